@@ -1,0 +1,53 @@
+"""The errors dkrr raises on purpose; each message says what is wrong, what was expected and what to do."""
+
+import numpy as np
+
+
+class DkrrError(Exception):
+    """Base class of every error that dkrr raises on purpose."""
+
+
+class InputError(DkrrError, ValueError):
+    """An argument, an array or a file has the wrong shape, type or value."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument or an array is of a type that cannot be used."""
+
+
+class PlanError(DkrrError, ValueError):
+    """No plan fits the limits; nothing has been computed."""
+
+
+class MemoryLimitError(PlanError):
+    """The memory limit is too small; the message names the smallest one that would do."""
+
+
+class DiskSpaceError(PlanError):
+    """The store has less free space than the plan needs."""
+
+
+class StoreError(DkrrError, OSError):
+    """A store is missing, damaged, of another kind, or belongs to another problem."""
+
+
+class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
+    """A pivot of the factorisation was not positive.
+
+    Attributes
+    ----------
+    row : int
+        Row (counted from 0) of the failing pivot.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        # Exceptions travel between processes; the default would lose `row`.
+        return type(self), (str(self), self.row)
+
+
+class ConvergenceWarning(UserWarning):
+    """The answer is less accurate than was asked for."""

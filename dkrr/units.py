@@ -1,0 +1,76 @@
+"""Bytes and seconds as people write them."""
+
+import re
+
+from dkrr.errors import InputError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "t": 10**12,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(value: int | float | str, name: str = "memory_limit") -> int:
+    """Turn ``"4GiB"``, ``"500 MB"`` or a number into a number of bytes.
+
+    Parameters
+    ----------
+    value : int, float or str
+        A number of bytes, or a number with a unit (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024).
+    name : str
+        What the value is, for the error message.
+
+    Raises
+    ------
+    InputError
+        If the text is not a number with a known unit, or the number is not positive.
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", value.lower())
+        if match is None or match[2] not in _FACTORS:
+            raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
+        number = float(match[1]) * _FACTORS[match[2]]
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
+    else:
+        number = float(value)
+    if not 1 <= number < 2**63:
+        raise InputError(f"{name}={value!r} must be a positive number of bytes")
+    return int(number)
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Write a number of bytes with a binary unit and three digits: ``1.25 GiB``."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1000 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with the two units that matter: ``850 ms``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
