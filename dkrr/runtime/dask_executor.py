@@ -1,0 +1,186 @@
+"""The executor on a Dask cluster, and the cluster that dkrr starts when there is none.
+
+The driver keeps a moving window of tasks on the scheduler instead of handing it the whole graph: the scheduler
+stays fast, priorities stay ours, and a finished task's future is released at once. (A future that is held after its
+tile was written would make Dask run it again when its worker dies.)
+"""
+
+import multiprocessing.spawn
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, as_completed
+from distributed.scheduler import KilledWorker
+
+from dkrr.errors import DkrrError, StoreError
+from dkrr.runtime.progress import Progress
+from dkrr.runtime.serial import ReadyQueue
+from dkrr.runtime.task import RunRecord, Task, execute_on_one_thread
+
+WINDOW_PER_THREAD = 2
+"""Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
+
+
+class DaskExecutor:
+    """Runs tasks on the workers of a Dask client."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
+        """See `Executor.run`.
+
+        Raises
+        ------
+        DkrrError
+            If workers die again and again at the same task, or as raised by a task.
+        """
+        start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
+        run_id = uuid.uuid4().hex[:8]
+        running: dict[str, Task] = {}
+        completed = as_completed(with_results=True, raise_errors=False)
+
+        def submit() -> None:
+            window = WINDOW_PER_THREAD * max(1, sum(self.client.nthreads().values()))
+            while queue and len(running) < window:
+                task = queue.pop()
+                # Dask runs larger priorities first. Ours are tuples; what counts is that the order of
+                # submission is the order of priority, which is Dask's own rule among equals.
+                key = f"dkrr-{run_id}-{task.key}"
+                future = self.client.submit(execute_on_one_thread, task, key=key, pure=False)
+                running[future.key] = task
+                completed.add(future)
+
+        submit()
+        try:
+            while running:
+                future, result = next(completed)
+                task = running.pop(future.key)
+                if future.status != "finished":
+                    raise _readable(future, result, task)
+                record.tasks.append(result)
+                queue.complete(task.key)
+                progress.advance(task.flops)
+                future.release()
+                submit()
+        finally:
+            if running:
+                self.client.cancel([f for f in list(completed.futures)], force=True)
+        if queue.unfinished:
+            raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
+        record.seconds = time.perf_counter() - start
+        return record
+
+
+def _readable(future: Any, result: Any, task: Task) -> BaseException:
+    error = result[1] if isinstance(result, tuple) else future.exception()
+    if isinstance(error, KilledWorker):
+        return DkrrError(
+            f"the workers that ran task {task.key} died {error.allowed_failures + 1} times, most likely killed for "
+            f"memory by something outside dkrr's plan. What is finished is kept in the store; give a smaller "
+            f"memory_limit or larger workers and run again with the same store"
+        )
+    return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
+
+
+def run_everywhere(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Result of a function on every worker, by address."""
+    return dict(client.run(function, *arguments))
+
+
+def ambient_client() -> Client | None:
+    """Return the client that the user has made, if any."""
+    try:
+        return Client.current()
+    except ValueError:
+        return None
+
+
+def check_store_is_shared(client: Client, url: str) -> None:
+    """Refuse before work starts if some worker does not see the store.
+
+    Raises
+    ------
+    StoreError
+        If a worker cannot see the folder.
+    """
+    blind = [address for address, sees in client.run(os.path.isdir, url).items() if not sees]
+    if blind:
+        raise StoreError(
+            f"the workers {', '.join(blind)} do not see {url}. Every worker must reach the store: put it on a shared "
+            f"file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
+        )
+
+
+def worker_resources(client: Client) -> list[tuple[int, int, int]]:
+    """Return (threads, memory limit in bytes or 0, resident bytes now) of every worker."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return [(w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0))) for w in workers]
+
+
+@contextmanager
+def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Client]:
+    """Run a cluster of single-threaded worker processes on this machine for the time of a block.
+
+    Parameters
+    ----------
+    n_workers : int
+    memory_bytes : int
+        Memory limit of each worker.
+    scratch : str
+        Folder for the workers' own files.
+    """
+    settings = {
+        # The plan bounds every task; spilling or pausing would only hide a broken promise. Killing stays on.
+        "distributed.worker.memory.target": False,
+        "distributed.worker.memory.spill": False,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.terminate": 1.0,
+        "distributed.scheduler.worker-saturation": 2.0,
+        "distributed.diagnostics.nvml": False,
+    }
+    with (
+        _main_not_imported_by_workers(),
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=memory_bytes,
+            dashboard_address=None,
+            local_directory=scratch,
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(n_workers, timeout=60)
+        yield client
+
+
+@contextmanager
+def _main_not_imported_by_workers() -> Iterator[None]:
+    """Keep the spawned workers from importing the user's script again.
+
+    multiprocessing's spawn runs the main module in the child; a script without ``if __name__ == "__main__"`` would
+    then fit a model in every worker, which starts workers ... Functions of the main module reach the workers by
+    value (cloudpickle), so they do not need it.
+    """
+    original = multiprocessing.spawn.get_preparation_data
+
+    def without_main(name: str) -> dict[str, Any]:
+        data = original(name)
+        if name.startswith("Dask Worker process"):
+            data.pop("init_main_from_name", None)
+            data.pop("init_main_from_path", None)
+        return data
+
+    multiprocessing.spawn.get_preparation_data = without_main
+    try:
+        yield
+    finally:
+        multiprocessing.spawn.get_preparation_data = original

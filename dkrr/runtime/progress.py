@@ -1,0 +1,135 @@
+"""Progress of long work, weighted by flops, with an estimate of the time left.
+
+On a terminal and in a notebook it is a live bar (rich). Elsewhere (a log file, a batch job) it is a line every
+tenth of the way, and at least every `LOG_SECONDS`.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from dkrr.units import format_seconds
+
+LOG_SECONDS = 30.0
+
+
+class Progress:
+    """Shows nothing; the base of the displays below.
+
+    Used as a context manager: ``with progress.stage("factorisation", flops): ... progress.advance(flops)``.
+    """
+
+    def stage(self, name: str, total_flops: float, done_flops: float = 0.0) -> Self:
+        """Begin a stage of work, of which `done_flops` were done by an earlier run."""
+        self.begin(name, max(total_flops, 1.0), done_flops)
+        return self
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        """Display the start of a stage."""
+
+    def advance(self, flops: float) -> None:
+        """Display that work was done."""
+
+    def end(self) -> None:
+        """Display the end of a stage."""
+
+    def note(self, message: str) -> None:
+        """Display a message between stages."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+class LiveProgress(Progress):
+    """A bar on a terminal (stderr) or in a notebook."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: RichProgress | None = None
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        """See base class."""
+        self._bar = RichProgress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            # A task may take minutes; the default window would forget the last one and show no estimate.
+            speed_estimate_period=3600,
+            refresh_per_second=4,
+        )
+        self._bar.start()
+        self._bar.add_task(name, total=total, completed=int(done))
+
+    def advance(self, flops: float) -> None:
+        """See base class."""
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], flops)
+
+    def end(self) -> None:
+        """See base class."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def note(self, message: str) -> None:
+        """See base class."""
+        self._console.print(message, highlight=False)
+
+
+class LogProgress(Progress):
+    """Lines on stderr, for log files."""
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        """See base class."""
+        self._name, self._total, self._done, self._at_start = name, total, done, done
+        self._started = self._shown_at = time.monotonic()
+        self._shown = done / total
+        resumed = f", {done / total:.0%} done before" if done else ""
+        self.note(f"{name}: started{resumed}")
+
+    def advance(self, flops: float) -> None:
+        """See base class."""
+        self._done += flops
+        now, part = time.monotonic(), self._done / self._total
+        if part < min(1.0, self._shown + 0.1) and now < self._shown_at + LOG_SECONDS:
+            return
+        self._shown, self._shown_at = part, now
+        elapsed = now - self._started
+        left = elapsed * (self._total - self._done) / max(self._done - self._at_start, 1e-300)
+        self.note(
+            f"{self._name}: {min(part, 1):4.0%}, {format_seconds(elapsed)} gone, {format_seconds(max(left, 0))} left"
+        )
+
+    def note(self, message: str) -> None:
+        """See base class."""
+        print(f"dkrr {time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+
+
+def make_progress(show: bool | None) -> Progress:
+    """Display for the place we run in.
+
+    Parameters
+    ----------
+    show : bool or None
+        None shows a bar where there is a terminal or a notebook and nothing elsewhere; True shows lines elsewhere.
+    """
+    if show is False:
+        return Progress()
+    console = Console(stderr=True)
+    if console.is_terminal or console.is_jupyter:
+        return LiveProgress(console)
+    return LogProgress() if show else Progress()

@@ -1,0 +1,177 @@
+"""What a task is, and the record it leaves. Executors run lists of tasks; nothing here knows how."""
+
+import os
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import threadpoolctl
+
+from dkrr.runtime.progress import Progress
+
+
+class Meter:
+    """Handed to every task function: where its time went and what it moved."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.bytes_read = 0
+        self.bytes_written = 0
+
+    @contextmanager
+    def time(self, kind: str) -> Iterator[None]:
+        """Count the time spent inside under `kind` ("read", "gemm", ...)."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] += time.perf_counter() - start
+
+
+TaskFunction = Callable[..., Any]
+"""f(meter, *arguments) → a small value or None. Safe to run twice, also at the same time."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work that a worker does without talking to anyone: it reads and writes the store itself."""
+
+    key: str
+    """Unique within one run."""
+    function: TaskFunction
+    arguments: tuple[Any, ...] = ()
+    depends: tuple[str, ...] = ()
+    """Keys of the tasks that must be complete before."""
+    flops: float = 1.0
+    """Weight in the progress display."""
+    priority: tuple[int, ...] = ()
+    """Of the tasks that are ready, the smallest goes first."""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """What is left of a task that is done."""
+
+    key: str
+    value: Any
+    worker: str
+    start: float
+    """Seconds since the epoch."""
+    seconds: float
+    seconds_by_kind: dict[str, float]
+    bytes_read: int
+    bytes_written: int
+    peak_bytes: int
+    """Highest resident memory of the worker's process so far."""
+
+
+@dataclass
+class RunRecord:
+    """Sum of the records of a run."""
+
+    seconds: float = 0.0
+    """Wall time."""
+    tasks: list[TaskRecord] = field(default_factory=list)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that the tasks read from the store."""
+        return sum(t.bytes_read for t in self.tasks)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that the tasks wrote to the store."""
+        return sum(t.bytes_written for t in self.tasks)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest resident memory of any worker process."""
+        return max((t.peak_bytes for t in self.tasks), default=0)
+
+    @property
+    def peak_bytes_by_worker(self) -> dict[str, int]:
+        """Highest resident memory of every worker process."""
+        peaks: dict[str, int] = {}
+        for task in self.tasks:
+            peaks[task.worker] = max(peaks.get(task.worker, 0), task.peak_bytes)
+        return peaks
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Worker-seconds by kind of work; "other" is inside tasks, "idle" between them."""
+        total: dict[str, float] = defaultdict(float)
+        busy = 0.0
+        for task in self.tasks:
+            busy += task.seconds
+            for kind, seconds in task.seconds_by_kind.items():
+                total[kind] += seconds
+        total["other"] = max(0.0, busy - sum(total.values()))
+        total["idle"] = max(0.0, len(self.peak_bytes_by_worker) * self.seconds - busy)
+        return dict(total)
+
+    def values(self) -> dict[str, Any]:
+        """What the tasks returned, by key."""
+        return {t.key: t.value for t in self.tasks}
+
+    def add(self, other: "RunRecord") -> None:
+        """Append a later run."""
+        self.seconds += other.seconds
+        self.tasks += other.tasks
+
+
+class Executor(Protocol):
+    """Runs tasks in an order that respects what they depend on."""
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
+        """Run all tasks; an error in one stops the run and is raised here.
+
+        A key that a task depends on and that is not in `tasks` counts as done (in an earlier run).
+        """
+        ...
+
+
+def execute(task: Task) -> TaskRecord:
+    """Run one task in this process, on one BLAS thread unless the executor is alone in the process."""
+    meter = Meter()
+    started, clock = time.time(), time.perf_counter()
+    value = task.function(meter, *task.arguments)
+    return TaskRecord(
+        key=task.key,
+        value=value,
+        worker=str(os.getpid()),
+        start=started,
+        seconds=time.perf_counter() - clock,
+        seconds_by_kind=dict(meter.seconds),
+        bytes_read=meter.bytes_read,
+        bytes_written=meter.bytes_written,
+        peak_bytes=peak_resident_bytes(),
+    )
+
+
+def execute_on_one_thread(task: Task) -> TaskRecord:
+    """Run one task beside others: Dask has as many threads as cores, so BLAS must not add its own."""
+    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+        return execute(task)
+
+
+def peak_resident_bytes() -> int:
+    """Highest resident memory of this process since it started or since `reset_peak`."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak() -> None:
+    """Let the peak start again from what is resident now (Linux; elsewhere it stays that of the whole process)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass

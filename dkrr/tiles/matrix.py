@@ -1,0 +1,95 @@
+"""A symmetric (or lower triangular) matrix as tiles of its lower triangle in one Zarr array."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.tiles.chunks import ChunkedArray
+from dkrr.tiles.grid import TileGrid
+
+
+@dataclass(frozen=True)
+class TiledMatrix:
+    """Lower triangle of an n × n matrix; each strip of a tile is one chunk.
+
+    Whether the upper triangle mirrors the lower one (a Gram matrix) or is zero (a Cholesky factor) is the
+    owner's knowledge; diagonal tiles are stored as full squares.
+    """
+
+    array: ChunkedArray
+    grid: TileGrid
+
+    @classmethod
+    def create(cls, url: str, grid: TileGrid) -> "TiledMatrix":
+        """Create an empty matrix, or take the one of this very layout that is there (see ChunkedArray)."""
+        return cls(ChunkedArray.create(url, (grid.n, grid.n), (grid.tile, grid.panel)), grid)
+
+    def strip_buffer(self) -> NDArray[np.float64]:
+        """Uninitialised buffer that one strip fits in."""
+        return np.empty(self.array.chunks)
+
+    def read_strip(self, i: int, p: int, buffer: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+        """Read strip `p` of tile row `i`.
+
+        Returns
+        -------
+        strip : ndarray of shape (height of row i, width of strip p)
+            A view of `buffer`.
+        n_bytes : int
+            Bytes read.
+        """
+        n_bytes = self.array.read((i, p), buffer)
+        columns = self.grid.columns(p)
+        return buffer[: self.grid.height(i), : columns.stop - columns.start], n_bytes
+
+    def write_tile(self, i: int, j: int, tile: NDArray[np.float64]) -> int:
+        """Write all strips of tile (i, j) and return the number of bytes written."""
+        first = self.grid.rows(j).start
+        n_bytes = 0
+        for p in self.grid.panels(j):
+            columns = self.grid.columns(p)
+            n_bytes += self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
+        return n_bytes
+
+    def read_tile(self, i: int, j: int, out: NDArray[np.float64]) -> int:
+        """Read tile (i, j), i ≥ j, into `out` and return the number of bytes read."""
+        buffer = self.strip_buffer()
+        first, n_bytes = self.grid.rows(j).start, 0
+        for p in self.grid.panels(j):
+            columns = self.grid.columns(p)
+            strip, n = self.read_strip(i, p, buffer)
+            out[:, columns.start - first : columns.stop - first] = strip
+            n_bytes += n
+        return n_bytes
+
+    def complete_tiles(self) -> set[tuple[int, int]]:
+        """Tiles all of whose strips are there."""
+        present = self.array.present()
+        return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
+
+    def as_dask(self, *, symmetric: bool) -> Any:
+        """Lazy n × n Dask array of float64, one block a tile.
+
+        Parameters
+        ----------
+        symmetric : bool
+            True mirrors the lower triangle (a Gram matrix), False leaves zeros above the diagonal (a factor).
+        """
+        heights = tuple(self.grid.height(i) for i in range(self.grid.n_tiles))
+
+        def block(i: int, j: int) -> NDArray[np.float64]:
+            if i < j and not symmetric:
+                return np.zeros((heights[i], heights[j]))
+            tile = np.empty((heights[max(i, j)], heights[min(i, j)]))
+            self.read_tile(max(i, j), min(i, j), tile)
+            return tile if i >= j else tile.T
+
+        return da.map_blocks(
+            lambda block_info: block(*block_info[None]["chunk-location"]),
+            chunks=(heights, heights),
+            dtype=np.float64,
+            meta=np.empty((0, 0)),
+        )
