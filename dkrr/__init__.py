@@ -1,0 +1,44 @@
+"""Exact kernel ridge regression out of core and distributed.
+
+>>> import numpy as np, dkrr
+>>> X = np.linspace(-3, 3, 50)[:, None]
+>>> model = dkrr.KernelRidge(alpha=1e-3, kernel="rbf", gamma=1.0).fit(X, np.sin(X[:, 0]))
+>>> bool(abs(model.predict([[1.0]])[0] - np.sin(1.0)) < 1e-3)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dkrr import config as config
+
+if TYPE_CHECKING:
+    from dkrr.estimators import KernelRidge
+    from dkrr.gram import gram
+    from dkrr.persistence import load, save
+    from dkrr.requests import plan
+
+__version__ = "0.1.0"
+
+# Imported when first used: a worker process that forms tiles needs neither scikit-learn nor the estimators.
+_HOMES = {
+    "KernelRidge": "dkrr.estimators",
+    "gram": "dkrr.gram",
+    "load": "dkrr.persistence",
+    "plan": "dkrr.requests",
+    "save": "dkrr.persistence",
+}
+
+__all__ = ["KernelRidge", "__version__", "gram", "load", "plan", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in ("cli", "errors", "features", "kernels", "planning", "solvers"):
+        return import_module(f"dkrr.{name}")
+    raise AttributeError(f"module 'dkrr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

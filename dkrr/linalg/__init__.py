@@ -1,0 +1,1 @@
+"""Algorithms on tiles; each module states its cost beside its code."""

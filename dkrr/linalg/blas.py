@@ -34,18 +34,19 @@ def _routine(module: Any, name: str, n_arguments: int) -> Any:
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get_pointer(capsule, get_name(capsule))
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)(address)
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)
+    return prototype(address)
 
 
 def _pointer(a: Array) -> int:
     if a.ndim != 2 or (a.shape[1] > 1 and a.strides[1] != a.itemsize):
         raise ValueError(f"rows must be contiguous: shape {a.shape}, strides {a.strides}")
-    return a.ctypes.data
+    return int(a.ctypes.data)
 
 
 def _leading(a: Array) -> int:
     # With a single row the stride means nothing; BLAS still wants at least the row's length.
-    return max(a.strides[0] // a.itemsize if a.shape[0] > 1 else 0, a.shape[1], 1)
+    return int(max(a.strides[0] // a.itemsize if a.shape[0] > 1 else 0, a.shape[1], 1))
 
 
 def _call(module: Any, name: str, *arguments: Any) -> None:
@@ -77,7 +78,7 @@ def gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> None:
-    """c ← α op(a) op(b) + β c, where op transposes or not.
+    """Set c ← α op(a) op(b) + β c, where op transposes or not.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def syrk(c: Array, a: Array, *, transpose: bool = False, alpha: float = 1.0, bet
 
 
 def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa: E741
-    """b ← l⁻¹ b, or l⁻ᵀ b with `transpose`; l is lower triangular (its upper triangle is not read).
+    """Set b ← l⁻¹ b, or l⁻ᵀ b with `transpose`; l is lower triangular (its upper triangle is not read).
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
 
 
 def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
-    """b ← b l⁻ᵀ: the update of the rows below a diagonal block.
+    """Set b ← b l⁻ᵀ: the update of the rows below a diagonal block.
 
     Parameters
     ----------

@@ -9,8 +9,10 @@ import multiprocessing.spawn
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -70,7 +72,7 @@ class DaskExecutor:
                 submit()
         finally:
             if running:
-                self.client.cancel([f for f in list(completed.futures)], force=True)
+                self.client.cancel(list(completed.futures), force=True)
         if queue.unfinished:
             raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
         record.seconds = time.perf_counter() - start
@@ -88,11 +90,6 @@ def _readable(future: Any, result: Any, task: Task) -> BaseException:
     return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
 
-def run_everywhere(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Result of a function on every worker, by address."""
-    return dict(client.run(function, *arguments))
-
-
 def ambient_client() -> Client | None:
     """Return the client that the user has made, if any."""
     try:
@@ -101,26 +98,46 @@ def ambient_client() -> Client | None:
         return None
 
 
-def check_store_is_shared(client: Client, url: str) -> None:
-    """Refuse before work starts if some worker does not see the store.
+def check_folder_is_shared(client: Client, folder: Path) -> None:
+    """Refuse before work starts if some worker does not see the folder of the store.
 
     Raises
     ------
     StoreError
-        If a worker cannot see the folder.
+        Naming the workers that do not see what this process has just written there.
     """
-    blind = [address for address, sees in client.run(os.path.isdir, url).items() if not sees]
+    probe = folder / f".dkrr-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        blind = [address for address, sees in client.run(os.path.exists, str(probe)).items() if not sees]
+    finally:
+        probe.unlink()
     if blind:
         raise StoreError(
-            f"the workers {', '.join(blind)} do not see {url}. Every worker must reach the store: put it on a shared "
-            f"file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
+            f"the workers {', '.join(blind)} do not see {folder}. Every worker must reach the store: put it on a "
+            f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
         )
 
 
-def worker_resources(client: Client) -> list[tuple[int, int, int]]:
-    """Return (threads, memory limit in bytes or 0, resident bytes now) of every worker."""
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a worker of a running cluster reports."""
+
+    host: str
+    n_threads: int
+    memory_limit: int
+    """Bytes; 0 means none."""
+    resident_bytes: int
+    """What its process holds now."""
+
+
+def worker_resources(client: Client) -> list[WorkerInfo]:
+    """Return what every worker reports."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return [(w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0))) for w in workers]
+    return [
+        WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
+        for w in workers
+    ]
 
 
 @contextmanager

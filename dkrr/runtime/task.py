@@ -5,7 +5,7 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,7 +171,5 @@ def peak_resident_bytes() -> int:
 
 def reset_peak() -> None:
     """Let the peak start again from what is resident now (Linux; elsewhere it stays that of the whole process)."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass

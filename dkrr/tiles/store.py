@@ -24,13 +24,15 @@ class RunStore:
         """URL of something inside the store."""
         return f"{self.url.rstrip('/')}/{name}"
 
-    def claim(self, fingerprint: dict[str, Any]) -> bool:
-        """Take the store for the problem with this fingerprint.
+    def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any]) -> None:
+        """Take the store for the problem with this fingerprint, or go on with the run of it that is there.
 
-        Returns
-        -------
-        bool
-            True if the store already belonged to this problem, so that the run goes on from what is there.
+        Parameters
+        ----------
+        fingerprint : dict
+            What the problem is.
+        layout : dict
+            How it is cut into tiles; remembered for the runs that go on.
 
         Raises
         ------
@@ -41,29 +43,44 @@ class RunStore:
         found = self.description()
         if found is None:
             group = zarr.create_group(zarr_store(self.url))
-            group.attrs["dkrr"] = {"kind": "run", "format": FORMAT_VERSION, "fingerprint": fingerprint}
-            return False
-        if found.get("kind") != "run" or found.get("format") != FORMAT_VERSION:
-            raise StoreError(
-                f"{self.url} is a dkrr {found.get('kind')} of format {found.get('format')}, not a run of format "
-                f"{FORMAT_VERSION}. Give another store= or delete this one"
-            )
-        theirs = found.get("fingerprint", {})
+            group.attrs["dkrr"] = {
+                "kind": "run",
+                "format": FORMAT_VERSION,
+                "fingerprint": fingerprint,
+                "layout": layout,
+                "rows": None,
+            }
+            return
+        theirs = found["fingerprint"]
         differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
         if differing:
             details = "; ".join(f"{k}: here {fingerprint.get(k)}, in the store {theirs.get(k)}" for k in differing)
             raise StoreError(
                 f"the store {self.url} belongs to another problem ({details}). Give another store= or delete this one"
             )
-        return True
+
+    def staged_rows(self) -> str | None:
+        """Name of the copy of X in the store, if it is complete."""
+        found = self.description()
+        return None if found is None else found["rows"]
+
+    def set_staged_rows(self, name: str) -> None:
+        """Remember that the copy of X is complete."""
+        group = zarr.open_group(zarr_store(self.url), mode="r+")
+        found: Any = group.attrs.asdict()["dkrr"]
+        group.attrs["dkrr"] = {**found, "rows": name}
+
+    def create_group(self, name: str) -> None:
+        """Make a group in the store, unless it is there."""
+        zarr.open_group(zarr_store(self.at(name)), mode="a")
 
     def description(self) -> dict[str, Any] | None:
-        """What dkrr wrote about this store; None if there is nothing here.
+        """What an earlier run wrote about this store; None if there is nothing here.
 
         Raises
         ------
         StoreError
-            If there is something here that dkrr did not write.
+            If there is something else here.
         """
         path = local_path(self.url)
         if path is not None and not path.exists():
@@ -80,6 +97,11 @@ class RunStore:
             raise StoreError(f"{_foreign(self.url)} ({error})") from error
         if not isinstance(found, dict):
             raise StoreError(_foreign(self.url))
+        if found.get("kind") != "run" or found.get("format") != FORMAT_VERSION:
+            raise StoreError(
+                f"{self.url} is a dkrr {found.get('kind')} of format {found.get('format')}, not a run of format "
+                f"{FORMAT_VERSION}. Give another store= or delete this one"
+            )
         return found
 
     def delete(self, name: str = "") -> None:
@@ -104,4 +126,4 @@ def free_bytes(url: str) -> int | None:
 
 
 def _foreign(url: str) -> str:
-    return f"{url} exists and is not a dkrr store; nothing was changed. Give another store="
+    return f"{url} exists and is not the store of a dkrr run; nothing was changed. Give another store="

@@ -1,0 +1,32 @@
+"""What a piece of work costs, before it is done: operations, bytes and memory. Rates turn it into seconds."""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Projected work of a stage, summed over its tasks."""
+
+    gemm_flops: float = 0.0
+    """Floating-point operations that run at the rate of a matrix product."""
+    element_seconds: float = 0.0
+    """Seconds of elementwise work (exp, powers, conversions) on one core."""
+    read_bytes: float = 0.0
+    """Bytes read from the store."""
+    written_bytes: float = 0.0
+    """Bytes written to the store."""
+    n_tasks: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def times(self, factor: float) -> Self:
+        """Return the cost of doing this `factor` times."""
+        return type(self)(
+            self.gemm_flops * factor,
+            self.element_seconds * factor,
+            self.read_bytes * factor,
+            self.written_bytes * factor,
+            round(self.n_tasks * factor),
+        )

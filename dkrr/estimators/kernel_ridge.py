@@ -1,0 +1,281 @@
+"""Kernel ridge regression with scikit-learn's interface."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dkrr.errors import InputError
+from dkrr.fitting import TrainingData, fit
+from dkrr.kernels import Kernel, as_kernel
+from dkrr.model import FittedRidge
+from dkrr.planning import Plan
+from dkrr.prediction import predict
+from dkrr.requests import (
+    checked_alphas,
+    checked_form,
+    checked_solver,
+    checked_tile,
+    checked_weights,
+    plan_for_rows,
+)
+from dkrr.rows import MemoryRows, Rows, as_rows, load_array
+from dkrr.rows.checks import check_finite
+from dkrr.runtime import make_progress
+from dkrr.solvers import SolveResult
+from dkrr.tiles.arrays import is_zarr_array
+
+
+class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Exact kernel ridge regression, in memory, out of core or on a Dask cluster.
+
+    Minimises Σᵢ wᵢ (yᵢ − f(xᵢ))² + λ ‖f‖² over the functions of the kernel's space (plus a free constant with
+    `fit_intercept`). A planner chooses the primal form (ΦᵀWΦ + λI) w = ΦᵀWy or the dual form (K + λW⁻¹) α = y, where
+    the work is done, and in which tiles; `plan_` says why.
+
+    Parameters
+    ----------
+    alpha : float or array-like of shape (n_targets,), default=1.0
+        λ ≥ 0, the regularisation strength; 0 is kernel least squares.
+    kernel : str, Kernel or callable, default="linear"
+        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
+        "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
+        (X, Y) → array of shape (len(X), len(Y)).
+    gamma : float, optional
+        γ > 0 of the kernels that have one; None means 1 / n_features.
+    degree : float, default=3
+        Of the polynomial kernel.
+    coef0 : float, default=1
+        Of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a callable kernel.
+    fit_intercept : bool, default=False
+        Whether to fit a constant that is not penalised.
+    form : {"auto", "primal", "dual"}, default="auto"
+    solver : {"auto", "cholesky"} or settings object, default="auto"
+    tol : float, default=1e-8
+        Relative residual asked of an iterative solver; Cholesky does not need it.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine. None: what the workers report,
+        or 0.8 of the memory that is available.
+    tile : int, optional
+        Rows in a tile; None: the planner chooses.
+    store : str, optional
+        Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again. None: a
+        temporary one, and none at all if the work fits in memory.
+    progress : bool, optional
+        None shows progress on a terminal, True also in a log file, False nowhere.
+
+    Attributes
+    ----------
+    dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
+        α. Not there after a primal fit with λ = 0, which does not determine it.
+    coef_ : ndarray of shape (D,) or (D, n_targets)
+        w. Only where the model predicts in primal form.
+    intercept_ : float or ndarray of shape (n_targets,)
+    X_fit_ : as given to fit
+        The training rows, or the Gram matrix if kernel == "precomputed".
+    n_features_in_ : int
+    plan_ : Plan
+        What was chosen and why; print it.
+    solve_result_ : SolveResult
+        Status, true residual, seconds, bytes and peak memory.
+
+    References
+    ----------
+    C. Saunders, A. Gammerman, V. Vovk, "Ridge regression learning algorithm in dual variables", ICML 1998.
+    K. P. Murphy, "Machine Learning: A Probabilistic Perspective", MIT Press 2012, chapter 14.4.3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> rng = np.random.default_rng(0)
+    >>> X, y = rng.normal(size=(10, 5)), rng.normal(size=10)
+    >>> model = KernelRidge(alpha=1.0, kernel="rbf").fit(X, y)
+    >>> model.plan_.form, model.dual_coef_.shape
+    ('dual', (10,))
+    """
+
+    def __init__(
+        self,
+        alpha: Any = 1.0,
+        *,
+        kernel: Any = "linear",
+        gamma: float | None = None,
+        degree: float = 3,
+        coef0: float = 1,
+        kernel_params: dict[str, Any] | None = None,
+        fit_intercept: bool = False,
+        form: str = "auto",
+        solver: Any = "auto",
+        tol: float = 1e-8,
+        memory_limit: int | str | None = None,
+        tile: int | None = None,
+        store: str | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.kernel_params = kernel_params
+        self.fit_intercept = fit_intercept
+        self.form = form
+        self.solver = solver
+        self.tol = tol
+        self.memory_limit = memory_limit
+        self.tile = tile
+        self.store = store
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed".
+        y : the same, of shape (n_samples,) or (n_samples, n_targets)
+        sample_weight : float or array-like of shape (n_samples,), optional
+
+        Returns
+        -------
+        KernelRidge
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            If an argument cannot be used; it says what was expected.
+        PlanError
+            If no plan stays within the memory limit or the disk.
+        NotPositiveDefiniteError
+            If the matrix is not positive definite; names λ and the row.
+        StoreError
+            If the store is damaged or belongs to another problem.
+        """
+        kernel = self._kernel()
+        form, tile = checked_form(self.form), checked_tile(self.tile)
+        checked_solver(self.solver)
+        rows, targets = self._training(X, y)
+        n, d = rows.shape
+        if targets.shape[0] != n:
+            raise InputError(
+                f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {targets.shape[0]}"
+            )
+        if kernel.is_precomputed and n != d:
+            raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
+        weights = checked_weights(sample_weight, n)
+        check_finite(targets, "y")
+        is_vector = targets.ndim == 1
+        columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
+        alphas = checked_alphas(self.alpha, columns.shape[1])
+        store = None if self.store is None else str(self.store)
+        plan = plan_for_rows(
+            rows,
+            kernel,
+            self.memory_limit,
+            store,
+            n_targets=columns.shape[1],
+            alphas=tuple(np.unique(alphas).tolist()),
+            fit_intercept=bool(self.fit_intercept),
+            weighted=weights is not None,
+            form=form,
+            tile=tile,
+        )
+        data = TrainingData(
+            rows=rows,
+            targets=columns,
+            weights=weights,
+            alphas=alphas,
+            kernel=plan.problem.kernel,
+            feature_map=plan.problem.feature_map,
+            fit_intercept=bool(self.fit_intercept),
+        )
+        model, result, dual_coef = fit(data, plan, store, make_progress(self.progress))
+        self._take(model, dual_coef, is_vector=is_vector)
+        self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
+        self.plan_: Plan = plan
+        self.solve_result_: SolveResult = result
+        self.n_features_in_ = d
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Predict.
+
+        Parameters
+        ----------
+        X : as in fit, of shape (n, n_features)
+            With kernel == "precomputed": the kernel of the new rows with the training rows.
+
+        Returns
+        -------
+        ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+
+        Raises
+        ------
+        InputError
+            If the number of columns is not that of the training rows.
+        """
+        check_is_fitted(self, "_model")
+        if _is_local(X):
+            # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
+            X = validate_data(self, X, accept_sparse="csr", dtype=_DTYPES, ensure_all_finite=False, reset=False)
+        values = predict(self._model, as_rows(X))
+        return values[:, 0] if self._is_vector else values
+
+    def _kernel(self) -> Kernel:
+        return as_kernel(
+            self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
+        )
+
+    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
+        """Rows, and targets of shape (n,) or (n, t)."""
+        if _is_local(X) and (y is None or _is_local(y)):
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                accept_sparse="csr",
+                dtype=_DTYPES,
+                multi_output=True,
+                y_numeric=True,
+                ensure_all_finite=False,
+            )
+        elif y is None:
+            raise InputError("y is None; give the targets")
+        targets = load_array(y)
+        if targets.ndim not in (1, 2) or 0 in targets.shape:
+            raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
+        return as_rows(X), targets
+
+    def _take(self, model: FittedRidge, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
+        """Set the fitted attributes."""
+        for name in ("dual_coef_", "coef_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
+        self._model, self._is_vector = model, is_vector
+        if dual_coef is not None:
+            self.dual_coef_ = dual_coef[:, 0] if is_vector else dual_coef
+        if model.coef is not None:
+            self.coef_ = model.coef[:, 0] if is_vector else model.coef
+        self.intercept_ = float(model.intercept[0]) if is_vector else model.intercept
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
+        return tags
+
+
+_DTYPES = [np.float64, np.float32]
+
+
+def _is_local(value: Any) -> bool:
+    """Whether scikit-learn can check a value: it is in memory, and not ours to stream."""
+    return not isinstance(value, da.Array | str | Path | Rows | np.memmap) and not is_zarr_array(value)

@@ -1,0 +1,114 @@
+"""One entry: run the plan, and make the fitted value and the result of what it found."""
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceWarning
+from dkrr.fitting import memory, tiled
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.workspace import open_workspace
+from dkrr.model import FittedRidge
+from dkrr.planning import Plan
+from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime import Progress, RunRecord
+from dkrr.runtime.task import peak_resident_bytes, reset_peak
+from dkrr.solvers import SolveResult, Status
+from dkrr.solvers.result import direct_status
+
+
+def fit(
+    data: TrainingData, plan: Plan, store: str | None, progress: Progress
+) -> tuple[FittedRidge, SolveResult, NDArray[np.float64] | None]:
+    """Carry out a plan.
+
+    Parameters
+    ----------
+    data : TrainingData
+    plan : Plan
+    store : str or None
+        Store that the user gave; None works in a temporary one.
+    progress : Progress
+
+    Returns
+    -------
+    model : FittedRidge
+    result : SolveResult
+    dual_coef : ndarray of shape (n, t) or None
+        α; also where the model predicts in primal form.
+
+    Raises
+    ------
+    DkrrError
+        See the errors of dkrr.errors; what is finished stays in a store that the user gave.
+    """
+    start = time.perf_counter()
+    solution: DualSolution | PrimalSolution
+    record, owner = RunRecord(), None
+    if plan.execution == "memory":
+        reset_peak()
+        solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
+        peak = peak_resident_bytes()
+    else:
+        with open_workspace(plan, store, progress) as work:
+            solution = tiled.fit_dual(data, plan, work) if plan.form == "dual" else tiled.fit_primal(data, plan, work)
+            record, peak, owner = work.record, work.record.peak_bytes, work.temporary
+    model = _fitted(data, plan, solution, owner)
+    if owner is not None and model.keep_alive is None:
+        owner.delete()
+    result = SolveResult(
+        status=direct_status(solution.residual),
+        residual=solution.residual,
+        iterations=0,
+        seconds=time.perf_counter() - start,
+        bytes_read=record.bytes_read,
+        bytes_written=record.bytes_written,
+        peak_bytes=peak,
+        seconds_by_kind=record.seconds_by_kind(),
+        record=record,
+    )
+    if result.status is Status.INACCURATE:
+        warnings.warn(
+            f"true relative residual {result.residual:.1e}: {result.status.value}", ConvergenceWarning, stacklevel=3
+        )
+    return model, result, solution.dual_coef
+
+
+def _fitted(data: TrainingData, plan: Plan, solution: DualSolution | PrimalSolution, owner: Any) -> FittedRidge:
+    coef, feature_map, rows, keep = None, None, None, None
+    if isinstance(solution, PrimalSolution):
+        coef, feature_map = solution.coef, data.feature_map
+    elif plan.prediction == "primal" and data.feature_map is not None:
+        feature_map = data.feature_map
+        coef = primal_coefficients(data, solution)
+    else:
+        # The user's own array if it is in memory, else what the workers read.
+        rows = data.rows if isinstance(data.rows, MemoryRows) else solution.rows
+        keep = owner if rows is solution.rows and owner is not None and not data.rows.is_shared else None
+    return FittedRidge(
+        kernel=data.kernel,
+        n_features=data.rows.shape[1],
+        coef=coef,
+        feature_map=feature_map,
+        dual_coef=None if coef is not None else solution.dual_coef,
+        rows=None if data.kernel.is_precomputed else rows,
+        intercept=solution.intercept,
+        keep_alive=keep,
+    )
+
+
+def primal_coefficients(data: TrainingData, solution: DualSolution) -> NDArray[np.float64]:
+    """Coefficients w = Φᵀα, a block of rows at a time; shape (D, t)."""
+    assert data.feature_map is not None
+    rows: Rows = solution.rows
+    dimension = data.feature_map.dimension(rows.shape[1])
+    block = max(1, min(data.n, 64 * 2**20 // (8 * max(dimension, rows.shape[1]))))
+    coef = np.zeros((dimension, data.targets.shape[1]))
+    for start in range(0, data.n, block):
+        stop = min(start + block, data.n)
+        coef += data.feature_map.transform(rows.read(start, stop)).T @ solution.dual_coef[start:stop]
+    return coef

@@ -1,0 +1,168 @@
+"""Fits whose matrix lies in tiles on disk."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError, NotPositiveDefiniteError
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.workspace import Workspace
+from dkrr.linalg.cholesky import TiledSystem
+from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
+from dkrr.linalg.residual import relative
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.planning import Plan
+from dkrr.rows import Rows
+from dkrr.runtime import Meter, Task
+from dkrr.solvers import Cholesky
+from dkrr.solvers.direct import not_positive_definite
+from dkrr.tiles import ChunkedArray, TileGrid
+
+Array = NDArray[np.float64]
+
+
+def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
+    """Factor K + λW⁻¹ out of core; every tile of K is computed where it is used.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        Naming λ and the row of the failing pivot.
+    """
+    rows = work.share(data, plan)
+    grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.panel)
+    scale, means = data.dual_scale(), data.target_means()
+    work.store.create_group("weights")
+    stored_scale = None if scale is None else work.vectors("weights", "scale", grid, 1, scale)
+    source: TileSource
+    if data.kernel.is_precomputed:
+        work.run("checking symmetry", symmetry_tasks(rows, grid))
+        source = MatrixTiles(rows, stored_scale)
+    else:
+        source = GramTiles(data.kernel, rows, stored_scale)
+    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
+    for g, (alpha, columns) in enumerate(data.alpha_groups()):
+        right_sides = data.dual_right_sides(columns, means)
+        beta, residual = _solve(work, g, grid, source, data.dual_shift(alpha), right_sides, (alpha, "dual"))
+        residuals.append(residual)
+        coef[:, columns], b = data.dual_coefficients(beta)
+        intercept[columns] += b
+    return DualSolution(coef, intercept, rows, max(residuals))
+
+
+def _solve(
+    work: Workspace,
+    g: int,
+    grid: TileGrid,
+    source: TileSource,
+    shift: Array,
+    right_sides: Array,
+    terms: tuple[float, str],
+) -> tuple[Array, float]:
+    """Solve (A + diag(s)) X = B; `terms` are λ and the form, for an error message."""
+    group, width = f"system-{g}", right_sides.shape[1]
+    work.store.create_group(group)
+
+    def vectors(name: str, data: Any = None) -> ChunkedArray:
+        return work.vectors(group, name, grid, width, data)
+
+    system = TiledSystem(
+        source=source,
+        shift=work.vectors(group, "shift", grid, 1, shift),
+        right_sides=vectors("right-sides", right_sides),
+        factor=work.matrix(group, "factor", grid),
+        forward=vectors("forward"),
+    )
+    try:
+        x, residual, record = Cholesky().solve_tiled(system, vectors, work.executor, work.progress)
+    except NotPositiveDefiniteError as error:
+        raise not_positive_definite(error, *terms) from None
+    work.record.add(record)
+    if not work.keeps:
+        work.store.delete(group)
+    return x, residual
+
+
+def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
+    """Form ΦᵀWΦ in tiles by segments of rows, and factor it out of core.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        Naming λ and the feature of the failing pivot.
+    """
+    phi = data.feature_map
+    assert phi is not None
+    rows, chosen = work.share(data, plan), plan.chosen
+    grid = TileGrid(phi.dimension(rows.shape[1]), chosen.tile, chosen.panel)
+    by_rows = TileGrid(data.n, chosen.row_block, chosen.row_block)
+    means, n_targets = data.target_means(), data.targets.shape[1]
+    work.store.create_group("normal")
+    targets = work.vectors("normal", "targets", by_rows, n_targets, data.targets - means)
+    weights = None if data.weights is None else work.vectors("normal", "weights", by_rows, 1, data.weights)
+
+    def segments(count: int) -> list[Segment]:
+        cuts = [round(k * by_rows.n_tiles / count) * chosen.row_block for k in range(count + 1)]
+        pairs = zip(cuts, [min(c, data.n) for c in cuts[1:]], strict=False)
+        return [Segment(rows, a, b, chosen.row_block, targets, weights) for a, b in pairs if b > a]
+
+    spread = segments(2 * work.slots)
+    centre, stored_centre = None, None
+    if data.fit_intercept:
+        tasks = [Task(f"mean-{k}", feature_sums, (phi, s), flops=s.stop - s.start) for k, s in enumerate(spread)]
+        sums = work.run("feature means", tasks).values()
+        # In the order of the rows, so that a run that goes on finds the identical mean.
+        total = data.n if data.weights is None else data.weights.sum()
+        centre = np.sum([sums[t.key] for t in tasks], axis=0) / total
+        stored_centre = work.vectors("normal", "centre", grid, 1, centre)
+    cut = segments(chosen.n_segments)
+    parts = NormalParts(
+        segments=tuple(cut),
+        matrices=tuple(work.matrix("normal", f"part-{k}", grid) for k in range(len(cut))),
+        moments=tuple(work.vectors("normal", f"moments-{k}", grid, n_targets) for k in range(len(cut))),
+        centre=stored_centre,
+    )
+    work.run("normal matrix", normal_tasks(phi, parts))
+    moments = np.sum([m.load() for m in parts.moments], axis=0)
+    source, coef = SummedTiles(parts.matrices), np.empty((grid.n, n_targets))
+    for g, (alpha, columns) in enumerate(data.alpha_groups()):
+        shift, right_sides = np.full(grid.n, alpha), np.ascontiguousarray(moments[:, columns])
+        coef[:, columns], _ = _solve(work, g, grid, source, shift, right_sides, (alpha, "primal"))
+    tasks = [
+        Task(f"error-{k}", primal_residual, (phi, s, centre, coef), flops=s.stop - s.start)
+        for k, s in enumerate(spread)
+    ]
+    values = work.run("training errors", tasks).values()
+    errors = np.concatenate([values[t.key][0] for t in tasks])
+    gradient = np.sum([values[t.key][1] for t in tasks], axis=0) - coef * data.alphas
+    residual = relative([((gradient**2).sum(axis=0), (moments**2).sum(axis=0))])
+    return PrimalSolution.build(data, coef, means, centre, errors, residual)
+
+
+def symmetry_tasks(rows: Rows, grid: TileGrid) -> list[Task]:
+    """Tasks that compare each block of a precomputed matrix with its mirror image."""
+    return [Task(f"symmetry-{i}-{j}", check_symmetric, (rows, grid, i, j)) for i, j in grid.lower()]
+
+
+def check_symmetric(meter: Meter, rows: Rows, grid: TileGrid, i: int, j: int) -> None:
+    """Task: refuse a block that is not its mirror image.
+
+    Raises
+    ------
+    InputError
+        Naming the first entry that differs.
+    """
+    here, there = grid.rows(i), grid.rows(j)
+    with meter.time("read"):
+        block = rows.read(here.start, here.stop, there)
+        mirror = rows.read(there.start, there.stop, here).T
+    size = max(float(np.abs(block).max()), 1e-300)
+    bad = np.abs(block - mirror) > 1e-10 * size
+    if bad.any():
+        r, c = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise InputError(
+            f"the precomputed Gram matrix is not symmetric: entry ({here.start + r}, {there.start + c}) is "
+            f"{block[r, c]:g}, its mirror image {mirror[r, c]:g}"
+        )

@@ -1,0 +1,165 @@
+"""The store and the executor of one run: opened before the work, cleared away after it."""
+
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dkrr.config import setting
+from dkrr.fitting.data import TrainingData
+from dkrr.planning import Plan
+from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
+from dkrr.rows.checks import combine
+from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
+from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.tiles.chunks import local_path
+
+
+class TemporaryFolder:
+    """A folder that is deleted with this object, at the latest."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="dkrr-", dir=setting("temporary-directory"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete it now."""
+        self._finalizer()
+
+    def __getstate__(self) -> None:
+        raise TypeError(
+            "this model's training rows lie in a temporary folder of this process; use dkrr.save(model, path), or "
+            "fit with store=, to keep it"
+        )
+
+
+@dataclass
+class Workspace:
+    """Where one run keeps its tiles and who does the work."""
+
+    store: RunStore
+    executor: Executor
+    client: Any
+    """distributed.Client, or None for the serial executor."""
+    progress: Progress
+    temporary: TemporaryFolder | None
+    keeps: bool
+    """The store stays after the run."""
+    slots: int
+    """Tasks that run at once."""
+    record: RunRecord = field(default_factory=RunRecord)
+
+    def run(self, stage_name: str, tasks: list[Task]) -> RunRecord:
+        """Run tasks as one stage of the progress display."""
+        with self.progress.stage(stage_name, sum(t.flops for t in tasks)):
+            record = self.executor.run(tasks, self.progress)
+        self.record.add(record)
+        return record
+
+    def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> ChunkedArray:
+        """Stored array of shape (n, width) in chunks of tile rows; filled if `data` is given."""
+        array = ChunkedArray.create(self.store.at(f"{group}/{name}"), (grid.n, width), (grid.tile, width))
+        if data is not None:
+            array.fill(np.asarray(data, np.float64).reshape(grid.n, width))
+        return array
+
+    def matrix(self, group: str, name: str, grid: TileGrid) -> TiledMatrix:
+        """Stored lower triangle."""
+        return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid)
+
+    def share(self, data: TrainingData, plan: Plan) -> Rows:
+        """Check the rows, claim the store for this problem, and give rows that every worker can read.
+
+        Raises
+        ------
+        InputError
+            If the rows hold NaN or infinity.
+        StoreError
+            If the store belongs to something else.
+        """
+        rows, name = data.rows, None
+        if isinstance(rows, DaskRows):
+            # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
+            name = f"rows-{uuid.uuid4().hex[:8]}"
+            rows = self._stage(rows, name)
+        executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
+        tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
+        with self.progress.stage("checking X", sum(t.flops for t in tasks)):
+            scanned = executor.run(tasks, self.progress)
+        self.record.add(scanned)
+        digests = [t.value for t in sorted(scanned.tasks, key=lambda t: int(t.key.rsplit("-", 1)[1]))]
+        c = plan.chosen
+        layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "n_segments": c.n_segments}
+        try:
+            self.store.claim(data.fingerprint(combine(digests)), layout)
+        except BaseException:
+            if name is not None:
+                self.store.delete(name)
+            raise
+        if rows.is_shared and name is None:
+            return rows
+        earlier = self.store.staged_rows()
+        if earlier is not None:
+            if name is not None:
+                self.store.delete(name)
+            url = self.store.at(earlier)
+            return SparseRows(url) if rows.is_sparse else ZarrRows(url)
+        if name is None:
+            name = "rows"
+            self.store.delete(name)  # a copy that was never finished
+            rows = self._stage(rows, name)
+        self.store.set_staged_rows(name)
+        return rows
+
+    def _stage(self, rows: Rows, name: str) -> Rows:
+        with self.progress.stage("copying X", 1.0):
+            return stage(rows, self.store.at(name), self.client)
+
+
+@contextmanager
+def open_workspace(plan: Plan, store: str | None, progress: Progress) -> Iterator[Workspace]:
+    """Open the store and start (or find) the workers that a plan wants."""
+    temporary = TemporaryFolder() if store is None else None
+    run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else _absolute(store or ""))
+    try:
+        with _executor(plan, run_store) as (executor, client):
+            slots = plan.chosen.n_workers * (plan.resources.worker_threads if plan.execution == "dask" else 1)
+            yield Workspace(run_store, executor, client, progress, temporary, store is not None, slots)
+    except BaseException:
+        if temporary is not None:
+            temporary.delete()
+        raise
+
+
+def _absolute(url: str) -> str:
+    # Workers may have another current directory.
+    path = local_path(url)
+    return url if path is None else str(path.absolute())
+
+
+@contextmanager
+def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
+    if plan.execution != "dask":
+        yield SerialExecutor(), None
+        return
+    from dkrr.runtime import dask_executor  # distributed is slow to import, and small fits do without it
+
+    client = dask_executor.ambient_client()
+    if plan.resources.cluster_is_running and client is not None:
+        path = local_path(store.url)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            dask_executor.check_folder_is_shared(client, path.parent)
+        yield dask_executor.DaskExecutor(client), client
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
+        dask_executor.local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
+    ):
+        yield dask_executor.DaskExecutor(client), client

@@ -1,0 +1,131 @@
+"""The Gram matrix as a lazy Dask array."""
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from dkrr.errors import InputError
+from dkrr.kernels import Kernel, as_kernel
+from dkrr.linalg.sources import fill_gram
+from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
+from dkrr.rows.checks import check_finite
+
+DEFAULT_CHUNK_ROWS = 2048
+"""Rows and columns of a block: 32 MiB."""
+
+
+def gram(
+    X: Any,
+    Y: Any = None,
+    kernel: Any = "linear",
+    *,
+    chunks: int | tuple[int, int] | None = None,
+    gamma: float | None = None,
+    degree: float = 3,
+    coef0: float = 1,
+    kernel_params: dict[str, Any] | None = None,
+    dtype: Any = np.float64,
+) -> Any:
+    """Gram matrix K, Kᵢⱼ = k(xᵢ, yⱼ), as a lazy Dask array that is built block by block.
+
+    Parameters
+    ----------
+    X : ndarray, scipy.sparse matrix, Dask array, Zarr array or path of one, of shape (n, d)
+    Y : the same, of shape (m, d), optional
+        None means Y = X; blocks on the diagonal are then exactly symmetric.
+    kernel : str, Kernel or callable
+        As in KernelRidge.
+    chunks : int or (int, int), optional
+        Rows and columns of a block; default 2,048.
+    gamma, degree, coef0, kernel_params
+        Of a kernel given by name, as in KernelRidge.
+    dtype : dtype
+        float64, or float32 if asked for: then the arithmetic is float32 too.
+
+    Returns
+    -------
+    dask.array.Array of shape (n, m)
+
+    Raises
+    ------
+    InputError
+        If shapes or types do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> K = dkrr.gram(np.eye(3), kernel="rbf", gamma=0.5)
+    >>> K.compute().round(3)
+    array([[1.   , 0.368, 0.368],
+           [0.368, 1.   , 0.368],
+           [0.368, 0.368, 1.   ]])
+    """
+    left = as_rows(X, "X")
+    right = left if Y is None else as_rows(Y, "Y")
+    if left.shape[1] != right.shape[1]:
+        raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; they must be the same")
+    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    value = value.resolved(left.shape[1])
+    if value.is_precomputed:
+        raise InputError("kernel='precomputed' has no Gram matrix to compute: X is it")
+    heights = chunks if isinstance(chunks, tuple) else (chunks or DEFAULT_CHUNK_ROWS,) * 2
+    cuts = tuple(
+        tuple(min(h, n - k) for k in range(0, n, h))
+        for n, h in zip((left.shape[0], right.shape[0]), heights, strict=True)
+    )
+    x = _blocks(left, cuts[0])
+    y = x if Y is None and cuts[0] == cuts[1] else _blocks(right, cuts[1])
+    return da.blockwise(
+        _block,
+        "ij",
+        x,
+        "i",
+        y,
+        "j",
+        kernel=value,
+        out_dtype=np.dtype(dtype),
+        dtype=dtype,
+        meta=np.empty((0, 0), dtype),
+    )
+
+
+def _blocks(rows: Rows, heights: tuple[int, ...]) -> Any:
+    """Blocks of rows as a one-dimensional Dask array of matrices: its chunks say how many rows each has."""
+    if isinstance(rows, DaskRows):
+        # Blocks with all columns; the trailing dimension is dropped from the index, not from the block.
+        x = rows.array.rechunk((heights, -1))
+        return x.map_blocks(_same, drop_axis=1, dtype=rows.dtype, meta=np.empty(0, rows.dtype))
+    starts = [sum(heights[:k]) for k in range(len(heights))]
+    if isinstance(rows, MemoryRows):
+        import dask
+
+        parts = [dask.delayed(rows.read(s, s + h), traverse=False) for s, h in zip(starts, heights, strict=True)]
+        arrays = [
+            da.from_delayed(p, (h,), dtype=rows.dtype, meta=np.empty(0, rows.dtype))
+            for p, h in zip(parts, heights, strict=True)
+        ]
+        return da.concatenate(arrays)
+    return da.map_blocks(
+        _read, rows, starts, heights, chunks=(heights,), dtype=rows.dtype, meta=np.empty(0, rows.dtype)
+    )
+
+
+def _same(block: Any) -> Any:
+    return block
+
+
+def _read(rows: Rows, starts: list[int], heights: tuple[int, ...], block_info: Any = None) -> Any:
+    (k,) = block_info[None]["chunk-location"]
+    return rows.read(starts[k], starts[k] + heights[k])
+
+
+def _block(x: Any, y: Any, kernel: Kernel, out_dtype: Any) -> Any:
+    check_finite(x, "X")
+    out = np.empty((x.shape[0], y.shape[0]), out_dtype)
+    if x is y:
+        kernel(x, out=out)
+    else:
+        check_finite(y, "Y")
+        fill_gram(kernel, x, y, out)
+    return out

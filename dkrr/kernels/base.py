@@ -1,0 +1,186 @@
+"""The kernel as a value: k(x, z) for blocks of rows, its cost, and its description."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from numbers import Real
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dkrr.errors import InputError
+from dkrr.kernels.blocks import (
+    STRIP_ENTRIES,
+    Fill,
+    FloatArray,
+    Rows,
+    as_buffer,
+    as_row_pair,
+    as_rows,
+    mirror_lower,
+    positive,
+    strips,
+)
+
+# Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
+FIXED_WORKSPACE_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class EntryCost:
+    """What one entry k(x, z) costs, in the two units that a planner can price."""
+
+    gemm_flops: float
+    """Floating-point operations that run at the speed of a matrix product."""
+
+    element_seconds: float
+    """Seconds of elementwise work (exp, powers, absolute differences) on one core."""
+
+    def __add__(self, other: EntryCost) -> EntryCost:
+        """Cost of computing both."""
+        return EntryCost(self.gemm_flops + other.gemm_flops, self.element_seconds + other.element_seconds)
+
+
+class Kernel(ABC):
+    """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
+
+    Subclasses are frozen dataclasses. They give `_filler`, `diagonal` and `entry_cost`; strips, symmetry,
+    checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
+    """
+
+    tag: ClassVar[str]
+    """Name in a description (`to_dict`)."""
+
+    _row_copies: ClassVar[int] = 1
+    _strip_buffers: ClassVar[int] = 0
+
+    # numpy scalars then leave ``np.float64(2) * kernel`` to __rmul__ instead of making an object array.
+    __array_ufunc__: ClassVar[None] = None
+
+    def __call__(self, X: Rows, Y: Rows | None = None, *, out: FloatArray | None = None) -> FloatArray:
+        """Return the block of kernel values.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            float64 or float32 (other real numbers become float64). Finite values are the caller's business.
+        Y : ndarray or CSR, shape (n_columns, n_features), optional
+            None means Y = X: the result is then exactly symmetric and its diagonal is `diagonal(X)`.
+        out : ndarray, shape (n_rows, n_columns), optional
+            float64 or float32 buffer to write to, C-ordered or rows cut from a C-ordered array. Arithmetic
+            runs in its precision; without it, in float64.
+
+        Returns
+        -------
+        ndarray, shape (n_rows, n_columns)
+            `out`, or a new float64 array.
+
+        Raises
+        ------
+        InputError
+            If shapes do not fit. `InputTypeError` if a type or dtype cannot be used.
+        """
+        left, right = as_row_pair(X, Y)
+        target = as_buffer(out, (left.shape[0], right.shape[0]))
+        if target.size == 0:
+            return target
+        kernel = self.resolved(left.shape[1])
+        fill = kernel._filler(left, right, target.dtype)
+        symmetric = right is left
+        for rows, columns in strips(*target.shape, lower=symmetric):
+            fill(rows, columns, target[rows, columns])
+        if symmetric:
+            mirror_lower(target)
+            # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
+            index = np.arange(len(target))
+            target[index, index] = kernel.diagonal(left)
+        return target
+
+    def diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        """Return k(x, x) for each row, without forming a block.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+
+        Returns
+        -------
+        ndarray of float64, shape (n_rows,)
+        """
+        rows = as_rows(X)
+        return self.resolved(rows.shape[1])._diagonal(rows)
+
+    def resolved(self, n_features: int) -> Kernel:
+        """Return the kernel with nothing left open: gamma=None becomes 1 / n_features, as in scikit-learn.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X, at least 1.
+        """
+        if n_features < 1:
+            raise InputError(f"n_features is {n_features}; expected at least 1")
+        if getattr(self, "gamma", 1.0) is None:
+            return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]
+        return self
+
+    @abstractmethod
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry for dense rows of `n_features` columns."""
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return an upper bound of the temporary memory of one call, besides X, Y and out (dense blocks).
+
+        Parameters
+        ----------
+        n_rows, n_columns, n_features : int
+            Shape of the block, and number of columns of X and Y.
+        """
+        # Two columns more for the squared norms of an augmented row, and two vectors of them.
+        rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
+        return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description of JSON's types only, from which `kernel_from_dict` makes the same value."""
+        description: dict[str, Any] = {"kernel": self.tag}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            description[field.name] = value.to_dict() if isinstance(value, Kernel) else value
+        return description
+
+    @property
+    def is_precomputed(self) -> bool:
+        """Whether X is itself the Gram matrix."""
+        return False
+
+    @abstractmethod
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        """Return what fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
+
+    @abstractmethod
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        """Return k(x, x) of checked rows. Called on a resolved kernel only."""
+
+    # The operators' classes derive from this one, hence the imports inside.
+
+    def __add__(self, other: object) -> Kernel:
+        """Return the kernel k₁(x, z) + k₂(x, z)."""
+        from dkrr.kernels.composite import Sum
+
+        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, other: object) -> Kernel:
+        """Return the product with another kernel, or the kernel scaled by a number above 0."""
+        from dkrr.kernels.composite import Product, Scaled
+
+        if isinstance(other, Kernel):
+            return Product(self, other)
+        if isinstance(other, Real):
+            return Scaled(self, positive(other, "the scale of a kernel"))
+        return NotImplemented
+
+    def __rmul__(self, other: object) -> Kernel:
+        """Return the kernel scaled by a number above 0."""
+        return self * other if isinstance(other, Real) else NotImplemented

@@ -1,0 +1,241 @@
+"""What every kernel shares: checked blocks of rows, cache-sized strips, and mirroring of a symmetric block."""
+
+from collections.abc import Callable, Iterator
+from math import isfinite
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dkrr.errors import InputError, InputTypeError
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Sparse: TypeAlias = Any  # a canonical scipy.sparse.csr_array of float64 or float32
+Rows: TypeAlias = Any  # FloatArray or Sparse, two-dimensional
+
+# Writes k(X[rows], Y[columns]) into a (len(rows), len(columns)) buffer; made once for each pair of blocks.
+Fill: TypeAlias = Callable[[slice, slice, FloatArray], None]
+
+# A strip is worked on several times (GEMM, clamp, exp), so it has to stay in the second-level cache.
+# 128 x 1024 doubles = 1 MiB was the best of 32...512 x 256...4096 on one Xeon core (2 MiB of L2).
+STRIP_ROWS = 128
+STRIP_COLUMNS = 1024
+STRIP_ENTRIES = STRIP_ROWS * STRIP_COLUMNS
+
+# Transposing through a small copy whose row stride is no power of two: 0.4 ns an entry at n = 1024, where
+# out[:a, a:b] = out[a:b, :a].T takes 1.4 ns because a column's entries all fall into one set of the cache.
+MIRROR_ROWS = 64
+MIRROR_COLUMNS = 256
+MIRROR_PADDING = 8
+
+# How far a matrix that somebody else computed may be from its transpose, relative to its largest entry.
+SYMMETRY_TOLERANCE = 1e-10
+
+
+def as_rows(X: object, name: str = "X") -> Rows:
+    """Return a block of rows as a float array or a canonical CSR array, without a copy where possible.
+
+    Parameters
+    ----------
+    X : ndarray or scipy.sparse matrix or array, shape (n_rows, n_features)
+        Real numbers; anything but float32 becomes float64.
+    name : str
+        What the error messages call it.
+
+    Returns
+    -------
+    ndarray or csr_array, shape (n_rows, n_features)
+
+    Raises
+    ------
+    InputTypeError
+        For other types (a Dask array, say, which must not be computed by accident) and other dtypes.
+    InputError
+        Unless there are two dimensions and at least one feature.
+    """
+    if not (isinstance(X, np.ndarray) or sp.issparse(X)):
+        raise InputTypeError(
+            f"{name} is of type {type(X).__module__}.{type(X).__qualname__}; expected a two-dimensional "
+            "numpy array or a scipy.sparse CSR array: convert it, or use dkrr.gram for Dask and Zarr arrays"
+        )
+    block: Any = X
+    sparse = not isinstance(X, np.ndarray)
+    if block.dtype.kind not in "fiub":
+        raise InputTypeError(
+            f"{name} has dtype {block.dtype}; expected real numbers (float64 or float32): "
+            "encode or convert the columns first"
+        )
+    if block.ndim != 2:
+        raise InputError(
+            f"{name} has shape {block.shape}; expected two dimensions (n_rows, n_features): "
+            "use reshape(-1, 1) for one feature or reshape(1, -1) for one row"
+        )
+    if block.shape[1] == 0:
+        raise InputError(f"{name} has shape {block.shape}; expected at least one feature (column)")
+    dtype = np.float32 if block.dtype == np.float32 else np.float64
+    if not sparse:
+        return np.asarray(block, dtype=dtype)
+    rows = sp.csr_array(block)
+    if rows.dtype != dtype:
+        rows = rows.astype(dtype)
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    return rows
+
+
+def is_sparse(X: Rows) -> bool:
+    """Whether checked rows are CSR rather than dense."""
+    return isinstance(X, sp.csr_array)
+
+
+def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
+    """Return two checked blocks with as many features each, both dense or both CSR; Y None gives X twice."""
+    left = as_rows(X, "X")
+    if Y is None or Y is X:
+        return left, left
+    right = as_rows(Y, "Y")
+    if left.shape[1] != right.shape[1]:
+        raise InputError(
+            f"X has {left.shape[1]} features and Y has {right.shape[1]}; expected the same columns in both"
+        )
+    if is_sparse(left) != is_sparse(right):
+        left, right = sp.csr_array(left), sp.csr_array(right)
+    return left, right
+
+
+def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
+    """Return the buffer to write to, checked, or a new float64 one."""
+    if out is None:
+        return np.empty(shape)
+    if not isinstance(out, np.ndarray) or out.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
+        raise InputTypeError(
+            f"out is {getattr(out, 'dtype', type(out).__qualname__)}; expected a float64 or float32 numpy array"
+        )
+    if out.shape != shape:
+        raise InputError(f"out has shape {out.shape}; expected {shape}: one row for each row of X")
+    # GEMM writes straight into it, which needs neighbouring columns side by side.
+    if not out.flags.writeable or (shape[1] > 1 and out.strides[1] != out.itemsize):
+        raise InputError(
+            "out is read-only or its columns are not contiguous; expected a writeable C-ordered array, "
+            "or rows cut from one"
+        )
+    return out
+
+
+def positive(value: object, name: str) -> float:
+    """Return a finite number above zero as a float, or raise InputError."""
+    number = finite(value, name)
+    if number <= 0:
+        raise InputError(f"{name} is {value!r}; expected a finite number above 0")
+    return number
+
+
+def finite(value: object, name: str) -> float:
+    """Return a finite real number as a float, or raise InputError."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a real number")
+    if not isfinite(value):
+        raise InputError(f"{name} is {value!r}; expected a finite number")
+    return float(value)
+
+
+def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tuple[slice, slice]]:
+    """Cut a block into strips of at most STRIP_ENTRIES entries.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        Shape of the block.
+    lower : bool
+        Only the strips that touch the lower triangle of a square block.
+
+    Yields
+    ------
+    rows, columns : slice
+    """
+    width = max(1, min(n_columns, STRIP_COLUMNS))
+    height = STRIP_ROWS if lower else STRIP_ENTRIES // width
+    for top in range(0, n_rows, height):
+        bottom = min(top + height, n_rows)
+        end = bottom if lower else n_columns
+        for left in range(0, end, width):
+            yield slice(top, bottom), slice(left, min(left + width, end))
+
+
+class Scratch:
+    """One strip of working memory, allocated on first use and used again for every strip."""
+
+    def __init__(self, dtype: npt.DTypeLike = np.float64) -> None:
+        self._dtype = dtype
+        self._memory: FloatArray | None = None
+
+    def like(self, strip: FloatArray) -> FloatArray:
+        """Return a C-contiguous uninitialised buffer of the strip's shape."""
+        if self._memory is None:
+            # All at once: strips of a triangle grow, and pages that are never touched cost nothing.
+            self._memory = np.empty(STRIP_ENTRIES, dtype=self._dtype)
+        return self._memory[: strip.size].reshape(strip.shape)
+
+
+def mirror_lower(out: FloatArray) -> None:
+    """Copy the lower triangle of a square block over its upper one."""
+    n = len(out)
+    copy = np.empty((MIRROR_ROWS, MIRROR_COLUMNS + MIRROR_PADDING), dtype=out.dtype)
+    above = np.triu(np.ones((MIRROR_ROWS, MIRROR_ROWS), dtype=bool), 1)
+    for top in range(0, n, MIRROR_ROWS):
+        bottom = min(top + MIRROR_ROWS, n)
+        height = bottom - top
+        for left in range(0, top, MIRROR_COLUMNS):
+            right = min(left + MIRROR_COLUMNS, top)
+            tile = copy[:height, : right - left]
+            tile[...] = out[top:bottom, left:right]
+            out[left:right, top:bottom] = tile.T
+        corner = out[top:bottom, top:bottom]
+        np.copyto(corner, corner.T.copy(), where=above[:height, :height])
+
+
+def check_symmetric(K: FloatArray, subject: str) -> None:
+    """Raise InputError unless K equals its transpose to SYMMETRY_TOLERANCE of its largest entry."""
+    largest = max((float(np.abs(K[rows, columns]).max()) for rows, columns in strips(*K.shape)), default=0.0)
+    for rows, columns in strips(*K.shape, lower=True):
+        gap = float(np.abs(K[rows, columns] - K[columns, rows].T).max())
+        if gap > SYMMETRY_TOLERANCE * largest:
+            raise InputError(
+                f"{subject} is not symmetric: entries differ from their mirror image by up to {gap:.3g} "
+                f"where the largest entry is {largest:.3g}; expected k(x, z) = k(z, x) to "
+                f"{SYMMETRY_TOLERANCE:g} relative: correct the function, or use (K + K.T) / 2"
+            )
+
+
+def squared_norms(X: Rows) -> npt.NDArray[np.float64]:
+    """Return ‖x‖² of each row, (n_rows,), summed in float64."""
+    if is_sparse(X):
+        sums: npt.NDArray[np.float64] = X.multiply(X).sum(axis=1, dtype=np.float64)
+        return sums
+    squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", X, X, dtype=np.float64)
+    return squares
+
+
+def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
+    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone."""
+    if not is_sparse(X):
+        left, right = X.astype(dtype, copy=False), Y.astype(dtype, copy=False).T
+
+        def multiply(rows: slice, columns: slice, out: FloatArray) -> None:
+            np.matmul(left[rows], right[:, columns], out=out)
+
+        return multiply
+
+    # SciPy multiplies CSR by CSR; the transposed panel would otherwise be converted again for every strip.
+    panels: dict[int, tuple[slice, Any]] = {}
+
+    def multiply_sparse(rows: slice, columns: slice, out: FloatArray) -> None:
+        known = panels.get(columns.start)
+        if known is None or known[0] != columns:
+            known = panels[columns.start] = columns, Y[columns].T.tocsr()
+        out[...] = (X[rows] @ known[1]).toarray()
+
+    return multiply_sparse

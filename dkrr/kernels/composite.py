@@ -1,0 +1,145 @@
+"""Sums, products and multiples of kernels, combined strip by strip while the strip is in cache."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.blocks import STRIP_ENTRIES, Fill, FloatArray, Rows, Scratch, positive
+from dkrr.kernels.costs import PASS_SECONDS
+
+
+@dataclass(frozen=True)
+class _Pair(Kernel):
+    """Two kernels and the ufunc that combines their values."""
+
+    _combine: ClassVar[np.ufunc]
+
+    left: Kernel
+    right: Kernel
+
+    def __post_init__(self) -> None:
+        _check_part(self.left)
+        _check_part(self.right)
+
+    def resolved(self, n_features: int) -> Kernel:
+        """Return the kernel with both parts resolved."""
+        left, right = self.left.resolved(n_features), self.right.resolved(n_features)
+        return self if left is self.left and right is self.right else type(self)(left, right)
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: both parts and one pass."""
+        both = self.left.entry_cost(n_features) + self.right.entry_cost(n_features)
+        return both + EntryCost(0.0, PASS_SECONDS)
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return an upper bound of the temporary memory: both parts at once, and one strip."""
+        shape = n_rows, n_columns, n_features
+        parts = self.left.workspace_bytes(*shape) + self.right.workspace_bytes(*shape)
+        return parts + 8 * STRIP_ENTRIES
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
+        scratch = Scratch(dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            other = scratch.like(out)
+            first(rows, columns, out)
+            second(rows, columns, other)
+            self._combine(out, other, out=out)
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        combined: npt.NDArray[np.float64] = self._combine(self.left._diagonal(X), self.right._diagonal(X))
+        return combined
+
+
+@dataclass(frozen=True)
+class Sum(_Pair):
+    """k(x, z) = k₁(x, z) + k₂(x, z), written ``k1 + k2``.
+
+    Parameters
+    ----------
+    left, right : Kernel
+        k₁ and k₂.
+    """
+
+    tag: ClassVar[str] = "sum"
+    _combine: ClassVar[np.ufunc] = np.add
+
+
+@dataclass(frozen=True)
+class Product(_Pair):
+    """k(x, z) = k₁(x, z) k₂(x, z), written ``k1 * k2``.
+
+    Parameters
+    ----------
+    left, right : Kernel
+        k₁ and k₂.
+    """
+
+    tag: ClassVar[str] = "product"
+    _combine: ClassVar[np.ufunc] = np.multiply
+
+
+@dataclass(frozen=True)
+class Scaled(Kernel):
+    """k(x, z) = s k₁(x, z), written ``s * k1``.
+
+    Parameters
+    ----------
+    base : Kernel
+        k₁.
+    scale : float
+        s > 0.
+    """
+
+    tag: ClassVar[str] = "scaled"
+
+    base: Kernel
+    scale: float
+
+    def __post_init__(self) -> None:
+        _check_part(self.base)
+        object.__setattr__(self, "scale", positive(self.scale, "the scale of a kernel"))
+
+    def resolved(self, n_features: int) -> Kernel:
+        """Return the kernel with its part resolved."""
+        base = self.base.resolved(n_features)
+        return self if base is self.base else Scaled(base, self.scale)
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: that of the part and one pass."""
+        return self.base.entry_cost(n_features) + EntryCost(0.0, PASS_SECONDS)
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return an upper bound of the temporary memory: that of the part."""
+        return self.base.workspace_bytes(n_rows, n_columns, n_features)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        base = self.base._filler(X, Y, dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            base(rows, columns, out)
+            out *= self.scale
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return self.scale * self.base._diagonal(X)
+
+
+def _check_part(part: object) -> None:
+    if not isinstance(part, Kernel):
+        raise InputTypeError(
+            f"{part!r} is not a kernel; expected a dkrr.kernels.Kernel: wrap a function of blocks in CallableKernel"
+        )
+    if part.is_precomputed:
+        raise InputError(
+            "a precomputed kernel cannot be part of a sum, product or multiple, because its X is already a "
+            "Gram matrix: combine the matrices instead"
+        )

@@ -1,0 +1,222 @@
+"""Kernels that come from outside: a function of blocks, and a Gram matrix computed beforehand."""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.blocks import (
+    Fill,
+    FloatArray,
+    Rows,
+    as_buffer,
+    as_rows,
+    check_symmetric,
+    is_sparse,
+    mirror_lower,
+    strips,
+)
+from dkrr.kernels.costs import CALLABLE_SECONDS
+
+# Rows handed at once to a function that is asked for a diagonal alone: few, for it computes their square.
+DIAGONAL_ROWS = 16
+
+
+@dataclass(frozen=True)
+class CallableKernel(Kernel):
+    """A kernel given as a function of two blocks of rows.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(X, Y)`` returns all k(x, z) as an (n_rows, n_columns) array of real numbers. It must be
+        symmetric, k(x, z) = k(z, x), and give an entry whatever the other rows of the block are.
+        (scikit-learn's takes one pair of rows and returns one number.)
+    name : str, optional
+        Name in messages and descriptions; None means the function's qualified name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import CallableKernel
+    >>> def quadratic(X, Y):
+    ...     return (X @ Y.T) ** 2
+    >>> CallableKernel(quadratic)(np.array([[1.0, 1.0]]), np.array([[2.0, 1.0]]))
+    array([[9.]])
+    """
+
+    tag: ClassVar[str] = "callable"
+
+    function: Callable[..., Any]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputTypeError(f"{self.function!r} is not callable; expected a function of blocks (X, Y)")
+        if self.name is None:
+            object.__setattr__(self, "name", _qualified_name(self.function))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the function's source and bound keyword arguments: whether it looks the same as before."""
+        return hashlib.sha256(_text(self.function).encode()).hexdigest()
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a guess, since nothing is known of the function."""
+        return EntryCost(2.0 * n_features, CALLABLE_SECONDS)
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return the memory of the function's result, of a copy and of a mask; its own is unknown."""
+        return 2 * 8 * n_rows * n_columns + super().workspace_bytes(n_rows, n_columns, n_features)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that names the function but cannot bring it back."""
+        return {"kernel": self.tag, "name": self.name, "digest": self.digest}
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+        # The function is called once, on the whole block: it may have a high cost per call, and only the
+        # whole shows whether it is symmetric.
+        block = self._block(X, Y)
+        if Y is X:
+            check_symmetric(block, self._subject)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            out[...] = block[rows, columns]
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        values = np.empty(X.shape[0])
+        for start in range(0, len(values), DIAGONAL_ROWS):
+            rows = X[start : start + DIAGONAL_ROWS]
+            values[start : start + DIAGONAL_ROWS] = self._block(rows, rows).diagonal()
+        return values
+
+    @property
+    def _subject(self) -> str:
+        return f"the kernel function {self.name!r}"
+
+    def _block(self, X: Rows, Y: Rows) -> FloatArray:
+        """Return function(X, Y), checked."""
+        result = self.function(X, Y)
+        expected = X.shape[0], Y.shape[0]
+        if np.shape(result) != expected:
+            raise InputError(
+                f"{self._subject} returned shape {np.shape(result)} for blocks of {expected[0]} and "
+                f"{expected[1]} rows; expected {expected}. A kernel function of dkrr takes two blocks (X, Y) "
+                "and returns all pairs at once, whereas scikit-learn's takes two single rows and returns a "
+                "number: wrap such a function f as "
+                "lambda X, Y: np.array([[f(x, z) for z in Y] for x in X])"
+            )
+        if sp.issparse(result):
+            raise InputTypeError(f"{self._subject} returned a sparse matrix; expected a dense array: toarray()")
+        block = np.asarray(result)
+        if block.dtype.kind not in "fiub":
+            raise InputTypeError(
+                f"{self._subject} returned dtype {block.dtype}; expected real numbers, float64 at best"
+            )
+        bad = sum(int(np.count_nonzero(~np.isfinite(block[r, c]))) for r, c in strips(*expected))
+        if bad:
+            raise InputError(
+                f"{self._subject} returned {bad} NaN or infinite entries of {block.size}; expected finite "
+                "numbers: look for divisions by zero and overflow, and for NaN in X"
+            )
+        return block
+
+
+@dataclass(frozen=True)
+class Precomputed(Kernel):
+    """X is itself a block of the Gram matrix, as with scikit-learn's ``kernel="precomputed"``.
+
+    Called on the Gram matrix alone it checks that this is square and symmetric; with Y, the training rows,
+    it checks that X has a column for each of them, and does not look at what Y holds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Precomputed
+    >>> Precomputed()(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    array([[2., 1.],
+           [1., 2.]])
+    """
+
+    tag: ClassVar[str] = "precomputed"
+
+    def __call__(self, X: Rows, Y: Rows | None = None, *, out: FloatArray | None = None) -> FloatArray:
+        """Return X, copied to `out` or to a new array.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_columns)
+            Entries of the Gram matrix.
+        Y : array with n_columns rows, optional
+            The rows that X's columns stand for.
+        out : ndarray, shape (n_rows, n_columns), optional
+
+        Returns
+        -------
+        ndarray, shape (n_rows, n_columns)
+        """
+        block = as_rows(X)
+        if Y is None:
+            _check_square(block)
+        elif block.shape[1] != np.shape(Y)[0]:
+            raise InputError(
+                f"the precomputed block X has {block.shape[1]} columns; expected {np.shape(Y)[0]}, one for "
+                "each training row"
+            )
+        target = as_buffer(out, block.shape)
+        target[...] = block.toarray() if is_sparse(block) else block
+        if Y is None:
+            check_symmetric(target, "the precomputed Gram matrix")
+            mirror_lower(target)
+        return target
+
+    @property
+    def is_precomputed(self) -> bool:
+        """Whether X is itself the Gram matrix: True."""
+        return True
+
+    def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
+        """Return the cost of one entry: none but reading it."""
+        return EntryCost(0.0, 0.0)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+        raise AssertionError("a precomputed kernel is never part of another")
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        _check_square(X)
+        return cast("npt.NDArray[np.float64]", X.diagonal().astype(np.float64))
+
+
+def _check_square(K: Rows) -> None:
+    if K.shape[0] != K.shape[1]:
+        raise InputError(
+            f"the precomputed Gram matrix has shape {K.shape}; expected a square one, a row and a column for "
+            "each sample"
+        )
+
+
+def _qualified_name(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        return _qualified_name(function.func)
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _text(function: Callable[..., Any]) -> str:
+    """Return what identifies a function across processes: addresses and byte code would not."""
+    if isinstance(function, functools.partial):
+        return f"{_text(function.func)} {function.args!r} {sorted(function.keywords.items())!r}"
+    try:
+        return inspect.getsource(cast("Any", function if hasattr(function, "__code__") else type(function)))
+    except (OSError, TypeError):
+        return _qualified_name(function)

@@ -1,0 +1,189 @@
+"""From names and descriptions to kernels; nothing is imported, unpickled or evaluated on the way."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.composite import Product, Scaled, Sum
+from dkrr.kernels.custom import CallableKernel, Precomputed
+from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
+from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+
+_DESCRIBED: dict[str, type[Kernel]] = {
+    kernel.tag: kernel
+    for kernel in (
+        Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
+        Precomputed, Sum, Product, Scaled,
+    )
+}  # fmt: skip
+
+# scikit-learn's metric names, and "matern"; which of its three settings each takes (the others are ignored,
+# as there, so that a grid search may vary gamma over several kernels).
+_NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
+    "additive_chi2": (AdditiveChi2, ()),
+    "chi2": (Chi2, ("gamma",)),
+    "cosine": (Cosine, ()),
+    "laplacian": (Laplacian, ("gamma",)),
+    "linear": (Linear, ()),
+    "matern": (Matern, ()),
+    "poly": (Polynomial, ("gamma", "degree", "coef0")),
+    "polynomial": (Polynomial, ("gamma", "degree", "coef0")),
+    "precomputed": (Precomputed, ()),
+    "rbf": (RBF, ("gamma",)),
+    "sigmoid": (Sigmoid, ("gamma", "coef0")),
+}
+
+
+def as_kernel(
+    kernel: object,
+    *,
+    gamma: float | None = None,
+    degree: float = 3,
+    coef0: float = 1,
+    kernel_params: Mapping[str, Any] | None = None,
+) -> Kernel:
+    """Return the kernel that scikit-learn's arguments mean.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or callable
+        A scikit-learn metric name or "matern"; a value, returned as it is; or a function of blocks.
+    gamma, degree, coef0
+        Settings of a named kernel; those it does not have are ignored. gamma=None is 1 / n_features
+        (1 for "chi2").
+    kernel_params : mapping, optional
+        Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    InputError
+        For an unknown name, or settings that the kernel cannot take.
+
+    Examples
+    --------
+    >>> from dkrr.kernels import as_kernel
+    >>> as_kernel("rbf", gamma=0.5)
+    RBF(gamma=0.5)
+    """
+    settings = dict(kernel_params or {})
+    if isinstance(kernel, Kernel):
+        if gamma is not None or degree != 3 or coef0 != 1 or settings:
+            raise InputError(
+                f"gamma, degree, coef0 or kernel_params are given beside the kernel value {kernel!r}; "
+                "expected the value alone: set its parameters where it is made"
+            )
+        return kernel
+    if isinstance(kernel, str):
+        return _named_kernel(kernel, {"gamma": gamma, "degree": degree, "coef0": coef0}, settings)
+    if callable(kernel):
+        return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
+    raise InputTypeError(
+        f"kernel is {kernel!r}; expected a name ({_listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
+        "blocks (X, Y)"
+    )
+
+
+def kernel_from_dict(
+    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None = None
+) -> Kernel:
+    """Return the kernel that `Kernel.to_dict` described.
+
+    Parameters
+    ----------
+    description : mapping
+        For example ``{"kernel": "rbf", "gamma": 0.1}``; sums, products and multiples nest.
+    callables : mapping from name to function, optional
+        The functions of callable kernels, by the names in the description.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    InputError
+        If the description is damaged, or a function is needed and not given.
+
+    Warns
+    -----
+    UserWarning
+        If the function given has another source than the one described.
+    """
+    if not isinstance(description, Mapping) or not isinstance(description.get("kernel"), str):
+        raise InputError(f'{description!r} describes no kernel; expected {{"kernel": name, ...}}')
+    settings = dict(description)
+    name = settings.pop("kernel")
+    if name == CallableKernel.tag:
+        return _given_function(settings, callables or {})
+    if name not in _DESCRIBED:
+        raise InputError(
+            f"unknown kernel {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come "
+            "from a newer dkrr"
+        )
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            settings[key] = kernel_from_dict(value, callables)
+    return _made(_DESCRIBED[name], name, settings)
+
+
+def _given_function(settings: dict[str, Any], callables: Mapping[str, Callable[..., Any]]) -> CallableKernel:
+    name = settings.get("name")
+    if not isinstance(name, str):
+        raise InputError(f"{settings!r} describes a kernel function without a name")
+    if name not in callables:
+        raise InputError(
+            f"the custom kernel function {name!r} is needed, and files never hold code; the function must be "
+            "given again: dkrr.load(path, kernel=...)"
+        )
+    kernel = CallableKernel(callables[name], name)
+    if kernel.digest != settings.get("digest"):
+        warnings.warn(
+            f"the kernel function given for {name!r} has another source text than the one that was saved; "
+            "results are right only if it computes the same kernel",
+            UserWarning,
+            stacklevel=3,
+        )
+    return kernel
+
+
+def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
+    if name not in _NAMED:
+        raise InputError(
+            f"unknown kernel {name!r}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function "
+            "of blocks (X, Y)"
+        )
+    kernel, taken = _NAMED[name]
+    settings = {key: common[key] for key in taken}
+    if kernel is Chi2 and settings["gamma"] is None:
+        del settings["gamma"]
+    if kernel is Matern and common["gamma"] is not None:
+        raise InputError('gamma is given, but "matern" has none: use kernel_params={"length_scale": ..., "nu": ...}')
+    return _made(kernel, name, settings | extra)
+
+
+def _made(kernel: type[Kernel], name: str, settings: dict[str, Any]) -> Kernel:
+    known = [field.name for field in fields(kernel)]  # type: ignore[arg-type]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise InputError(
+            f"the kernel {name!r} has no parameter {', '.join(unknown)}; expected {_listed(known) or 'none'}"
+        )
+    try:
+        return kernel(**settings)
+    except TypeError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the description of kernel {name!r} is incomplete: {error}") from error
+
+
+def _listed(names: Mapping[str, object] | list[str]) -> str:
+    return ", ".join(repr(name) for name in names)

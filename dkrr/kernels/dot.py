@@ -1,0 +1,226 @@
+"""Kernels of the dot product xᵀz: linear, polynomial, sigmoid, cosine."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dkrr.errors import InputError
+from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.blocks import (
+    Fill,
+    FloatArray,
+    Rows,
+    Scratch,
+    dot_products,
+    finite,
+    is_sparse,
+    positive,
+    squared_norms,
+)
+from dkrr.kernels.costs import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS
+
+
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """k(x, z) = xᵀz.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Linear
+    >>> Linear()(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]]))
+    array([[11.]])
+    """
+
+    tag: ClassVar[str] = "linear"
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product."""
+        return EntryCost(2.0 * n_features, 0.0)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        return dot_products(X, Y, dtype)
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return squared_norms(X)
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """k(x, z) = (γ xᵀz + c)ᵖ.
+
+    Parameters
+    ----------
+    degree : float
+        p ≥ 0. A fractional p needs γ xᵀz + c ≥ 0 for every pair.
+    gamma : float, optional
+        γ > 0; None means 1 / n_features.
+    coef0 : float
+        c. The kernel is positive semidefinite for c ≥ 0 and whole p.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Polynomial
+    >>> Polynomial(degree=2, gamma=1.0)(np.array([[1.0, 2.0]]))
+    array([[36.]])
+    """
+
+    tag: ClassVar[str] = "polynomial"
+    _strip_buffers: ClassVar[int] = 1
+
+    degree: float = 3
+    gamma: float | None = None
+    coef0: float = 1.0
+
+    def __post_init__(self) -> None:
+        degree = finite(self.degree, "degree")
+        if degree < 0:
+            raise InputError(f"degree is {self.degree!r}; expected a number of at least 0")
+        object.__setattr__(self, "degree", int(degree) if degree.is_integer() else degree)
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product and the power, whole powers by repeated squaring."""
+        if isinstance(self.degree, int):
+            passes = 2 + self.degree.bit_length() + self.degree.bit_count()
+            return EntryCost(2.0 * n_features, passes * PASS_SECONDS)
+        return EntryCost(2.0 * n_features, 2 * PASS_SECONDS + POWER_SECONDS)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            multiply(rows, columns, out)
+            self._raise(out, scratch.like(out))
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        values = squared_norms(X)
+        self._raise(values, np.empty_like(values))
+        return values
+
+    def _raise(self, dots: FloatArray, scratch: FloatArray) -> None:
+        """Turn xᵀz into the kernel, in place, with a scratch array of the same shape."""
+        dots *= _known(self.gamma)
+        dots += self.coef0
+        if isinstance(self.degree, int):
+            _raise_to_whole(dots, self.degree, scratch)
+            return
+        if float(dots.min()) < 0:
+            raise InputError(
+                f"degree is {self.degree}, but γ xᵀz + coef0 is negative for some rows, and a negative number "
+                "has no fractional power: use a whole degree, a larger coef0, or non-negative features"
+            )
+        np.power(dots, self.degree, out=dots)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Kernel):
+    """k(x, z) = tanh(γ xᵀz + c), for agreement with scikit-learn; it may be indefinite.
+
+    Parameters
+    ----------
+    gamma : float, optional
+        γ > 0; None means 1 / n_features.
+    coef0 : float
+        c.
+    """
+
+    tag: ClassVar[str] = "sigmoid"
+
+    gamma: float | None = None
+    coef0: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product and a tanh."""
+        return EntryCost(2.0 * n_features, 2 * PASS_SECONDS + TANH_SECONDS)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        multiply = dot_products(X, Y, dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            multiply(rows, columns, out)
+            self._squash(out)
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        values = squared_norms(X)
+        self._squash(values)
+        return values
+
+    def _squash(self, dots: FloatArray) -> None:
+        dots *= _known(self.gamma)
+        dots += self.coef0
+        np.tanh(dots, out=dots)
+
+
+@dataclass(frozen=True)
+class Cosine(Kernel):
+    """k(x, z) = xᵀz / (‖x‖ ‖z‖); 0 where x or z is all zeros, as in scikit-learn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Cosine
+    >>> Cosine()(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    array([[1., 0.],
+           [0., 0.]])
+    """
+
+    tag: ClassVar[str] = "cosine"
+    _row_copies: ClassVar[int] = 2
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product of rows scaled beforehand."""
+        return EntryCost(2.0 * n_features, 0.0)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        left = unit_rows(X)
+        return dot_products(left, left if Y is X else unit_rows(Y), dtype)
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return (squared_norms(X) > 0).astype(np.float64)
+
+
+def unit_rows(X: Rows) -> Rows:
+    """Return rows divided by their Euclidean length; a row of zeros stays."""
+    norms = np.sqrt(squared_norms(X))
+    scale = 1.0 / np.where(norms > 0, norms, 1.0)
+    if is_sparse(X):
+        diagonal: Any = sp.diags_array(scale)
+        return sp.csr_array(diagonal @ X)
+    return X * scale[:, np.newaxis]
+
+
+def _known(gamma: float | None) -> float:
+    assert gamma is not None, "the kernel must be resolved first"
+    return gamma
+
+
+def _raise_to_whole(base: FloatArray, power: int, factor: FloatArray) -> None:
+    """Compute baseᵖ in place by squaring: a product takes a tenth of np.power's time."""
+    if power == 0:
+        base[...] = 1.0
+        return
+    bits = bin(power)[3:]
+    if not bits:
+        return
+    if "1" in bits:
+        np.copyto(factor, base)
+    for bit in bits:
+        np.multiply(base, base, out=base)
+        if bit == "1":
+            np.multiply(base, factor, out=base)

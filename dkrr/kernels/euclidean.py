@@ -1,0 +1,262 @@
+"""Kernels of the Euclidean distance ‖x − z‖: RBF and Matérn."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+
+from dkrr.errors import InputError
+from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.blocks import (
+    STRIP_ENTRIES,
+    Fill,
+    FloatArray,
+    Rows,
+    Scratch,
+    dot_products,
+    finite,
+    is_sparse,
+    positive,
+    squared_norms,
+)
+from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS
+
+# ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
+# beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is computed again from x − z, unless
+# the exponent is so low that the kernel is zero to the same accuracy.
+REFINE_EXPONENT = {np.dtype(np.float64): 1e4, np.dtype(np.float32): 1e3}
+ZERO_EXPONENT = -40.0
+# Matérn: the square root amplifies the error near zero, so below this ‖x − z‖² / (‖x‖² + ‖z‖²) it is too.
+REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
+# Gathering pairs of rows costs about as much as this many entries of cdist each.
+GATHER_ENTRIES = 8
+
+
+@dataclass(frozen=True)
+class RBF(Kernel):
+    """k(x, z) = exp(−γ ‖x − z‖²).
+
+    Parameters
+    ----------
+    gamma : float, optional
+        γ > 0; None means 1 / n_features. With a length scale ℓ, γ = 1 / (2ℓ²).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import RBF
+    >>> RBF(gamma=0.5)(np.array([[0.0], [1.0]])).round(4)
+    array([[1.    , 0.6065],
+           [0.6065, 1.    ]])
+    """
+
+    tag: ClassVar[str] = "rbf"
+    _row_copies: ClassVar[int] = 2
+    # Only where entries are computed again: a mask, index pairs and differences.
+    _strip_buffers: ClassVar[int] = 8
+
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product of augmented rows, a clamp and an exp."""
+        return EntryCost(2.0 * (n_features + 2), PASS_SECONDS + EXP_SECONDS)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        assert self.gamma is not None, "the kernel must be resolved first"
+        exponent = ScaledSquaredDistances(X, Y, -self.gamma, dtype)
+        limit = REFINE_EXPONENT[dtype]
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            exponent.fill(rows, columns, out)
+            if exponent.largest(rows, columns) > limit:
+                i, j = _where(out > ZERO_EXPONENT)
+                far = exponent.sizes(rows, columns, i, j) > limit
+                exponent.refine(rows, columns, out, i[far], j[far])
+            np.minimum(out, 0.0, out=out)
+            np.exp(out, out=out)
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return np.ones(X.shape[0])
+
+
+@dataclass(frozen=True)
+class Matern(Kernel):
+    """Matérn kernel for ν = 1/2, 3/2 or 5/2, as `sklearn.gaussian_process.kernels.Matern`.
+
+    With r = √(2ν) ‖x − z‖ / ℓ:  e⁻ʳ,  (1 + r) e⁻ʳ,  (1 + r + r²/3) e⁻ʳ.
+
+    Parameters
+    ----------
+    nu : float
+        ν, smoothness: 0.5, 1.5 or 2.5.
+    length_scale : float
+        ℓ > 0.
+
+    References
+    ----------
+    Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, section 4.2, equation 4.17.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Matern
+    >>> Matern(nu=0.5)(np.array([[0.0]]), np.array([[1.0]])).round(4)
+    array([[0.3679]])
+    """
+
+    tag: ClassVar[str] = "matern"
+    _row_copies: ClassVar[int] = 2
+    _strip_buffers: ClassVar[int] = 8
+
+    nu: float = 1.5
+    length_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        nu = finite(self.nu, "nu")
+        if nu not in (0.5, 1.5, 2.5):
+            raise InputError(f"nu is {self.nu!r}; expected 0.5, 1.5 or 2.5 (use RBF for nu = infinity)")
+        object.__setattr__(self, "nu", nu)
+        object.__setattr__(self, "length_scale", positive(self.length_scale, "length_scale"))
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: a product, a root, an exp and a polynomial."""
+        passes = {0.5: 3, 1.5: 5, 2.5: 8}[self.nu]
+        return EntryCost(2.0 * (n_features + 2), passes * PASS_SECONDS + SQRT_SECONDS + EXP_SECONDS)
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        squares = ScaledSquaredDistances(X, Y, 2 * self.nu / self.length_scale**2, dtype)
+        scratch, near = Scratch(dtype), REFINE_DISTANCE[dtype]
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            squares.fill(rows, columns, out)
+            i, j = _where(out < near * squares.largest(rows, columns))
+            close = out[i, j] < near * squares.sizes(rows, columns, i, j)
+            squares.refine(rows, columns, out, i[close], j[close])
+            np.maximum(out, 0.0, out=out)
+            self._decay(out, scratch)
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return np.ones(X.shape[0])
+
+    def _decay(self, squares: FloatArray, scratch: Scratch) -> None:
+        """Turn r² into the kernel, in place."""
+        if self.nu == 0.5:
+            np.sqrt(squares, out=squares)
+            np.negative(squares, out=squares)
+            np.exp(squares, out=squares)
+            return
+        r = scratch.like(squares)
+        np.sqrt(squares, out=r)
+        if self.nu == 1.5:
+            np.add(r, 1.0, out=squares)
+        else:
+            squares /= 3.0
+            squares += r
+            squares += 1.0
+        np.negative(r, out=r)
+        np.exp(r, out=r)
+        squares *= r
+
+
+class ScaledSquaredDistances:
+    """s ‖x − z‖² for strips of two blocks, from one GEMM on augmented rows.
+
+    With x' = [−2s x, s‖x‖², 1] and z' = [z, 1, s‖z‖²] the exponent is x'ᵀz', so nothing but the GEMM runs
+    over the strip. The mean of Y's rows is subtracted from both first: distances do not change, but rows far
+    from the origin would lose their digits. (Not from CSR rows, which it would fill.)
+
+    Parameters
+    ----------
+    X, Y : Rows, shapes (n_rows, d) and (n_columns, d)
+    scale : float
+        s, of either sign.
+    dtype : dtype
+        Precision of the product.
+    """
+
+    def __init__(self, X: Rows, Y: Rows, scale: float, dtype: np.dtype[Any]) -> None:
+        self._X, self._Y, self._scale = X, Y, scale
+        self._dots: Fill | None = None
+        if is_sparse(X):
+            self._dots = dot_products(X, Y, dtype)
+            self._x_size, self._z_size = abs(scale) * squared_norms(X), abs(scale) * squared_norms(Y)
+            return
+        d = X.shape[1]
+        mean = Y.mean(axis=0, dtype=np.float64)
+        self._left, self._x_size = _augmented(X, mean, scale, dtype)
+        self._left[:, :d] *= -2.0 * scale
+        self._left[:, d + 1] = 1.0
+        right, self._z_size = _augmented(Y, mean, scale, dtype)
+        right[:, d + 1] = right[:, d]
+        right[:, d] = 1.0
+        self._right = right.T
+
+    def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
+        """Write s ‖x − z‖²; rounding may leave the wrong sign near zero."""
+        if self._dots is None:
+            np.matmul(self._left[rows], self._right[:, columns], out=out)
+            return
+        sign = 1.0 if self._scale > 0 else -1.0
+        self._dots(rows, columns, out)
+        out *= -2.0 * self._scale
+        out += sign * self._x_size[rows, np.newaxis]
+        out += sign * self._z_size[columns]
+
+    def largest(self, rows: slice, columns: slice) -> float:
+        """Return an upper bound of `sizes` in the strip."""
+        return float(self._x_size[rows].max() + self._z_size[columns].max())
+
+    def sizes(
+        self, rows: slice, columns: slice, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.float64]:
+        """Return |s|(‖x‖² + ‖z‖²) of single entries; eps times it is the error that `fill` makes."""
+        return self._x_size[rows][i] + self._z_size[columns][j]
+
+    def refine(
+        self,
+        rows: slice,
+        columns: slice,
+        out: FloatArray,
+        i: npt.NDArray[np.intp],
+        j: npt.NDArray[np.intp],
+    ) -> None:
+        """Compute single entries of a strip again, from differences of the rows as given."""
+        X, Y = self._X[rows], self._Y[columns]
+        if not is_sparse(X) and len(i) * GATHER_ENTRIES > out.size:
+            np.multiply(cdist(X, Y, "sqeuclidean"), self._scale, out=out, casting="same_kind")
+            return
+        chunk = max(1, STRIP_ENTRIES // X.shape[1])
+        for start in range(0, len(i), chunk):
+            some, others = i[start : start + chunk], j[start : start + chunk]
+            pairs = X[some], Y[others]
+            differences = pairs[0] - pairs[1] if is_sparse(X) else np.subtract(*pairs, dtype=np.float64)
+            out[some, others] = self._scale * squared_norms(differences)
+
+
+def _where(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the indices of a mask's true entries; np.nonzero is several times slower in two dimensions."""
+    i, j = np.divmod(np.flatnonzero(mask), mask.shape[1])
+    return i, j
+
+
+def _augmented(
+    X: FloatArray, mean: npt.NDArray[np.float64], scale: float, dtype: np.dtype[Any]
+) -> tuple[FloatArray, npt.NDArray[np.float64]]:
+    """Return [x − mean, s‖x − mean‖², unset] and |s| ‖x − mean‖²."""
+    n, d = X.shape
+    rows = np.empty((n, d + 2), dtype=dtype)
+    # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.
+    np.subtract(X, mean, out=rows[:, :d], casting="same_kind")
+    squares = squared_norms(rows[:, :d])
+    rows[:, d] = scale * squares
+    return rows, abs(scale) * squares

@@ -1,0 +1,146 @@
+"""The same algebra for a matrix that fits in memory: no Dask, no disk, the calling process and its BLAS threads.
+
+The full symmetric matrix is kept: the factorisation overwrites the lower triangle and leaves the upper one, from
+which the true residual is computed and the lower triangle restored for the next λ.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.cost import Cost
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.kernels import Kernel
+from dkrr.linalg import blas
+from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
+from dkrr.rows import Rows
+
+_BLOCK = 1024
+
+
+@dataclass
+class DenseSystem:
+    """A (symmetric, whole) with what is needed to factor A + diag(s) in its lower triangle, for one s after another.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (n, n)
+        Symmetric; overwritten.
+    """
+
+    matrix: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        self._diagonal = self.matrix.diagonal().copy()
+        self._is_fresh = True
+
+    def solve(self, shift: NDArray[np.float64], right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Solution X of (A + diag(s)) X = B by Cholesky.
+
+        Parameters
+        ----------
+        shift : ndarray of shape (n,)
+        right_sides : ndarray of shape (n, m)
+
+        Returns
+        -------
+        ndarray of shape (n, m)
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
+        if not self._is_fresh:
+            self._restore()
+        self._is_fresh = False
+        a = self.matrix
+        a[np.diag_indices_from(a)] = self._diagonal + shift
+        failed = blas.cholesky_in_place(a)
+        if failed:
+            raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
+        x = np.array(right_sides, np.float64, order="C")
+        blas.solve_lower(a, x)
+        blas.solve_lower(a, x, transpose=True)
+        return x
+
+    def residual(
+        self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """B − (A + diag(s)) X, with A from the untouched upper triangle; shape (n, m)."""
+        r = right_sides - (self._diagonal + shift)[:, None] * x
+        n = len(r)
+        for start in range(0, n, _BLOCK):
+            stop = min(start + _BLOCK, n)
+            here = np.triu(self.matrix[start:stop, start:stop], 1)
+            r[start:stop] -= here @ x[start:stop] + here.T @ x[start:stop]
+            right = self.matrix[start:stop, stop:]
+            r[start:stop] -= right @ x[stop:]
+            r[stop:] -= right.T @ x[start:stop]
+        return r
+
+    def _restore(self) -> None:
+        mirror_upper(self.matrix)
+
+
+def mirror_upper(a: NDArray[np.float64]) -> None:
+    """Copy the upper triangle of a square matrix to its lower one, in blocks."""
+    n = a.shape[0]
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        a[stop:, start:stop] = a[start:stop, stop:].T
+        here = np.triu(a[start:stop, start:stop])
+        a[start:stop, start:stop] = here + np.triu(here, 1).T
+
+
+def mirror_lower_blocks(a: NDArray[np.float64]) -> None:
+    """Copy the lower triangle of a square matrix to its upper one, in blocks."""
+    mirror_upper(a.T)
+
+
+def dense_gram(kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Symmetric matrix diag(c) K diag(c).
+
+    Parameters
+    ----------
+    kernel : Kernel
+    rows : Rows
+        Of shape (n, d).
+    scale : ndarray of shape (n,), optional
+        c; None means ones.
+
+    Returns
+    -------
+    ndarray of shape (n, n)
+    """
+    n = rows.shape[0]
+    x = rows.read(0, n)
+    out = np.empty((n, n))
+    fill_gram(kernel, x, x, out, lower=True)
+    mirror_lower_blocks(out)
+    if scale is not None:
+        out *= scale[:, None]
+        out *= scale
+    return out
+
+
+def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
+    """Cost of factoring and solving `n_systems` times, forming the matrix not included."""
+    # Mirroring, restoring and the residual each pass once over the matrix, at the speed of memory.
+    passes = 8.0 * n * n / 8e9
+    return Cost(
+        gemm_flops=n_systems * (n**3 / 3 + 4.0 * n**2 * n_right_sides),
+        element_seconds=(1 + 2 * n_systems) * passes,
+    )
+
+
+def dense_bytes(n: int, n_right_sides: int) -> int:
+    """Memory of a dense system: the matrix, blocks of the residual, and vectors."""
+    return 8 * n * n + 3 * 8 * min(n, _BLOCK) ** 2 + 5 * 8 * n * n_right_sides
+
+
+def gram_block_bytes(kernel: Kernel, n: int, n_features: int) -> int:
+    """Memory for the kernel's temporaries while a dense Gram matrix is formed."""
+    block = min(n, KERNEL_BLOCK)
+    return kernel.workspace_bytes(block, block, n_features)

@@ -1,0 +1,41 @@
+"""Reading the next strip while the current one is being multiplied."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+from dkrr.runtime.task import Meter
+
+N_SLOTS = 2
+"""Buffers that a caller of `prefetched` keeps: one in use, one being filled."""
+
+
+@cache
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=8, thread_name_prefix="dkrr-read")
+
+
+T = TypeVar("T")
+
+
+def prefetched(n: int, load: Callable[[int, int], T], meter: Meter) -> Iterator[T]:
+    """Results of ``load(k, slot)`` for k = 0 ... n − 1, each loaded while the one before is in use.
+
+    Parameters
+    ----------
+    n : int
+    load : callable
+        Fills buffer number `slot` (0 or 1); what slot k % 2 held is no longer in use when k is loaded.
+    meter : Meter
+        Counts the time spent waiting as "read".
+    """
+    if n == 0:
+        return
+    ahead = _readers().submit(load, 0, 0)
+    for k in range(n):
+        with meter.time("read"):
+            current = ahead.result()
+        if k + 1 < n:
+            ahead = _readers().submit(load, k + 1, (k + 1) % N_SLOTS)
+        yield current

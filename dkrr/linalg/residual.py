@@ -1,0 +1,57 @@
+"""The true residual of a solved system, from the matrix itself and not from its factor."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg import blas
+from dkrr.linalg.sources import TileSource, mirror_lower, read_range
+from dkrr.runtime.task import Meter, Task
+from dkrr.tiles import ChunkedArray, TileGrid
+
+
+def residual_tasks(
+    source: TileSource, grid: TileGrid, shift: ChunkedArray, right_sides: ChunkedArray, solution: ChunkedArray
+) -> list[Task]:
+    """Tasks whose values are the sums of squares, by column, of B − (A + diag(s)) X and of B over one tile row."""
+    return [
+        Task(
+            f"residual-{i}",
+            residual_rows,
+            (source, grid, shift, right_sides, solution, i),
+            flops=2.0 * grid.height(i) * grid.n * solution.shape[1],
+        )
+        for i in range(grid.n_tiles)
+    ]
+
+
+def residual_rows(
+    meter: Meter,
+    source: TileSource,
+    grid: TileGrid,
+    shift: ChunkedArray,
+    right_sides: ChunkedArray,
+    solution: ChunkedArray,
+    i: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Task: sums of squares of the residual and of the right-hand sides over tile row i, each of shape (m,)."""
+    rows = grid.rows(i)
+    b = read_range(right_sides, rows)
+    r = b - read_range(shift, rows) * read_range(solution, rows)
+    for j in range(grid.n_tiles):
+        x = read_range(solution, grid.rows(j))
+        # A source gives tiles on or below the diagonal; the one above is its transpose.
+        low, high = max(i, j), min(i, j)
+        tile = np.empty((grid.height(low), grid.height(high)))
+        source.fill(meter, tile, grid.rows(low), grid.rows(high))
+        with meter.time("gemm"):
+            if i == j:
+                mirror_lower(tile)
+            blas.gemm(r, tile, x, transpose_a=j > i, alpha=-1.0, beta=1.0)
+    return (r * r).sum(axis=0), (b * b).sum(axis=0)
+
+
+def relative(sums: list[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """Largest ‖residual‖ / ‖right-hand side‖ over the columns (the residual itself where a column is zero)."""
+    residual = np.sqrt(np.sum([r for r, _ in sums], axis=0))
+    size = np.sqrt(np.sum([b for _, b in sums], axis=0))
+    return float(np.max(residual / np.where(size > 0, size, 1.0)))

@@ -1,0 +1,167 @@
+"""Where the tiles of a symmetric matrix come from: computed from rows of data, or read."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.cost import Cost
+from dkrr.kernels import Kernel
+from dkrr.rows import Rows
+from dkrr.rows.sources import Block
+from dkrr.runtime.task import Meter
+from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+
+KERNEL_BLOCK = 1024
+"""Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
+
+
+class TileSource(ABC):
+    """Gives any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
+
+    @abstractmethod
+    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+        """Write the block `rows` × `columns` to `out`.
+
+        Parameters
+        ----------
+        meter : Meter
+        out : ndarray of shape (len(rows), len(columns))
+            On the diagonal (`rows` = `columns`) only its lower triangle need be written.
+        rows, columns : slice
+            Ranges within the matrix, of a tile on or below the diagonal.
+        """
+
+
+@dataclass(frozen=True)
+class GramTiles(TileSource):
+    """Tiles of diag(c) K diag(c), Kᵢⱼ = k(xᵢ, xⱼ), computed from the rows at each use."""
+
+    kernel: Kernel
+    rows: Rows
+    scale: ChunkedArray | None = None
+    """c (n, 1), the square roots of the sample weights; None means ones."""
+
+    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+        """See base class."""
+        with meter.time("read"):
+            left = self.rows.read(rows.start, rows.stop)
+            right = left if rows == columns else self.rows.read(columns.start, columns.stop)
+        with meter.time("gram"):
+            fill_gram(self.kernel, left, right, out, lower=rows == columns)
+            scale_block(out, self.scale, rows, columns)
+
+
+@dataclass(frozen=True)
+class MatrixTiles(TileSource):
+    """Tiles of a symmetric matrix given whole as rows (a precomputed Gram matrix)."""
+
+    rows: Rows
+    scale: ChunkedArray | None = None
+
+    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+        """See base class."""
+        with meter.time("read"):
+            out[...] = self.rows.read(rows.start, rows.stop, columns)
+            scale_block(out, self.scale, rows, columns)
+        meter.bytes_read += out.size * int(np.dtype(self.rows.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class SummedTiles(TileSource):
+    """Sum of matrices stored as tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
+
+    parts: tuple[TiledMatrix, ...]
+
+    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+        """See base class."""
+        grid = self.parts[0].grid
+        i, j = rows.start // grid.tile, columns.start // grid.tile
+        with meter.time("read"):
+            meter.bytes_read += self.parts[0].read_tile(i, j, out)
+            other = np.empty_like(out) if len(self.parts) > 1 else out
+            for part in self.parts[1:]:
+                meter.bytes_read += part.read_tile(i, j, other)
+                out += other
+
+
+def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[np.float64], *, lower: bool = False) -> None:
+    """Write k(left, right) to `out`, in blocks that keep the kernel's temporaries small.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    left, right : ndarray or CSR array of shape (m, d) and (n, d)
+    out : ndarray of shape (m, n)
+    lower : bool
+        left and right are the same rows; blocks above the diagonal are left as they are.
+    """
+    m, n = out.shape
+    for r in range(0, m, KERNEL_BLOCK):
+        rows = slice(r, min(r + KERNEL_BLOCK, m))
+        for c in range(0, rows.stop if lower else n, KERNEL_BLOCK):
+            columns = slice(c, min(c + KERNEL_BLOCK, n))
+            if lower and r == c:
+                kernel(left[rows], out=out[rows, columns])
+            else:
+                kernel(left[rows], right[columns], out=out[rows, columns])
+
+
+def scale_block(out: NDArray[np.float64], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:
+    """Multiply a block by the scale of its rows and of its columns."""
+    if scale is not None:
+        out *= read_range(scale, rows)
+        out *= read_range(scale, columns).T
+
+
+def read_range(vectors: ChunkedArray, rows: slice) -> NDArray[np.float64]:
+    """Consecutive rows of tall vectors kept in chunks of rows.
+
+    Returns
+    -------
+    ndarray of shape (len(rows), m)
+    """
+    height = vectors.chunks[0]
+    out = np.empty((rows.stop - rows.start, vectors.shape[1]))
+    buffer = np.empty(vectors.chunks)
+    for k in range(rows.start // height, -(-rows.stop // height)):
+        vectors.read((k, 0), buffer)
+        start, stop = max(rows.start, k * height), min(rows.stop, (k + 1) * height)
+        out[start - rows.start : stop - rows.start] = buffer[start - k * height : stop - k * height]
+    return out
+
+
+def mirror_lower(tile: NDArray[np.float64]) -> None:
+    """Make a square tile symmetric from its lower triangle, row by row: a mask would be as large as the tile."""
+    for r in range(tile.shape[0]):
+        tile[r, r + 1 :] = tile[r + 1 :, r]
+
+
+def clear_upper(tile: NDArray[np.float64]) -> None:
+    """Set what is above the diagonal of a square tile to zero."""
+    for r in range(tile.shape[0]):
+        tile[r, r + 1 :] = 0.0
+
+
+def gram_cost(kernel: Kernel, n_features: int, n_entries: float) -> Cost:
+    """Cost of `n_entries` entries of a Gram matrix, of which symmetry has been used already."""
+    entry = kernel.entry_cost(n_features)
+    return Cost(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
+
+
+def gram_workspace_bytes(kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int) -> int:
+    """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries."""
+    block = min(KERNEL_BLOCK, grid_tile)
+    return 2 * grid_tile * row_bytes + kernel.workspace_bytes(block, block, n_features)
+
+
+def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:
+    """Task: form one tile and keep it."""
+    grid: TileGrid = matrix.grid
+    tile = np.empty((grid.height(i), grid.height(j)))
+    source.fill(meter, tile, grid.rows(i), grid.rows(j))
+    if i == j:
+        mirror_lower(tile)
+    with meter.time("write"):
+        meter.bytes_written += matrix.write_tile(i, j, tile)

@@ -1,0 +1,139 @@
+"""What this machine or cluster has, as the planner's Resources."""
+
+import os
+import sys
+from typing import Any
+
+import psutil
+
+from dkrr.config import setting
+from dkrr.errors import InputError
+from dkrr.planning import Rates, Resources
+from dkrr.tiles.store import free_bytes
+from dkrr.units import parse_bytes
+
+WORKER_BASELINE_BYTES = 160 * 2**20
+"""Resident memory of a worker process with NumPy, SciPy, Zarr and dkrr imported, before its first task (measured:
+about 130 MiB, with libraries of the versions of 2026)."""
+
+LOCAL_FRACTION = 0.92
+"""Part of a worker's limit that a plan may use where dkrr starts the workers: nothing else lives in them, and they
+neither spill nor pause."""
+
+CLUSTER_FRACTION = 0.70
+"""The same for a user's workers: Dask pauses a worker at 0.80 of its limit and kills it at 0.95."""
+
+AVAILABLE_FRACTION = 0.80
+"""Part of the memory available now that is used where no limit is given."""
+
+
+def detect(memory_limit: int | str | None, store: str | None, workers: int | None = None) -> Resources:
+    """Resources of the ambient Dask client if there is one, else of this machine.
+
+    Parameters
+    ----------
+    memory_limit : int, str or None
+        Over all workers of one machine; None takes ``dkrr.memory-limit``, then what is there.
+    store : str or None
+        Where the run's store will be; None means a temporary one.
+    workers : int, optional
+        Worker processes; None takes ``dkrr.local.workers``, then one for each core.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
+    """
+    limit = setting("memory-limit") if memory_limit is None else memory_limit
+    limit_bytes = None if limit is None else parse_bytes(limit)
+    process = psutil.Process().memory_info().rss
+    available = int(AVAILABLE_FRACTION * (available_bytes() + process))
+    local_limit = available if limit_bytes is None else limit_bytes
+    common: dict[str, Any] = {
+        "local_threads": len(os.sched_getaffinity(0)),
+        "local_limit_bytes": local_limit,
+        "local_baseline_bytes": process,
+        "disk_free_bytes": free_bytes(store or setting("temporary-directory") or _system_temporary()),
+        "limit_is_given": limit_bytes is not None,
+        "rates": configured_rates(),
+    }
+    client = _ambient_client() if workers is None else None
+    if client is not None:
+        return _of_client(client, limit_bytes, common)
+    n_workers = workers or setting("local.workers") or len(os.sched_getaffinity(0))
+    if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
+        raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
+    return Resources(
+        n_workers=n_workers,
+        worker_threads=1,
+        worker_limit_bytes=local_limit // n_workers,
+        worker_baseline_bytes=WORKER_BASELINE_BYTES,
+        usable_fraction=LOCAL_FRACTION,
+        **common,
+    )
+
+
+def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
+    from dkrr.runtime.dask_executor import worker_resources
+
+    workers = worker_resources(client)
+    if not workers:
+        raise InputError("the Dask client has no workers; wait for some with client.wait_for_workers(1)")
+    by_host: dict[str, int] = {}
+    for worker in workers:
+        by_host[worker.host] = by_host.get(worker.host, 0) + 1
+    limits = [w.memory_limit for w in workers if w.memory_limit]
+    if limit_bytes is not None:
+        # The limit is for one machine; the workers of the fullest one share it.
+        limits.append(limit_bytes // max(by_host.values()))
+    if not limits:
+        limits = [int(AVAILABLE_FRACTION * available_bytes()) // max(by_host.values())]
+    return Resources(
+        n_workers=len(workers),
+        worker_threads=max(w.n_threads for w in workers),
+        worker_limit_bytes=min(limits),
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
+        usable_fraction=CLUSTER_FRACTION,
+        cluster_is_running=True,
+        **common,
+    )
+
+
+def _ambient_client() -> Any:
+    if "distributed" not in sys.modules:  # then nobody can have made a client, and the import is slow
+        return None
+    from dkrr.runtime.dask_executor import ambient_client
+
+    return ambient_client()
+
+
+def available_bytes() -> int:
+    """Memory that this machine could still give, within the limit of the control group if there is one."""
+    return min(int(psutil.virtual_memory().available), _control_group_bytes())
+
+
+def _control_group_bytes() -> int:
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:  # noqa: PTH123
+            text = limit.read().strip()
+            return sys.maxsize if text == "max" else max(0, int(text) - int(current.read()))
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def configured_rates() -> Rates:
+    """Rates from Dask's configuration."""
+    rates = setting("rates")
+    return Rates(
+        gemm_flops=rates["gemm-gflops"] * 1e9,
+        read_bytes=rates["read-gbytes"] * 1e9,
+        write_bytes=rates["write-gbytes"] * 1e9,
+        task_seconds=rates["task-seconds"],
+        cluster_start_seconds=rates["cluster-start-seconds"],
+    )
+
+
+def _system_temporary() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()

@@ -1,0 +1,244 @@
+"""The ways to solve a problem, each with its projected cost. Whether it may be chosen is the planner's business."""
+
+from dataclasses import dataclass, replace
+
+from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes
+from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
+from dkrr.linalg.normal import normal_cost
+from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
+from dkrr.linalg.triangular import substitution_cost
+from dkrr.planning.plan import Candidate, Execution
+from dkrr.planning.problem import Form, Problem
+from dkrr.planning.resources import Resources
+from dkrr.planning.schedule import factorisation_seconds
+from dkrr.tiles import TileGrid
+
+PANEL = 512
+"""Columns of a strip that GEMM needs to run at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
+TILES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+"""Tile sizes that are compared."""
+MAX_TILES_A_SIDE = 200
+"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
+ROW_BLOCK_BYTES = 64 * 2**20
+"""Rows of Φ that the primal form holds at once."""
+PROCESS_MARGIN_BYTES = 24 * 2**20
+"""Interpreter, allocator and messages, on top of what is counted."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where tiles are worked on."""
+
+    execution: Execution
+    n_workers: int
+    slots: int
+    threads: int
+    baseline_bytes: int
+    limit_bytes: int
+    start_seconds: float
+
+
+def tile_grid(n: int, tile: int) -> TileGrid:
+    """Grid of about this tile size that cuts n evenly, in strips of about PANEL columns."""
+    n_tiles = -(-n // min(tile, n))
+    rows = -(-n // n_tiles)
+    strips = max(1, round(rows / PANEL))
+    panel = -(-rows // strips)
+    if panel > 8:
+        panel = -(-panel // 8) * 8
+    return TileGrid(n, panel * strips, panel)
+
+
+def fixed_grid(n: int, tile: int) -> TileGrid:
+    """Grid of exactly this tile size; strips of the largest divisor that is at most PANEL, if that is not tiny."""
+    tile = min(tile, n)
+    panel = max((p for p in range(1, min(tile, PANEL) + 1) if tile % p == 0), default=tile)
+    return TileGrid(n, tile, panel if panel >= min(tile, 64) else tile)
+
+
+def _grids(problem: Problem, n: int) -> list[TileGrid]:
+    if problem.layout is not None:
+        return [TileGrid(n, problem.layout.tile, problem.layout.panel)]
+    if problem.tile is not None:
+        return [fixed_grid(n, problem.tile)]
+    grids = {tile_grid(n, tile) for tile in TILES}
+    return sorted((g for g in grids if g.n_tiles <= MAX_TILES_A_SIDE), key=lambda g: g.tile)
+
+
+def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
+    """The whole Gram matrix in the calling process."""
+    p, n = problem, problem.n
+    loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
+    cost = dense_cost(n, p.n_right_sides, len(p.alphas)) + gram_cost(p.kernel, p.d, n * (n + 1) / 2)
+    return Candidate(
+        form="dual",
+        execution="memory",
+        n_workers=1,
+        tile=n,
+        panel=n,
+        n_segments=1,
+        row_block=n,
+        seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / resources.rates.read_bytes,
+        read_bytes=loaded,
+        written_bytes=0,
+        disk_bytes=0,
+        peak_bytes=resources.local_baseline_bytes
+        + loaded
+        + dense_bytes(n, p.n_right_sides)
+        + gram_block_bytes(p.kernel, n, p.d)
+        + PROCESS_MARGIN_BYTES,
+        limit_bytes=resources.local_limit_bytes,
+    )
+
+
+def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
+    """The whole normal matrix in the calling process, the rows streamed through it."""
+    p, dimension = problem, problem.dimension or 0
+    block = row_block(p, dimension, dimension)
+    cost = normal_cost(
+        p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept
+    ) + dense_cost(dimension, p.n_targets, len(p.alphas))
+    # No tasks here, and nothing to read if the rows are in memory already.
+    cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
+    rows = block * (2 * 8 * dimension + 2 * p.bytes_of_row + 8 * p.n_targets)
+    return Candidate(
+        form="primal",
+        execution="memory",
+        n_workers=1,
+        tile=dimension,
+        panel=dimension,
+        n_segments=1,
+        row_block=block,
+        seconds=resources.rates.seconds(cost, resources.local_threads),
+        read_bytes=cost.read_bytes,
+        written_bytes=0,
+        disk_bytes=0,
+        peak_bytes=resources.local_baseline_bytes
+        + dense_bytes(dimension, p.n_targets)
+        + rows
+        + 3 * 8 * p.n * p.n_targets
+        + p.read_overhead_bytes
+        + PROCESS_MARGIN_BYTES,
+        limit_bytes=resources.local_limit_bytes,
+    )
+
+
+def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:
+    """Every way with tiles on disk: the places times the tile sizes."""
+    p, r = problem, resources
+    n = p.n if form == "dual" else p.dimension or 0
+    limit = r.worker_limit_bytes
+    start = 0.0 if r.cluster_is_running else r.rates.cluster_start_seconds
+    places = [
+        _Place(
+            "dask",
+            r.n_workers,
+            r.n_workers * r.worker_threads,
+            r.worker_threads,
+            r.worker_baseline_bytes,
+            limit,
+            start,
+        )
+    ]
+    if not r.cluster_is_running:
+        # Fewer workers have more memory each.
+        for w in range(r.n_workers - 1, 0, -1):
+            limit = r.worker_limit_bytes * r.n_workers // w
+            places.append(_Place("dask", w, w, 1, r.worker_baseline_bytes, limit, start))
+    if p.keeps_store:
+        places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
+    candidate = dual_tiled if form == "dual" else primal_tiled
+    return [candidate(p, r, place, grid) for place in places for grid in _grids(p, n)]
+
+
+def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid) -> Candidate:
+    """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
+    p, rates, m = problem, resources.rates, problem.n_right_sides
+    entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
+    form_seconds = entries.gemm_flops / rates.gemm_flops + entries.element_seconds
+    factor = factorisation_seconds(grid, place.slots, rates, form_seconds)
+    # The substitution reads L once, two tasks at a time; the residual forms every block of K once more.
+    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots)
+    check = rates.seconds(gram_cost(p.kernel, p.d, float(p.n) ** 2)) / min(place.slots, grid.n_tiles)
+    staged = 0 if p.x_is_shared else p.stored_bytes
+    # Every tile reads the rows of X of its row and its column, every block of the residual too.
+    x_read = 2.0 * grid.tile * p.bytes_of_row * grid.n_tiles * (1.5 * grid.n_tiles)
+    cost = cholesky_cost(grid, m) + substitution_cost(grid, m)
+    groups = len(p.alphas)
+    vectors = 8 * p.n * (4 * m + 2)
+    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_row, p.d) + 2 * p.read_overhead_bytes
+    return Candidate(
+        form="dual",
+        execution=place.execution,
+        n_workers=place.n_workers,
+        tile=grid.tile,
+        panel=grid.panel,
+        n_segments=1,
+        row_block=grid.tile,
+        seconds=place.start_seconds + 2 * staged / rates.write_bytes + groups * (factor + back + check),
+        read_bytes=groups * (cost.read_bytes + x_read),
+        written_bytes=staged + groups * cost.written_bytes,
+        disk_bytes=staged + (groups if p.keeps_store else 1) * (factor_bytes(grid) + vectors),
+        peak_bytes=place.baseline_bytes
+        + place.threads * cholesky_task_bytes(grid, m, form_bytes)
+        + PROCESS_MARGIN_BYTES,
+        limit_bytes=place.limit_bytes,
+    )
+
+
+def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid) -> Candidate:
+    """Normal matrix in tiles, formed by segments of rows, then the tiled Cholesky of it."""
+    p, rates, t = problem, resources.rates, problem.n_targets
+    n_lower = grid.n_tiles * (grid.n_tiles + 1) // 2
+    if p.layout is not None:
+        n_segments = p.layout.n_segments
+    else:
+        # As many parts as keep every worker busy; with several tiles the tiles do that already.
+        n_segments = max(1, min(place.slots * 2 // n_lower if n_lower < 2 * place.slots else 1, p.n))
+    block = row_block(p, grid.tile, p.dimension or 0)
+    forming = normal_cost(p.n, p.bytes_of_row, grid.n, t, grid.n_tiles, feature_seconds(p), centred=p.fit_intercept)
+    form = rates.seconds(forming) / place.slots
+    sum_seconds = 8.0 * grid.tile**2 * n_segments / rates.read_bytes
+    factor = factorisation_seconds(grid, place.slots, rates, sum_seconds)
+    staged = 0 if p.x_is_shared else p.stored_bytes
+    groups, one = len(p.alphas), factor_bytes(grid)
+    cost = cholesky_cost(grid, t) + substitution_cost(grid, t)
+    rows = block * (4 * 8 * grid.tile + 2 * p.bytes_of_row + 8 * t)
+    # The check of the residual holds all of Φ for a block of rows, and the coefficients and their gradient.
+    check = row_block(p, grid.n, grid.n) * (2 * 8 * grid.n + p.bytes_of_row) + 3 * 8 * grid.n * t
+    check += 2 * 8 * t * -(-p.n // max(1, 2 * place.slots))
+    forming_bytes = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
+    extra_tile = 8 * grid.tile**2 if n_segments > 1 else 0
+    solving_bytes = cholesky_task_bytes(grid, t, extra_tile + 8 * grid.tile * grid.panel)
+    return Candidate(
+        form="primal",
+        execution=place.execution,
+        n_workers=place.n_workers,
+        tile=grid.tile,
+        panel=grid.panel,
+        n_segments=n_segments,
+        row_block=block,
+        seconds=place.start_seconds
+        + 2 * staged / rates.write_bytes
+        + form
+        + groups * (factor + rates.seconds(substitution_cost(grid, t))),
+        read_bytes=forming.read_bytes + groups * (cost.read_bytes + 3 * n_segments * one),
+        written_bytes=staged + n_segments * one + groups * cost.written_bytes,
+        disk_bytes=staged
+        + n_segments * one
+        + (groups if p.keeps_store else 1) * (one + 8 * grid.n * (4 * t + 2))
+        + 8 * p.n * (t + 1),
+        peak_bytes=place.baseline_bytes + place.threads * max(forming_bytes, solving_bytes) + PROCESS_MARGIN_BYTES,
+        limit_bytes=place.limit_bytes,
+    )
+
+
+def row_block(problem: Problem, tile: int, dimension: int) -> int:
+    """Rows of Φ in memory at once: about ROW_BLOCK_BYTES of them, X included."""
+    width = 4 * 8 * min(tile, dimension) + 2 * problem.bytes_of_row
+    return int(max(1, min(problem.n, ROW_BLOCK_BYTES // max(width, 1), 65536)))
+
+
+def feature_seconds(problem: Problem) -> float:
+    """Elementwise work of the feature map for one entry of Φ."""
+    return 0.0 if problem.feature_map is None else problem.feature_map.entry_seconds()

@@ -1,0 +1,176 @@
+"""The plan: a frozen value that explains itself."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dkrr.planning.problem import Form, Problem
+from dkrr.planning.resources import Resources
+from dkrr.units import format_bytes, format_seconds
+
+Execution = Literal["memory", "serial", "dask"]
+
+_WHERE = {
+    "memory": "in the calling process, in memory",
+    "serial": "in the calling process, tiles on disk",
+    "dask": "on Dask workers, tiles on disk",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to solve the problem, with its projected cost."""
+
+    form: Form
+    execution: Execution
+    n_workers: int
+    """Processes that work."""
+    tile: int
+    """Rows of a tile; the whole matrix in memory counts as one."""
+    panel: int
+    """Columns of a stored strip of a tile."""
+    n_segments: int
+    """Parts of the rows whose normal matrices are formed separately (primal)."""
+    row_block: int
+    """Rows of X that are in memory at once (primal)."""
+    seconds: float
+    read_bytes: float
+    written_bytes: float
+    disk_bytes: int
+    """Most space taken in the store at any time."""
+    peak_bytes: int
+    """Most memory of any process that works."""
+    limit_bytes: int
+    """What that process is allowed."""
+    refused: str = ""
+    """Why it cannot be chosen; empty if it can."""
+
+    @property
+    def name(self) -> str:
+        """Short description."""
+        where = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        tiles = "" if self.execution == "memory" else f", tiles of {self.tile:,}"
+        return f"{self.form}, Cholesky, {where[self.execution]}{tiles}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done, what it should cost, and why.
+
+    ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
+    """
+
+    problem: Problem
+    resources: Resources
+    chosen: Candidate
+    prediction: Form
+    """Form in which the model predicts: primal costs O(D) a row, dual O(n d)."""
+    reasons: tuple[str, ...]
+    rejected: tuple[Candidate, ...]
+    """The other candidates, best first."""
+
+    @property
+    def form(self) -> Form:
+        """Form of the solve."""
+        return self.chosen.form
+
+    @property
+    def solver(self) -> str:
+        """Name of the solver."""
+        return "cholesky"
+
+    @property
+    def execution(self) -> Execution:
+        """Where the work is done."""
+        return self.chosen.execution
+
+    @property
+    def seconds(self) -> float:
+        """Projected wall time."""
+        return self.chosen.seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """Projected highest memory of any process that works."""
+        return self.chosen.peak_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Projected space in the store."""
+        return self.chosen.disk_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan as values of JSON."""
+        problem = {
+            "n": self.problem.n,
+            "d": self.problem.d,
+            "n_targets": self.problem.n_targets,
+            "kernel": self.problem.kernel.to_dict(),
+            "dimension": self.problem.dimension,
+            "alphas": list(self.problem.alphas),
+            "fit_intercept": self.problem.fit_intercept,
+        }
+        return {
+            "problem": problem,
+            **asdict(self.chosen),
+            "solver": self.solver,
+            "prediction": self.prediction,
+            "reasons": list(self.reasons),
+            "rejected": [{"name": c.name, **asdict(c)} for c in self.rejected],
+        }
+
+    def __str__(self) -> str:
+        c, p = self.chosen, self.problem
+        matrix = p.n if c.form == "dual" else p.dimension or 0
+        what = "K + λI" if c.form == "dual" else "ΦᵀΦ + λI"
+        lines = [
+            f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {_plural(p.n_targets, 'target')}, {_describe(p)}",
+            f"  form        {c.form}: factor {what}, {matrix:,} × {matrix:,}; predict in {self.prediction} form",
+            "  solver      tiled Cholesky" + (f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""),
+            f"  where       {_where(c)}",
+        ]
+        if c.execution != "memory":
+            n_tiles = -(-matrix // c.tile)
+            lines.append(
+                f"  tiles       {c.tile:,} × {c.tile:,} in strips of {c.panel}; "
+                f"{n_tiles} a side, {n_tiles * (n_tiles + 1) // 2} tasks"
+            )
+        lines += [
+            f"  time        about {format_seconds(c.seconds)}",
+            f"  memory      at most {format_bytes(c.peak_bytes)} a process (limit {format_bytes(c.limit_bytes)})",
+            f"  disk        {format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
+            f"{format_bytes(c.read_bytes)} read"
+            if c.execution != "memory"
+            else "  disk        none",
+            "  because",
+            *(f"    - {reason}" for reason in self.reasons),
+        ]
+        if self.rejected:
+            lines.append("  rejected")
+            lines += [f"    - {_rejection(r, c)}" for r in self.rejected[:4]]
+        return "\n".join(lines)
+
+
+def _where(c: Candidate) -> str:
+    return f"{_WHERE[c.execution]}" + (f" ({_plural(c.n_workers, 'process', 'es')})" if c.execution == "dask" else "")
+
+
+def _rejection(rejected: Candidate, chosen: Candidate) -> str:
+    why = rejected.refused or f"slower, {rejected.seconds / max(chosen.seconds, 1e-9):.2g} × the time"
+    cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} a process"
+    return f"{rejected.name}: {why} ({cost})"
+
+
+def _plural(count: int, word: str, ending: str = "s") -> str:
+    return f"{count:,} {word}{'' if count == 1 else ending}"
+
+
+def _describe(p: Problem) -> str:
+    description = p.kernel.to_dict()
+    name = description.pop("kernel")
+    parameters = ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in description.items()
+        if not isinstance(value, dict | list)
+    )
+    alphas = p.alphas[0] if len(p.alphas) == 1 else p.alphas
+    return f"{name} kernel" + (f" ({parameters})" if parameters else "") + f", alpha={alphas}"

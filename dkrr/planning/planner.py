@@ -1,0 +1,201 @@
+"""Choosing among the candidates, with reasons; refusing what cannot be done."""
+
+from dataclasses import replace
+
+from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.planning.candidates import dual_in_memory, primal_in_memory, tiled
+from dkrr.planning.plan import Candidate, Plan
+from dkrr.planning.problem import Form, Problem
+from dkrr.planning.resources import Resources
+from dkrr.units import format_bytes, format_seconds
+
+SMALL_SECONDS = 3.0
+"""Work below this stays in the calling process even when a client is there: shipping it would cost as much."""
+
+MAX_DIMENSION = 2_000_000
+"""Features beyond which a normal matrix is out of the question and not even priced."""
+
+
+def make_plan(problem: Problem, resources: Resources) -> Plan:
+    """Cheapest way that stays within the limits.
+
+    Parameters
+    ----------
+    problem : Problem
+    resources : Resources
+
+    Raises
+    ------
+    MemoryLimitError
+        If no candidate fits in memory; names the smallest limit that would do.
+    DiskSpaceError
+        If those that fit in memory do not fit in the store.
+    InputError
+        If the form that was asked for does not exist for this kernel.
+    PlanError
+        If λ = 0 and no form has a positive definite matrix.
+    """
+    forms, impossible = _forms(problem)
+    if not forms:
+        raise PlanError("; ".join(impossible))
+    candidates = []
+    for form in forms:
+        if not problem.keeps_store:
+            in_memory = dual_in_memory if form == "dual" else primal_in_memory
+            candidates.append(in_memory(problem, resources))
+        candidates += tiled(problem, resources, form)
+    candidates = [_checked(c, resources) for c in candidates]
+    fitting = sorted((c for c in candidates if not c.refused), key=lambda c: (c.seconds, c.peak_bytes))
+    if not fitting:
+        _refuse(candidates, resources)
+    chosen = fitting[0]
+    others = _best_of_each_kind([c for c in candidates if c is not chosen], chosen)
+    return Plan(
+        problem=problem,
+        resources=resources,
+        chosen=chosen,
+        prediction=prediction_form(problem),
+        reasons=tuple(_reasons(problem, chosen, candidates) + impossible),
+        rejected=tuple(others),
+    )
+
+
+def prediction_form(problem: Problem) -> Form:
+    """Primal where φ is finite and no wider than the training set: O(D) a row instead of O(n d)."""
+    dimension = problem.dimension
+    return "primal" if dimension is not None and dimension <= max(problem.n, problem.d) else "dual"
+
+
+def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
+    """Forms that are possible, and why the others are not."""
+    dimension, forms, reasons = problem.dimension, list[Form](), list[str]()
+    wanted = problem.form or (problem.layout.form if problem.layout else None)
+    if wanted == "primal" and dimension is None:
+        raise InputError(
+            f"form='primal' needs a kernel with a finite feature map; "
+            f"{type(problem.kernel).__name__} has none. Use form='dual' or form='auto'"
+        )
+    singular = 0.0 in problem.alphas and wanted is None and dimension is not None
+    if wanted != "dual" and dimension is not None:
+        if singular and dimension > problem.n:
+            reasons.append(
+                f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {problem.n:,} < D = {dimension:,}"
+            )
+        elif dimension > MAX_DIMENSION and wanted is None:
+            reasons.append(f"primal is out of the question: D = {dimension:,} features")
+        else:
+            forms.append("primal")
+    if wanted != "primal":
+        if singular and dimension is not None and dimension < problem.n:
+            reasons.append(f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {problem.n:,}")
+        else:
+            forms.append("dual")
+    return forms, reasons
+
+
+def _checked(c: Candidate, resources: Resources) -> Candidate:
+    free = resources.disk_free_bytes
+    if c.peak_bytes > _usable_bytes(c, resources):
+        return replace(c, refused="needs more memory than allowed")
+    if free is not None and c.disk_bytes > free:
+        return replace(c, refused=f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free")
+    if c.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
+        return replace(c, refused="there is a Dask client, and the work is not small")
+    if c.execution == "serial" and c.seconds > SMALL_SECONDS and resources.n_workers > 1:
+        return replace(c, refused="the work is not small")
+    return c
+
+
+def _refuse(candidates: list[Candidate], resources: Resources) -> None:
+    in_memory = [c for c in candidates if c.peak_bytes <= _usable_bytes(c, resources)]
+    if in_memory:
+        least = min(in_memory, key=lambda c: c.disk_bytes)
+        raise DiskSpaceError(
+            f"not enough disk: the plan with the smallest need ({least.name}) takes {format_bytes(least.disk_bytes)} "
+            f"in the store, {format_bytes(resources.disk_free_bytes or 0)} are free. Free some space, give store= or "
+            f"dkrr.temporary-directory on a larger disk, or raise memory_limit. Nothing was computed"
+        )
+    needs = [(_needed_limit(c, resources), c) for c in candidates]
+    needed, least = min(needs, key=lambda pair: pair[0])
+    if resources.cluster_is_running:
+        allowed = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
+        remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
+    else:
+        total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
+        given = "memory_limit" if resources.limit_is_given else "the memory of this machine"
+        allowed = f"{given} is {format_bytes(total)} for {resources.n_workers} workers together"
+        remedy = f"The smallest memory_limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
+    raise MemoryLimitError(
+        f"no plan fits in memory: the smallest ({least.name}) needs {format_bytes(least.peak_bytes)} in one process, "
+        f"and {allowed}. {remedy}. Nothing was computed"
+    )
+
+
+def _usable_bytes(c: Candidate, resources: Resources) -> int:
+    return int(c.limit_bytes * (resources.usable_fraction if c.execution == "dask" else 1.0))
+
+
+def _needed_limit(c: Candidate, resources: Resources) -> int:
+    """Value of memory_limit (or of a worker's limit) with which a candidate would fit."""
+    if c.execution != "dask":
+        return c.peak_bytes
+    each = int(c.peak_bytes / resources.usable_fraction) + 1
+    return each if resources.cluster_is_running else each * c.n_workers
+
+
+def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[Candidate]:
+    """Best of each form, place and outcome, so that the explanation stays short."""
+    best: dict[tuple[str, str, bool], Candidate] = {}
+    for c in sorted(candidates, key=lambda c: (bool(c.refused), c.seconds)):
+        best.setdefault((c.form, c.execution, bool(c.refused)), c)
+    kept = [
+        c
+        for c in best.values()
+        # A refused tile size says nothing where another of the same kind works.
+        if not (
+            c.refused
+            and ((c.form, c.execution, False) in best or (c.form, c.execution) == (chosen.form, chosen.execution))
+        )
+    ]
+    return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
+
+
+def _reasons(problem: Problem, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
+    p, dimension = problem, problem.dimension
+    reasons = []
+    if p.layout is not None:
+        reasons.append("the store holds a run that began with this form and these tiles; it goes on")
+    if p.form is not None:
+        reasons.append(f"form='{p.form}' was asked for")
+    elif dimension is None:
+        reasons.append("dual, since the kernel has no finite feature map")
+    else:
+        best = {
+            form: min((c.seconds for c in candidates if c.form == form and not c.refused), default=None)
+            for form in ("primal", "dual")
+        }
+        other = "dual" if chosen.form == "primal" else "primal"
+        time = best[other]
+        against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
+        reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
+    if chosen.execution == "memory":
+        reasons.append("in the calling process, since everything fits in memory and that is fastest")
+    elif p.keeps_store:
+        reasons.append("tiles on disk, since store= asks for a run that can be resumed")
+    elif (
+        whole := next((c for c in candidates if c.execution == "memory" and c.form == chosen.form), None)
+    ) is not None:
+        if "memory" in whole.refused:
+            reasons.append(
+                f"tiles on disk, since in memory one process would need {format_bytes(whole.peak_bytes)} "
+                f"of {format_bytes(whole.limit_bytes)}"
+            )
+        else:
+            reasons.append("on Dask, since that is faster" if not whole.refused else f"on Dask, since {whole.refused}")
+    if p.tile is not None:
+        reasons.append(f"tile={p.tile} was asked for")
+    elif chosen.execution != "memory" and p.layout is None:
+        reasons.append(
+            "larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"
+        )
+    return reasons

@@ -1,0 +1,101 @@
+"""What is to be solved, as far as its cost depends on it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from dkrr.features import FeatureMap, feature_map
+from dkrr.kernels import Kernel
+from dkrr.rows import MemoryRows, Rows
+
+Form = Literal["primal", "dual"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run that has begun cut its matrix; a run that goes on keeps it."""
+
+    form: Form
+    tile: int
+    panel: int
+    n_segments: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of one kernel ridge regression."""
+
+    n: int
+    """Rows."""
+    d: int
+    """Columns of X."""
+    n_targets: int
+    kernel: Kernel
+    feature_map: FeatureMap | None
+    """φ where it is finite, else None."""
+    alphas: tuple[float, ...] = (1.0,)
+    """Distinct values of λ; one factorisation each."""
+    fit_intercept: bool = False
+    weighted: bool = False
+    row_bytes: int | None = None
+    """Bytes of one row of X in memory; None: 8 d."""
+    x_bytes: int | None = None
+    """Bytes of X where it is stored; None: n × row_bytes."""
+    x_is_shared: bool = False
+    """X is in a store that workers can read; otherwise they get a copy of it."""
+    x_in_memory: bool = True
+    """X is in this process's memory already."""
+    read_overhead_bytes: int = 0
+    """Most bytes that reading a block of X needs besides the block."""
+    keeps_store: bool = False
+    """The user gave a store, to be kept and resumed from."""
+    form: Form | None = None
+    """None: the planner chooses."""
+    tile: int | None = None
+    """None: the planner chooses."""
+    layout: Layout | None = None
+    """Of the run that this one goes on with."""
+
+    @classmethod
+    def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
+        """Problem of fitting these rows; `settings` are the other fields.
+
+        Parameters
+        ----------
+        rows : Rows
+        kernel : Kernel
+        **settings
+        """
+        n, d = rows.shape
+        kernel = kernel.resolved(d)
+        return cls(
+            n=n,
+            d=d,
+            kernel=kernel,
+            feature_map=feature_map(kernel, d),
+            row_bytes=rows.row_bytes,
+            x_bytes=rows.n_bytes,
+            x_is_shared=rows.is_shared,
+            x_in_memory=isinstance(rows, MemoryRows),
+            read_overhead_bytes=rows.read_overhead_bytes,
+            **settings,
+        )
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of features D; None where φ is infinite."""
+        return None if self.feature_map is None else self.feature_map.dimension(self.d)
+
+    @property
+    def bytes_of_row(self) -> int:
+        """Bytes of one row of X in memory."""
+        return 8 * self.d if self.row_bytes is None else self.row_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of X in a store."""
+        return self.n * self.bytes_of_row if self.x_bytes is None else self.x_bytes
+
+    @property
+    def n_right_sides(self) -> int:
+        """Columns of the systems: the targets, and the ones of a free intercept in the dual form."""
+        return self.n_targets + (1 if self.fit_intercept else 0)

@@ -1,0 +1,146 @@
+"""Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import threadpoolctl
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+from dkrr.linalg.sources import fill_gram
+from dkrr.model import FittedRidge
+from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.rows.checks import check_finite
+
+BLOCK_ROWS = 1024
+"""Rows that are predicted together."""
+BLOCK_TRAINING_ROWS = 4096
+"""Training rows whose kernel with them is in memory at once (32 MiB with BLOCK_ROWS)."""
+PARALLEL_ABOVE = 4e6
+"""Kernel entries from which on several threads share the work."""
+LAZY_BLOCK_BYTES = 16 * 2**20
+"""Size of the blocks of a lazy prediction."""
+
+
+def predict(model: FittedRidge, rows: Rows) -> Any:
+    """Predict all rows.
+
+    Parameters
+    ----------
+    model : FittedRidge
+    rows : Rows
+        Of shape (n, d).
+
+    Returns
+    -------
+    ndarray of shape (n, t), or a lazy Dask array of that shape where the rows are lazy (Dask) or stored (Zarr)
+
+    Raises
+    ------
+    InputError
+        If the number of columns is not that of the training rows.
+    """
+    if rows.shape[1] != model.n_features:
+        raise InputError(
+            f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
+        )
+    if isinstance(rows, MemoryRows):
+        return predict_in_memory(model, rows)
+    return _lazy(model, rows)
+
+
+def predict_in_memory(model: FittedRidge, rows: Rows) -> NDArray[np.float64]:
+    """Predictions of rows as one array, of shape (n, t)."""
+    n = rows.shape[0]
+    out = np.empty((n, model.n_targets))
+    starts = range(0, n, BLOCK_ROWS)
+
+    def block(start: int) -> None:
+        stop = min(start + BLOCK_ROWS, n)
+        x = rows.read(start, stop)
+        check_finite(x, "X", start)
+        out[start:stop] = predict_block(model, x)
+
+    threads = min(len(starts), len(os.sched_getaffinity(0)))
+    size = 0 if model.rows is None else n * model.rows.shape[0]
+    if model.coef is not None or threads == 1 or size < PARALLEL_ABOVE:
+        for start in starts:
+            block(start)
+    else:
+        # Half of a kernel's time is elementwise work, which BLAS threads would not share.
+        with threadpoolctl.threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+            list(pool.map(block, starts))
+    return out
+
+
+def predict_block(model: FittedRidge, x: Any) -> NDArray[np.float64]:
+    """Predictions of one block of rows.
+
+    Parameters
+    ----------
+    model : FittedRidge
+    x : ndarray or CSR array of shape (m, d)
+
+    Returns
+    -------
+    ndarray of shape (m, t)
+    """
+    m = x.shape[0]
+    if model.coef is not None and model.feature_map is not None:
+        return model.feature_map.transform(x) @ model.coef + model.intercept
+    assert model.dual_coef is not None
+    if model.kernel.is_precomputed:
+        return np.asarray(x @ model.dual_coef) + model.intercept
+    assert model.rows is not None
+    out = np.tile(model.intercept, (m, 1))
+    n = model.rows.shape[0]
+    height = min(n, BLOCK_TRAINING_ROWS)
+    gram = np.empty((m, height))
+    for start in range(0, n, height):
+        stop = min(start + height, n)
+        part = gram[:, : stop - start]
+        fill_gram(model.kernel, x, model.rows.read(start, stop), part)
+        out += part @ model.dual_coef[start:stop]
+    return out
+
+
+def _lazy(model: FittedRidge, rows: Rows) -> Any:
+    height = max(1, min(LAZY_BLOCK_BYTES // (8 * rows.shape[1]), 16384))
+    if isinstance(rows, DaskRows):
+        # Blocks keep their rows unless they are too tall; they must have all columns.
+        x = rows.array.rechunk({1: -1})
+        if max(x.chunks[0]) > height:
+            x = x.rechunk({0: height})
+    elif isinstance(rows, ZarrRows):
+        heights = tuple(min(height, rows.shape[0] - k) for k in range(0, rows.shape[0], height))
+        x = da.map_blocks(
+            _read_block,
+            rows,
+            height,
+            chunks=(heights, (rows.shape[1],)),
+            dtype=rows.dtype,
+            meta=np.empty((0, 0), rows.dtype),
+        )
+    else:
+        return predict_in_memory(model, rows)
+    return da.map_blocks(
+        _predict_checked,
+        x,
+        model=model,
+        chunks=(x.chunks[0], (model.n_targets,)),
+        dtype=np.float64,
+        meta=np.empty((0, 0)),
+    )
+
+
+def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
+    start = block_info[None]["chunk-location"][0] * height
+    return rows.read(start, min(start + height, rows.shape[0]))
+
+
+def _predict_checked(x: Any, model: FittedRidge) -> NDArray[np.float64]:
+    check_finite(x, "X")
+    return predict_in_memory(model, MemoryRows(x))

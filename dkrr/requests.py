@@ -1,0 +1,197 @@
+"""From a user's arguments to a checked problem and its plan."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+from dkrr.features import feature_map
+from dkrr.kernels import Kernel, as_kernel
+from dkrr.machine import detect
+from dkrr.planning import Layout, Plan, Problem, make_plan
+from dkrr.planning.problem import Form
+from dkrr.rows import Rows, as_rows, load_array
+from dkrr.solvers import Cholesky
+from dkrr.tiles import RunStore
+
+
+def plan(
+    X: Any = None,
+    y: Any = None,
+    *,
+    n: int | None = None,
+    d: int | None = None,
+    n_targets: int = 1,
+    kernel: Any = "linear",
+    gamma: float | None = None,
+    degree: float = 3,
+    coef0: float = 1,
+    kernel_params: dict[str, Any] | None = None,
+    alpha: Any = 1.0,
+    fit_intercept: bool = False,
+    form: str = "auto",
+    solver: Any = "auto",
+    memory_limit: int | str | None = None,
+    tile: int | None = None,
+    store: str | Path | None = None,
+    workers: int | None = None,
+) -> Plan:
+    """Plan of a fit, without doing it; needs no data, only sizes.
+
+    Parameters
+    ----------
+    X, y : as in KernelRidge.fit, optional
+        Instead of n, d and n_targets.
+    n, d, n_targets : int
+        Rows, columns and targets, instead of X and y.
+    kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, memory_limit, tile, store
+        As in KernelRidge.
+    workers : int, optional
+        Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        If an argument cannot be used.
+    PlanError
+        If no plan stays within the limits; the message names the smallest limit that would do.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> p = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)  # doctest: +SKIP
+    >>> print(p)  # doctest: +SKIP
+    """
+    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    settings: dict[str, Any] = {
+        "fit_intercept": fit_intercept,
+        "form": checked_form(form),
+        "tile": checked_tile(tile),
+        "keeps_store": store is not None,
+        "layout": None if store is None else stored_layout(str(store)),
+    }
+    checked_solver(solver)
+    if X is not None:
+        rows = as_rows(X)
+        targets = n_targets if y is None else _width(y)
+        alphas = checked_alphas(alpha, targets)
+        problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
+    else:
+        n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (n_targets, "n_targets")))
+        alphas = checked_alphas(alpha, targets)
+        value = value.resolved(d)
+        problem = Problem(
+            n=n,
+            d=d,
+            n_targets=targets,
+            kernel=value,
+            feature_map=feature_map(value, d),
+            alphas=tuple(np.unique(alphas).tolist()),
+            **settings,
+        )
+    return make_plan(problem, detect(memory_limit, None if store is None else str(store), workers))
+
+
+def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | None, **settings: Any) -> Plan:
+    """Plan of a fit whose arguments have been checked; `settings` are fields of Problem."""
+    layout = None if store is None else stored_layout(store)
+    problem = Problem.of_rows(rows, kernel, keeps_store=store is not None, layout=layout, **settings)
+    return make_plan(problem, detect(memory_limit, store))
+
+
+def stored_layout(store: str) -> Layout | None:
+    """Layout of the run that a store holds; None if it holds none.
+
+    Raises
+    ------
+    StoreError
+        If something else is there.
+    """
+    found = RunStore(store).description()
+    return None if found is None else Layout(**found["layout"])
+
+
+def checked_form(form: Any) -> Form | None:
+    """Form that was asked for; None for "auto"."""
+    if form not in ("auto", *get_args(Form)):
+        raise InputError(f"form={form!r} is unknown; use 'auto', 'primal' or 'dual'")
+    return None if form == "auto" else form
+
+
+def checked_solver(solver: Any) -> Cholesky:
+    """Solver that was asked for."""
+    if isinstance(solver, Cholesky):
+        return solver
+    if solver not in ("auto", "cholesky"):
+        raise InputError(f"solver={solver!r} is unknown; use 'auto', 'cholesky' or dkrr.solvers.Cholesky()")
+    return Cholesky()
+
+
+def checked_tile(tile: Any) -> int | None:
+    """Tile size that was asked for."""
+    if tile is None:
+        return None
+    if isinstance(tile, bool) or not isinstance(tile, int | np.integer) or tile < 1:
+        raise InputError(f"tile={tile!r} must be a whole number of rows, at least 1, or None")
+    return int(tile)
+
+
+def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
+    """λ of every target, of shape (n_targets,).
+
+    Raises
+    ------
+    InputError
+        If a value is negative or not finite, or the shape is neither () nor (n_targets,).
+    """
+    try:
+        values = np.asarray(alpha, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"alpha={alpha!r} must be a number, or one for each target") from error
+    if values.ndim > 1 or values.size not in (1, n_targets):
+        raise InputError(f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one a target")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise InputError(f"alpha == {alpha}, must be >= 0 and finite; 0 is kernel least squares")
+    return np.broadcast_to(values.ravel(), (n_targets,)).copy()
+
+
+def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
+    """Sample weights of shape (n,), or None where all are 1.
+
+    Raises
+    ------
+    InputError
+        If the shape is wrong, or a weight is negative or not finite, or all are 0.
+    """
+    if sample_weight is None:
+        return None
+    weights = load_array(sample_weight, "sample_weight")
+    if weights.ndim == 0:
+        weights = np.full(n, float(weights))
+    if weights.shape != (n,):
+        raise InputError(f"sample_weight has shape {weights.shape}; expected ({n},), one for each row of X")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        row = int(np.argmin(np.where(np.isfinite(weights), weights, -np.inf)))
+        raise InputError(f"sample_weight must be finite and >= 0; row {row} has {weights[row]}")
+    if not (weights > 0).any():
+        raise InputError("sample_weight is zero everywhere; at least one row must count")
+    return None if (weights == 1).all() else weights
+
+
+def _width(y: Any) -> int:
+    if isinstance(y, str | Path):
+        return as_rows(y, "y").shape[1]
+    shape = np.shape(y) if not hasattr(y, "shape") else y.shape
+    return int(shape[1]) if len(shape) == 2 else 1
+
+
+def _size(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name}={value!r} must be a whole number, at least 1 (or give X and y instead of sizes)")
+    return int(value)

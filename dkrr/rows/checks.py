@@ -1,0 +1,134 @@
+"""NaN, infinity and checksums, found block by block."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+from dkrr.rows.sources import Block, Rows
+from dkrr.runtime.task import Meter, Task
+
+_BLOCK_BYTES = 32 * 2**20
+_BLOCK_ROWS = 8192
+
+
+def _blocks(rows: Rows) -> list[int]:
+    """First rows of the blocks that are hashed: they depend on the shape only, not on chunks or on tiles."""
+    height = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (8 * rows.shape[1])))
+    return [*range(0, rows.shape[0], height), rows.shape[0]]
+
+
+def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int) -> list[Task]:
+    """Tasks that check all rows; their values, in order, are lists of the blocks' digests.
+
+    Parameters
+    ----------
+    rows : Rows
+    name : str
+        What the rows are called in error messages.
+    digest : bool
+        Whether to hash as well (for a store that may be resumed).
+    n_tasks : int
+    """
+    blocks = _blocks(rows)
+    n_blocks = len(blocks) - 1
+    cuts = [round(i * n_blocks / n_tasks) for i in range(n_tasks + 1)]
+    return [
+        Task(f"scan-{name}-{first}", _scan, (rows, name, blocks[first : last + 1], digest), flops=last - first)
+        for first, last in itertools.pairwise(cuts)
+        if last > first
+    ]
+
+
+def scan(rows: Rows, name: str) -> None:
+    """Check rows in this process.
+
+    Raises
+    ------
+    InputError
+        If there is a NaN or an infinity; the message names its row and column.
+    """
+    _scan(Meter(), rows, name, _blocks(rows), False)
+
+
+def combine(digests: Sequence[Sequence[str]]) -> str:
+    """One checksum from the values of `scan_tasks`."""
+    return hashlib.sha256("".join(d for part in digests for d in part).encode()).hexdigest()
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """Checksum of an array in memory."""
+    return hashlib.sha256(np.ascontiguousarray(array, "<f8").data).hexdigest()
+
+
+def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
+    digests = []
+    for start, stop in itertools.pairwise(blocks):
+        with meter.time("read"):
+            block = rows.read(start, stop)
+        check_finite(block, name, start)
+        if digest:
+            with meter.time("digest"):
+                digests.append(_digest(block))
+    return digests
+
+
+def _digest(block: Block) -> str:
+    sha = hashlib.sha256(str((block.shape, np.dtype(block.dtype).str)).encode())
+    for part in _parts(block):
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()
+
+
+def _parts(block: Block) -> Iterator[NDArray[Any]]:
+    if sp.issparse(block):
+        yield block.data
+        yield block.indices.astype(np.int64)
+        yield block.indptr.astype(np.int64)
+    else:
+        yield block
+
+
+def check_finite(block: Block, name: str, first_row: int = 0) -> None:
+    """Refuse NaN and infinity.
+
+    Parameters
+    ----------
+    block : ndarray of shape (rows,) or (rows, columns), or CSR array
+    name : str
+    first_row : int
+        Row number of the block's first row, for the message.
+
+    Raises
+    ------
+    InputError
+        Naming the first bad row and column.
+    """
+    values = block.data if sp.issparse(block) else block
+    if not np.issubdtype(values.dtype, np.floating):
+        return
+    # The sum is finite unless a value is not (or it overflows, which the second look sorts out).
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    if sp.issparse(block):
+        at = int(np.argmax(bad))
+        row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
+        value = values[at]
+    else:
+        row, *rest = (int(k) for k in np.unravel_index(np.argmax(bad), bad.shape))
+        column = rest[0] if rest else 0
+        value = values[row, column] if rest else values[row]
+    what = "NaN" if np.isnan(value) else "infinity"
+    raise InputError(
+        f"Input {name} contains {what}: the first bad value is in row {first_row + row}, column {column} (counted "
+        f"from 0). Remove or fill such rows before fitting"
+    )

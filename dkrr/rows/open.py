@@ -1,0 +1,118 @@
+"""From what a user hands in to Rows, with an error for what cannot be used."""
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.rows.sources import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.tiles.arrays import array_url, is_zarr_array, open_array
+
+
+def open_path(path: str, name: str = "X") -> Any:
+    """Open ``data.zarr``, ``data.zarr/group/array``, ``data.npy`` (memory-mapped) or ``data.npz::name``.
+
+    Raises
+    ------
+    InputError
+        If there is nothing there, or nothing that can be read.
+    """
+    file, _, member = path.partition("::")
+    if "://" not in file and not Path(file).exists():
+        raise InputError(f"{name}: the path {file} does not exist")
+    suffix = Path(file).suffix
+    try:
+        if suffix == ".npy":
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        if suffix == ".npz":
+            return _from_npz(file, member, name)
+        return open_array(file)
+    except (StoreError, ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name}: cannot read {path}: {error}") from error
+
+
+def _from_npz(file: str, member: str, name: str) -> Any:
+    with np.load(file, allow_pickle=False) as archive:
+        if not member and "indptr" in archive.files:
+            return sp.load_npz(file).tocsr()
+        if member not in archive.files:
+            raise InputError(
+                f"{name}: {file} has no array {member!r}; write {file}::NAME with one of {', '.join(archive.files)}"
+            )
+        return archive[member]
+
+
+def as_rows(X: Any, name: str = "X") -> Rows:
+    """Rows of an ndarray, scipy.sparse matrix, Dask array, Zarr array, or path of one.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d), or (n,) which counts as one column
+    name : str
+        What the array is called in error messages.
+
+    Raises
+    ------
+    InputError
+        If it is empty, not a matrix, not of numbers, or not there.
+    """
+    if isinstance(X, str | Path):
+        X = open_path(str(X), name)
+    if isinstance(X, Rows):
+        return X
+    if not (sp.issparse(X) or isinstance(X, da.Array) or is_zarr_array(X)):
+        X = np.asarray(X)
+    _check_dtype(X.dtype, name)
+    if X.ndim not in (1, 2):
+        raise InputError(f"{name} must be a matrix (samples × features); got {X.ndim} dimensions, shape {X.shape}")
+    if any(np.isnan(s) for s in X.shape):
+        raise InputError(
+            f"{name} is a Dask array with unknown chunk sizes; call {name}.compute_chunk_sizes() or "
+            f"to_dask_array(lengths=True) first"
+        )
+    if 0 in X.shape:
+        raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
+    if isinstance(X, da.Array):
+        return DaskRows(X)
+    if is_zarr_array(X):
+        url = array_url(X)
+        return ZarrRows(url) if url is not None else MemoryRows(_column(np.asarray(X[:])))
+    if sp.issparse(X):
+        X = sp.csr_array(X)
+        X.sum_duplicates()
+        return MemoryRows(X)
+    return MemoryRows(_column(X))
+
+
+def _column(X: NDArray[Any]) -> NDArray[Any]:
+    return X if X.ndim == 2 else X[:, None]
+
+
+def _check_dtype(dtype: Any, name: str) -> None:
+    if np.issubdtype(dtype, np.complexfloating):
+        raise InputTypeError(f"{name}: complex data not supported (dtype {dtype}); dkrr works on real numbers")
+    if not (np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.bool_)):
+        raise InputTypeError(f"{name} must hold numbers; got dtype {dtype}; convert it, e.g. {name}.astype(float)")
+
+
+def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
+    """Whole array in memory as float64 (targets, weights), of its own dimensions.
+
+    Raises
+    ------
+    InputError
+        As `as_rows`.
+    """
+    if isinstance(y, str | Path):
+        y = open_path(str(y), name)
+    if sp.issparse(y):
+        raise InputTypeError(f"{name}: sparse targets are not supported; give a dense array")
+    _check_dtype(y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype, name)
+    loaded = y.compute() if isinstance(y, da.Array) else y[...] if is_zarr_array(y) else y
+    return np.asarray(loaded, np.float64)

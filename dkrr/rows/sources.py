@@ -1,0 +1,212 @@
+"""A table of numbers that is read a block of rows at a time."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.tiles.arrays import open_array
+
+Block = Any
+"""A 2-D ndarray or a scipy.sparse CSR array."""
+
+ALL = slice(None)
+
+
+class Rows(ABC):
+    """Rows of a table: shape, dtype, and blocks of consecutive rows."""
+
+    is_sparse: bool = False
+    is_shared: bool = False
+    """True if another process can read the rows too (they are in a store, not in this process)."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> Any:
+        """Type of the numbers as they are stored."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        """Rows start ... stop − 1 (of some columns) as they are stored: ndarray, or CSR if `is_sparse`."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the whole table in memory."""
+        return int(self.shape[0]) * int(self.shape[1]) * int(np.dtype(self.dtype).itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (an average, for sparse rows) in memory, as float64."""
+        return self.shape[1] * 8
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        """Most bytes that a read needs besides its result (decoded chunks)."""
+        return 0
+
+
+class MemoryRows(Rows):
+    """Rows of an array in this process's memory.
+
+    Parameters
+    ----------
+    array : ndarray or scipy.sparse CSR array of shape (n, d)
+    """
+
+    def __init__(self, array: Block) -> None:
+        self.array = array
+        self.is_sparse = sp.issparse(array)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See base class."""
+        return (int(self.array.shape[0]), int(self.array.shape[1]))
+
+    @property
+    def dtype(self) -> Any:
+        """See base class."""
+        return self.array.dtype
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        """See base class."""
+        block = self.array[start:stop]
+        return block if columns == ALL else block[:, columns]
+
+    @property
+    def n_bytes(self) -> int:
+        """See base class."""
+        if self.is_sparse:
+            return int(self.array.data.nbytes + self.array.indices.nbytes + self.array.indptr.nbytes)
+        return int(self.array.nbytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """See base class."""
+        return -(-self.n_bytes // max(self.shape[0], 1)) + 8 if self.is_sparse else super().row_bytes
+
+
+@dataclass(frozen=True)
+class ZarrRows(Rows):
+    """Rows of a Zarr array in a store; travels between processes by name. A vector counts as one column."""
+
+    url: str
+
+    is_shared = True
+
+    @cached_property
+    def _array(self) -> Any:
+        return open_array(self.url)
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """See base class."""
+        shape = self._array.shape
+        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
+
+    @cached_property
+    def dtype(self) -> Any:
+        """Type of the stored numbers."""
+        return self._array.dtype
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        """See base class."""
+        if self._array.ndim == 1:
+            return self._array[start:stop][:, None]
+        return np.asarray(self._array[start:stop, columns])
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        """See base class."""
+        # Chunks that a read touches are decoded whole; Zarr works on several at once.
+        return 2 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"url": self.url}
+
+
+@dataclass(frozen=True)
+class SparseRows(Rows):
+    """CSR rows in a store: a group of the arrays `data`, `indices` and `indptr`; travels by name."""
+
+    url: str
+
+    is_shared = True
+    is_sparse = True
+
+    @cached_property
+    def _parts(self) -> tuple[Any, Any, Any]:
+        return tuple(open_array(f"{self.url}/{part}") for part in ("data", "indices", "indptr"))
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return (int(self._parts[2].shape[0]) - 1, int(self._parts[2].attrs["n_columns"]))
+
+    @cached_property
+    def dtype(self) -> Any:
+        """Type of the stored numbers."""
+        return self._parts[0].dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """See base class."""
+        return sum(int(part.shape[0]) * int(part.dtype.itemsize) for part in self._parts)
+
+    @property
+    def row_bytes(self) -> int:
+        """See base class."""
+        return -(-self.n_bytes // max(self.shape[0], 1)) + 8
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        """See base class."""
+        data, indices, indptr = self._parts
+        pointers = indptr[start : stop + 1]
+        inside = slice(int(pointers[0]), int(pointers[-1]))
+        block = sp.csr_array(
+            (data[inside], indices[inside], pointers - pointers[0]), shape=(stop - start, self.shape[1])
+        )
+        return block if columns == ALL else block[:, columns]
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"url": self.url}
+
+
+class DaskRows(Rows):
+    """Rows of a Dask array, computed when read. Workers do not read these: they are staged first.
+
+    Parameters
+    ----------
+    array : dask.array.Array of shape (n, d) or (n,)
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array if array.ndim == 2 else array[:, None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See base class."""
+        return (int(self.array.shape[0]), int(self.array.shape[1]))
+
+    @property
+    def dtype(self) -> Any:
+        """See base class."""
+        return self.array.dtype
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        """See base class."""
+        block = self.array[start:stop, columns].compute()
+        return block.tocsr() if sp.issparse(block) else np.asarray(block)
+
+
+def dense(block: Block) -> NDArray[Any]:
+    """Block as an ndarray."""
+    return np.asarray(block.todense()) if sp.issparse(block) else np.asarray(block)

@@ -1,0 +1,79 @@
+"""Rows written into a store, so that every worker can read any block of them."""
+
+from typing import Any
+
+import dask
+import numpy as np
+import scipy.sparse as sp
+
+from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, dense
+from dkrr.tiles.arrays import chunk_rows, create_array, create_group, open_array
+
+_SPARSE_CHUNK = 2**20
+
+
+def stage(rows: Rows, url: str, client: Any = None) -> Rows:
+    """Rows that other processes can read: themselves if they can be already, else a copy in the store.
+
+    Parameters
+    ----------
+    rows : Rows
+    url : str
+        Where the copy goes.
+    client : distributed.Client, optional
+        Computes the blocks of a Dask array; without it Dask's own scheduler does.
+    """
+    return rows if rows.is_shared else write_rows(rows, url, client)
+
+
+def write_rows(rows: Rows, url: str, client: Any = None) -> Rows:
+    """Copy of rows in a store, in their own dtype (whole numbers and booleans stay what they are)."""
+    if isinstance(rows, DaskRows):
+        return _write_dask(rows, url, client)
+    if rows.is_sparse:
+        return _write_sparse(rows, url)
+    out = create_array(url, rows.shape, rows.dtype)
+    for start in range(0, rows.shape[0], out.chunks[0]):
+        stop = min(start + out.chunks[0], rows.shape[0])
+        out[start:stop] = dense(rows.read(start, stop))
+    return ZarrRows(url)
+
+
+def _write_sparse(rows: Rows, url: str) -> SparseRows:
+    n, d = rows.shape
+    create_group(url, {})
+    step = chunk_rows((n, 64), np.float64)
+    pointers = [np.zeros(1, np.int64)]
+    for start in range(0, n, step):
+        block = rows.read(start, min(start + step, n))
+        pointers.append(pointers[-1][-1] + block.indptr[1:].astype(np.int64))
+    indptr = np.concatenate(pointers)
+    n_values = int(indptr[-1])
+    data = create_array(f"{url}/data", (n_values,), rows.dtype, _SPARSE_CHUNK)
+    indices = create_array(f"{url}/indices", (n_values,), np.int64, _SPARSE_CHUNK)
+    create_array(f"{url}/indptr", (n + 1,), np.int64, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        block, inside = rows.read(start, stop), slice(indptr[start], indptr[stop])
+        if block.nnz:
+            data[inside], indices[inside] = block.data, block.indices
+    return SparseRows(url)
+
+
+def _write_dask(rows: DaskRows, url: str, client: Any) -> ZarrRows:
+    out = create_array(url, rows.shape, rows.dtype)
+    height = out.chunks[0]
+    # Each task writes one whole chunk of the store, whatever the chunks of the array were.
+    blocks = rows.array.rechunk((height, -1)).to_delayed()[:, 0]
+    write = dask.delayed(_write_block, pure=False)
+    tasks = [write(block, url, k * height) for k, block in enumerate(blocks)]
+    if client is not None:
+        client.gather(client.compute(tasks))
+    else:
+        dask.compute(*tasks)
+    return ZarrRows(url)
+
+
+def _write_block(block: Any, url: str, start: int) -> None:
+    block = dense(block.tocsr() if sp.issparse(block) else block)
+    open_array(url, mode="r+")[start : start + block.shape[0]] = block

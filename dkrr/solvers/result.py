@@ -1,0 +1,49 @@
+"""How a solve ended."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dkrr.runtime import RunRecord
+
+
+class Status(Enum):
+    """Outcome of a solve; the value is what to make of it."""
+
+    SOLVED = "solved; the true residual is at the level of rounding"
+    INACCURATE = (
+        "solved, but the system is so ill-conditioned that the true residual is large; "
+        "increase alpha, or scale the columns of X"
+    )
+
+
+INACCURATE_ABOVE = 1e-6
+"""Relative residual above which a direct solution is called inaccurate: rounding alone stays far below unless the
+system is close to singular."""
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """What a fit did and how good its answer is."""
+
+    status: Status
+    residual: float
+    """Largest ‖b − (A + λ) x‖ / ‖b‖ over the targets, computed from A itself."""
+    iterations: int
+    """0 for a direct solver."""
+    seconds: float
+    """Wall time of the fit."""
+    bytes_read: int
+    """From the store, by all workers."""
+    bytes_written: int
+    """To the store, by all workers."""
+    peak_bytes: int
+    """Highest resident memory of any process that did the work."""
+    seconds_by_kind: dict[str, float] = field(default_factory=dict)
+    """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in the calling process."""
+    record: RunRecord = field(default_factory=RunRecord, repr=False)
+    """Every task: when, where, how long."""
+
+
+def direct_status(residual: float) -> Status:
+    """Outcome of a direct solve with this residual."""
+    return Status.SOLVED if residual <= INACCURATE_ABOVE else Status.INACCURATE

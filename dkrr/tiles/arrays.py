@@ -1,0 +1,107 @@
+"""Ordinary Zarr arrays: the user's, and the rows that dkrr stages or saves."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+
+from dkrr.errors import StoreError
+from dkrr.tiles.chunks import local_path, zarr_store
+
+CHUNK_BYTES = 16 * 2**20
+"""Size of a chunk of staged rows: large enough to read fast, small beside any worker's memory."""
+
+
+def is_zarr_array(value: Any) -> bool:
+    """Whether a value is an open Zarr array."""
+    return isinstance(value, zarr.Array)
+
+
+def array_url(array: Any) -> str | None:
+    """Path or URL under which another process finds an open Zarr array; None if it lives in this process only."""
+    store = array.store
+    if isinstance(store, zarr.storage.LocalStore):
+        return str(Path(store.root).absolute() / array.path)
+    if isinstance(store, zarr.storage.FsspecStore) and "memory" not in str(store):
+        return f"{store}/{array.path}".rstrip("/")
+    return None
+
+
+def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
+    """Open a Zarr array.
+
+    Raises
+    ------
+    StoreError
+        If there is none.
+    """
+    path = local_path(url)
+    if path is not None and not path.exists():
+        raise StoreError(f"{url} does not exist")
+    try:
+        return zarr.open_array(zarr_store(url), mode=mode)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{url} is not a Zarr array ({error}); give the path of the array itself") from error
+
+
+def create_array(
+    url: str,
+    shape: tuple[int, ...],
+    dtype: Any,
+    rows_per_chunk: int | None = None,
+    attributes: dict[str, Any] | None = None,
+) -> Any:
+    """Create an uncompressed Zarr array, replacing one that is there.
+
+    Parameters
+    ----------
+    url : str
+    shape : tuple of int
+    dtype : dtype
+    rows_per_chunk : int, optional
+        Chunks hold whole rows; default: as many as make CHUNK_BYTES.
+    attributes : dict, optional
+    """
+    if rows_per_chunk is None:
+        rows_per_chunk = chunk_rows(shape, dtype)
+    chunks = (max(1, min(rows_per_chunk, shape[0])), *(max(1, s) for s in shape[1:]))
+    return zarr.create_array(
+        zarr_store(url),
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        compressors=None,
+        fill_value=0,
+        overwrite=True,
+        attributes=attributes or {},
+        config={"write_empty_chunks": True},
+    )
+
+
+def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
+    """Rows of a chunk of about CHUNK_BYTES."""
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
+    return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), 2**20)))
+
+
+def open_group(url: str) -> Any:
+    """Open a Zarr group for reading.
+
+    Raises
+    ------
+    StoreError
+        If there is none.
+    """
+    path = local_path(url)
+    if path is not None and not path.exists():
+        raise StoreError(f"{url} does not exist")
+    try:
+        return zarr.open_group(zarr_store(url), mode="r")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{url} is not a Zarr store ({error})") from error
+
+
+def create_group(url: str, attributes: dict[str, Any]) -> None:
+    """Create a Zarr group with attributes."""
+    zarr.create_group(zarr_store(url), attributes=attributes, overwrite=False)
