@@ -1,0 +1,189 @@
+"""What holds for every kernel of the table."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.kernels import EntryCost, kernel_from_dict
+from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ENTRIES, STRIP_ROWS
+from tests.kernels.cases import CASES
+from tests.oracles import naive_gram
+
+TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+
+every_kernel = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def thinned(X, seed=3):
+    """Rows with three quarters of the entries zero, one row all zeros, and the same as CSR."""
+    X = np.where(np.random.default_rng(seed).random(X.shape) < 0.25, X, 0.0)
+    X[len(X) // 2] = 0.0
+    return X, sp.csr_array(X)
+
+
+@every_kernel
+def test_naive_loops(case):
+    X, Y = case.rows(13, 5), case.rows(7, 5, seed=1)
+    assert_allclose(case.kernel(X, Y), naive_gram(case.kernel, X, Y), **TOLERANCE)
+    assert_allclose(case.kernel(X), naive_gram(case.kernel, X), **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.reference], ids=str)
+def test_scikit_learn(case):
+    X, Y = case.rows(150, 6), case.rows(211, 6, seed=1)
+    assert_allclose(case.kernel(X, Y), case.reference(X, Y), **TOLERANCE)
+
+
+@every_kernel
+def test_symmetric_block(case):
+    X = case.rows(STRIP_ROWS * 2 + 3, 4)
+    K = case.kernel(X)
+    assert_array_equal(K, K.T)
+    assert_array_equal(K.diagonal(), case.kernel.diagonal(X))
+    assert_allclose(K, case.kernel(X, X.copy()), **TOLERANCE)
+
+
+@every_kernel
+def test_diagonal(case):
+    X = case.rows(11, 3)
+    assert_allclose(case.kernel.diagonal(X), naive_gram(case.kernel, X).diagonal(), **TOLERANCE)
+
+
+@every_kernel
+def test_diagonal_of_more_rows_than_a_strip_has_entries(case):
+    X = np.resize(case.rows(7, 2), (STRIP_ENTRIES + 5, 2))
+    assert_array_equal(case.kernel.diagonal(X)[-7:], case.kernel.diagonal(X[-7:]))
+
+
+@every_kernel
+def test_blocking_does_not_matter(case):
+    X, Y = case.rows(STRIP_ROWS + 29, 3), case.rows(STRIP_COLUMNS + 37, 3, seed=1)
+    whole = case.kernel(X, Y)
+    pieces = np.block([[case.kernel(X[i : i + 61], Y[j : j + 499]) for j in range(0, len(Y), 499)]
+                       for i in range(0, len(X), 61)])  # fmt: skip
+    assert_allclose(pieces, whole, **TOLERANCE)
+
+
+@every_kernel
+def test_out_and_strided_rows(case):
+    X, Y = case.rows(19, 3), case.rows(23, 3, seed=1)
+    frame = np.full((40, 60), np.nan)
+    result = case.kernel(X, Y, out=frame[3:22, 5:28])
+    assert np.shares_memory(result, frame)
+    assert_array_equal(frame[3:22, 5:28], case.kernel(X, Y))
+    assert np.isnan(frame).sum() == frame.size - result.size
+    wide = np.asfortranarray(np.repeat(X, 2, axis=1))
+    assert_allclose(case.kernel(wide[:, ::2], Y), result, **TOLERANCE)
+
+
+@every_kernel
+def test_float32(case):
+    X, Y = case.rows(31, 5).astype(np.float32), case.rows(17, 5, seed=1).astype(np.float32)
+    expected = naive_gram(case.kernel, X, Y)
+    assert case.kernel(X, Y).dtype == np.float64
+    assert_allclose(case.kernel(X, Y), expected, **TOLERANCE)
+    single = case.kernel(X, Y, out=np.empty((31, 17), dtype=np.float32))
+    assert single.dtype == np.float32
+    assert_allclose(single, expected, rtol=2e-5, atol=2e-5)
+    symmetric = case.kernel(X, out=np.empty((31, 31), dtype=np.float32))
+    assert_array_equal(symmetric, symmetric.T)
+
+
+@every_kernel
+def test_integer_rows(case):
+    X = np.arange(12).reshape(4, 3)
+    assert_allclose(case.kernel(X), naive_gram(case.kernel, X), **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.non_negative], ids=str)
+def test_csr_equals_dense(case):
+    X, sparse_x = thinned(case.rows(140, 9))
+    Y, sparse_y = thinned(case.rows(33, 9, seed=1), seed=4)
+    expected = case.kernel(X, Y)
+    assert_allclose(case.kernel(sparse_x, sparse_y), expected, **TOLERANCE)
+    assert_allclose(case.kernel(sp.csr_matrix(sparse_x), sp.csc_array(sparse_y)), expected, **TOLERANCE)
+    assert_allclose(case.kernel(sparse_x, Y), expected, **TOLERANCE)
+    assert_allclose(case.kernel(X, sparse_y), expected, **TOLERANCE)
+    K = case.kernel(sparse_x)
+    assert_array_equal(K, K.T)
+    assert_allclose(K, case.kernel(X), **TOLERANCE)
+    assert_allclose(case.kernel.diagonal(sparse_x), case.kernel.diagonal(X), **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.semidefinite], ids=str)
+def test_positive_semidefinite(case):
+    X = case.rows(60, 4)
+    X[10] = X[20]
+    K = case.kernel(X)
+    assert np.linalg.eigvalsh(K)[0] >= -1e-10 * np.trace(K)
+
+
+@every_kernel
+def test_description_round_trip(case):
+    text = json.dumps(case.kernel.to_dict())
+    assert kernel_from_dict(json.loads(text)) == case.kernel
+    resolved = case.kernel.resolved(6)
+    assert resolved.resolved(99) is resolved
+    assert kernel_from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+    X = case.rows(5, 6)
+    assert_array_equal(resolved(X), case.kernel(X))
+
+
+@every_kernel
+@pytest.mark.parametrize(("n_rows", "n_columns"), [(1, 1), (1, 9), (9, 1), (0, 4), (4, 0)])
+def test_thin_blocks(case, n_rows, n_columns):
+    X, Y = case.rows(n_rows, 3), case.rows(n_columns, 3, seed=1)
+    assert_allclose(case.kernel(X, Y), naive_gram(case.kernel, X, Y), **TOLERANCE)
+    assert case.kernel(X).shape == (n_rows, n_rows)
+
+
+@every_kernel
+def test_cost_grows_with_features(case):
+    few, many = case.kernel.entry_cost(3), case.kernel.entry_cost(300)
+    assert isinstance(few, EntryCost)
+    assert many.gemm_flops + many.element_seconds > few.gemm_flops + few.element_seconds > 0
+
+
+@every_kernel
+@pytest.mark.parametrize(("n_rows", "n_columns", "d"), [(300, 1500, 11), (700, 700, 67), (5, 3, 2), (50, 20, 3000)])
+@pytest.mark.parametrize("dtypes", [(np.float64, np.float64), (np.float32, np.float32), (np.float32, np.float64)])
+def test_workspace_is_an_upper_bound(case, n_rows, n_columns, d, dtypes):
+    if case.non_negative and d > 20:
+        pytest.skip("slow for many features")
+    X, Y = case.rows(n_rows, d).astype(dtypes[0]), case.rows(n_columns, d, seed=1).astype(dtypes[0])
+    assert peak_bytes(case.kernel, X, Y, dtypes[1]) <= case.kernel.workspace_bytes(n_rows, n_columns, d)
+    assert peak_bytes(case.kernel, X, None, dtypes[1]) <= case.kernel.workspace_bytes(n_rows, n_rows, d)
+
+
+@every_kernel
+def test_workspace_when_every_entry_is_refined(case):
+    # Two points, many times each, and far apart: half of all distances are zero.
+    X = np.repeat(1e7 * case.rows(2, 5), 600, axis=0)
+    assert peak_bytes(case.kernel, X, X.copy(), np.float64) <= case.kernel.workspace_bytes(1200, 1200, 5)
+
+
+def peak_bytes(kernel, X, Y, dtype):
+    out = np.empty((len(X), len(X if Y is None else Y)), dtype=dtype)
+    tracemalloc.start()
+    kernel(X, Y, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@every_kernel
+@given(n_rows=st.integers(1, 20), n_columns=st.integers(1, 20), d=st.integers(1, 7), seed=st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_ragged_shapes(case, n_rows, n_columns, d, seed):
+    X, Y = case.rows(n_rows, d, seed), case.rows(n_columns, d, seed + 100)
+    # Every row twice: distances of exactly zero, where square roots go wrong.
+    Y[: min(n_rows, n_columns)] = X[: min(n_rows, n_columns)]
+    K = case.kernel(X, Y)
+    assert_allclose(K, naive_gram(case.kernel, X, Y), **TOLERANCE)
+    assert_allclose(case.kernel(Y, X), K.T, **TOLERANCE)
