@@ -1,5 +1,6 @@
 """From a user's arguments to a checked problem and its plan."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -65,8 +66,9 @@ def plan(
     Examples
     --------
     >>> import dkrr
-    >>> p = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)  # doctest: +SKIP
-    >>> print(p)  # doctest: +SKIP
+    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)
+    >>> plan.form, plan.execution, plan.peak_bytes < 4 * 2**30
+    ('dual', 'dask', True)
     """
     value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     settings: dict[str, Any] = {
@@ -95,7 +97,8 @@ def plan(
             alphas=tuple(np.unique(alphas).tolist()),
             **settings,
         )
-    return make_plan(problem, detect(memory_limit, None if store is None else str(store), workers))
+    resources = detect(memory_limit, None if store is None else str(store), workers)
+    return make_plan(problem, replace(resources, enforce_disk=X is not None or store is not None))
 
 
 def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | None, **settings: Any) -> Plan:

@@ -17,7 +17,7 @@ import numpy as np
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg import blas
-from dkrr.linalg.prefetch import N_SLOTS, prefetched
+from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
 from dkrr.linalg.sources import TileSource, clear_upper, read_range
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
@@ -123,10 +123,10 @@ def factor_tile(meter: Meter, system: TiledSystem, i: int, j: int) -> None:
             blas.gemm(z, a, z_before[where.start - first : where.stop - first], alpha=-1.0, beta=1.0)
     if i == j:
         _finish_diagonal(meter, system, j, tile, z)
+        with meter.time("write"):
+            meter.bytes_written += matrix.write_tile(i, j, tile)
     else:
-        _divide_by_diagonal(meter, matrix, j, tile, left)
-    with meter.time("write"):
-        meter.bytes_written += matrix.write_tile(i, j, tile)
+        _divide_by_diagonal(meter, matrix, i, j, tile, left)
 
 
 def _finish_diagonal(meter: Meter, system: TiledSystem, j: int, tile: blas.Array, z: blas.Array) -> None:
@@ -142,9 +142,12 @@ def _finish_diagonal(meter: Meter, system: TiledSystem, j: int, tile: blas.Array
         meter.bytes_written += system.forward.write((j, 0), z)
 
 
-def _divide_by_diagonal(meter: Meter, matrix: TiledMatrix, j: int, tile: blas.Array, buffers: list[blas.Array]) -> None:
-    """Set tile ← tile L_jj⁻ᵀ, a strip of L_jj at a time: nearly all of it is GEMM."""
+def _divide_by_diagonal(
+    meter: Meter, matrix: TiledMatrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
+) -> None:
+    """Set tile ← tile L_jj⁻ᵀ, a strip of L_jj at a time, and write each strip of the tile as soon as it is final."""
     grid, panels = matrix.grid, matrix.grid.panels(j)
+    writes = []
     first = grid.rows(j).start
 
     def load(k: int, slot: int) -> tuple[blas.Array, int]:
@@ -156,8 +159,11 @@ def _divide_by_diagonal(meter: Meter, matrix: TiledMatrix, j: int, tile: blas.Ar
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
             blas.solve_lower_right(strip[start:stop], tile[:, start:stop])
+        writes.append(writer().submit(matrix.write_strip, i, p, tile))
         with meter.time("gemm"):
             blas.gemm(tile[:, stop:], tile[:, start:stop], strip[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
+    with meter.time("write"):
+        meter.bytes_written += sum(write.result() for write in writes)
 
 
 def cholesky_cost(grid: TileGrid, n_right_sides: int) -> Cost:

@@ -1,4 +1,4 @@
-"""Reading the next strip while the current one is being multiplied."""
+"""Reading the next strip, and writing the last one, while the current one is being multiplied."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,12 @@ from dkrr.runtime.task import Meter
 
 N_SLOTS = 2
 """Buffers that a caller of `prefetched` keeps: one in use, one being filled."""
+
+
+@cache
+def writer() -> ThreadPoolExecutor:
+    """One thread that writes finished strips: writing waits for the disk more than it computes."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dkrr-write")
 
 
 @cache

@@ -145,7 +145,7 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
         for w in range(r.n_workers - 1, 0, -1):
             limit = r.worker_limit_bytes * r.n_workers // w
             places.append(_Place("dask", w, w, 1, r.worker_baseline_bytes, limit, start))
-    if p.keeps_store:
+    if p.wants_tiles:
         places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
     candidate = dual_tiled if form == "dual" else primal_tiled
     return [candidate(p, r, place, grid) for place in places for grid in _grids(p, n)]

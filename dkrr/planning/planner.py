@@ -40,7 +40,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         raise PlanError("; ".join(impossible))
     candidates = []
     for form in forms:
-        if not problem.keeps_store:
+        if not problem.wants_tiles:
             in_memory = dual_in_memory if form == "dual" else primal_in_memory
             candidates.append(in_memory(problem, resources))
         candidates += tiled(problem, resources, form)
@@ -55,7 +55,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         resources=resources,
         chosen=chosen,
         prediction=prediction_form(problem),
-        reasons=tuple(_reasons(problem, chosen, candidates) + impossible),
+        reasons=tuple(_reasons(problem, resources, chosen, candidates) + impossible),
         rejected=tuple(others),
     )
 
@@ -94,7 +94,7 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
 
 
 def _checked(c: Candidate, resources: Resources) -> Candidate:
-    free = resources.disk_free_bytes
+    free = resources.disk_free_bytes if resources.enforce_disk else None
     if c.peak_bytes > _usable_bytes(c, resources):
         return replace(c, refused="needs more memory than allowed")
     if free is not None and c.disk_bytes > free:
@@ -160,7 +160,7 @@ def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[C
     return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
 
 
-def _reasons(problem: Problem, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
+def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
     p, dimension = problem, problem.dimension
     reasons = []
     if p.layout is not None:
@@ -192,6 +192,11 @@ def _reasons(problem: Problem, chosen: Candidate, candidates: list[Candidate]) -
             )
         else:
             reasons.append("on Dask, since that is faster" if not whole.refused else f"on Dask, since {whole.refused}")
+    free = resources.disk_free_bytes
+    if free is not None and chosen.disk_bytes > free:
+        reasons.append(
+            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
+        )
     if p.tile is not None:
         reasons.append(f"tile={p.tile} was asked for")
     elif chosen.execution != "memory" and p.layout is None:

@@ -96,6 +96,11 @@ class Problem:
         return self.n * self.bytes_of_row if self.x_bytes is None else self.x_bytes
 
     @property
+    def wants_tiles(self) -> bool:
+        """The user asked for tiles, by a store that can be resumed or by their size."""
+        return self.keeps_store or self.tile is not None
+
+    @property
     def n_right_sides(self) -> int:
         """Columns of the systems: the targets, and the ones of a free intercept in the dual form."""
         return self.n_targets + (1 if self.fit_intercept else 0)

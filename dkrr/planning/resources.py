@@ -55,6 +55,8 @@ class Resources:
     """The workers are those of a client that the user made."""
     disk_free_bytes: int | None = None
     """Free space where the store is; None: not known."""
+    enforce_disk: bool = True
+    """False for a plan without data: it is priced even where the disk is too small, and says so."""
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()

@@ -45,7 +45,7 @@ class DaskExecutor:
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
         run_id = uuid.uuid4().hex[:8]
         running: dict[str, Task] = {}
-        completed = as_completed(with_results=True, raise_errors=False)
+        completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
 
         def submit() -> None:
             window = WINDOW_PER_THREAD * max(1, sum(self.client.nthreads().values()))

@@ -85,8 +85,8 @@ def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
     return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), 2**20)))
 
 
-def open_group(url: str) -> Any:
-    """Open a Zarr group for reading.
+def open_group(url: str, mode: Literal["r", "r+"] = "r") -> Any:
+    """Open a Zarr group.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def open_group(url: str) -> Any:
     if path is not None and not path.exists():
         raise StoreError(f"{url} does not exist")
     try:
-        return zarr.open_group(zarr_store(url), mode="r")
+        return zarr.open_group(zarr_store(url), mode=mode)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{url} is not a Zarr store ({error})") from error
 

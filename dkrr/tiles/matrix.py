@@ -45,14 +45,15 @@ class TiledMatrix:
         columns = self.grid.columns(p)
         return buffer[: self.grid.height(i), : columns.stop - columns.start], n_bytes
 
+    def write_strip(self, i: int, p: int, tile: NDArray[np.float64]) -> int:
+        """Write strip `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
+        columns = self.grid.columns(p)
+        first = self.grid.rows(self.grid.tile_of(p)).start
+        return self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
+
     def write_tile(self, i: int, j: int, tile: NDArray[np.float64]) -> int:
         """Write all strips of tile (i, j) and return the number of bytes written."""
-        first = self.grid.rows(j).start
-        n_bytes = 0
-        for p in self.grid.panels(j):
-            columns = self.grid.columns(p)
-            n_bytes += self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
-        return n_bytes
+        return sum(self.write_strip(i, p, tile) for p in self.grid.panels(j))
 
     def read_tile(self, i: int, j: int, out: NDArray[np.float64]) -> int:
         """Read tile (i, j), i ≥ j, into `out` and return the number of bytes read."""

@@ -1,0 +1,166 @@
+"""``dkrr fit``, ``predict``, ``plan`` and ``info``; also ``dask dkrr ...``.
+
+Exit status: 0 on success, 2 on bad usage or bad input, 1 on failure. Results go to stdout, all else to stderr.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dkrr.cli.output import fit_report, info_report, write_predictions
+from dkrr.errors import DkrrError, InputError, PlanError
+
+_BAD_INPUT = (InputError, PlanError)
+
+
+def main() -> None:
+    """Entry point of the ``dkrr`` command."""
+    dkrr(prog_name="dkrr")
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except _BAD_INPUT as error:
+        click.echo(f"dkrr: {error}", err=True)
+        sys.exit(2)
+    except DkrrError as error:
+        click.echo(f"dkrr: {error}", err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[None]:
+    """Make a running scheduler's client the ambient one."""
+    if address is None:
+        yield
+        return
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        yield
+
+
+def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--kernel", default="linear", show_default=True, help="linear, polynomial, rbf, laplacian, ..."),
+        click.option("--gamma", type=float, help="γ of the kernel; default 1 / columns."),
+        click.option("--degree", type=float, default=3, show_default=True, help="Degree of the polynomial kernel."),
+        click.option("--coef0", type=float, default=1, show_default=True, help="Constant of the polynomial kernel."),
+        click.option("--alpha", type=float, multiple=True, help="λ ≥ 0; once, or once for each target. [default: 1.0]"),
+        click.option("--fit-intercept", is_flag=True, help="Fit a constant that is not penalised."),
+        click.option("--form", type=click.Choice(["auto", "primal", "dual"]), default="auto", show_default=True),
+        click.option("--memory-limit", help="For this fit on one machine, e.g. 4GiB."),
+        click.option("--tile", type=int, help="Rows in a tile; default: the planner chooses."),
+        click.option("--store", help="Run store, kept and resumed from; default: a temporary one."),
+        click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, e.g. tcp://host:8786."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _settings(**options: Any) -> dict[str, Any]:
+    alpha = options.pop("alpha")
+    return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dkrr")
+def dkrr() -> None:
+    """Exact kernel ridge regression out of core and distributed.
+
+    PATH is data.zarr, data.zarr/group/array, data.npy or data.npz::name.
+    """
+
+
+@dkrr.command()
+@click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
+@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
+@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
+@_model_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def fit(
+    x_path: str,
+    y_path: str,
+    sample_weight: str | None,
+    model_path: str,
+    scheduler: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Fit a model and save it."""
+    import dkrr as library
+
+    with _readable_errors(), _cluster(scheduler):
+        if "://" not in model_path and Path(model_path).exists():
+            raise InputError(f"--model {model_path} exists already; delete it or give another path")
+        model = library.KernelRidge(progress=not quiet, **_settings(**options))
+        model.fit(x_path, y_path, sample_weight=sample_weight)
+        library.save(model, model_path)
+        click.echo(fit_report(model, model_path, as_json=as_json))
+
+
+@dkrr.command()
+@click.option("--model", "model_path", required=True, metavar="PATH", help="A saved model.")
+@click.option("--x", "x_path", required=True, metavar="PATH", help="Rows to predict.")
+@click.option("--out", "out_path", required=True, metavar="PATH", help="New .zarr or .npy file for the predictions.")
+@click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, as_json: bool) -> None:
+    """Predict with a saved model, a block of rows at a time."""
+    import dkrr as library
+    from dkrr.rows import open_path
+
+    with _readable_errors(), _cluster(scheduler):
+        if "://" not in out_path and Path(out_path).exists():
+            raise InputError(f"--out {out_path} exists already; delete it or give another path")
+        model = library.load(model_path)
+        predictions = model.predict(open_path(x_path))
+        write_predictions(predictions, out_path)
+        shape = list(predictions.shape)
+        click.echo(json.dumps({"out": out_path, "shape": shape}) if as_json else f"{shape} predictions in {out_path}")
+
+
+@dkrr.command()
+@click.option("--x", "x_path", metavar="PATH", help="Training rows (only their sizes are read).")
+@click.option("--y", "y_path", metavar="PATH", help="Targets.")
+@click.option("--n", type=int, help="Rows, instead of --x.")
+@click.option("--d", type=int, help="Columns, instead of --x.")
+@click.option("--n-targets", type=int, default=1, show_default=True)
+@click.option("--workers", type=int, help="Worker processes; default: one for each core.")
+@_model_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:
+    """Show what a fit would do, what it would cost, and why; needs no data."""
+    import dkrr as library
+
+    with _readable_errors(), _cluster(scheduler):
+        if (x_path is None) == (options["n"] is None or options["d"] is None):
+            raise InputError("give either --x (with --y), or --n and --d")
+        result = library.plan(x_path, y_path, **_settings(**options))
+        click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+
+
+@dkrr.command()
+@click.argument("model_path", metavar="MODEL")
+@click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
+def info(model_path: str, as_json: bool) -> None:
+    """Describe a saved model."""
+    from dkrr.persistence import describe_model
+
+    with _readable_errors():
+        click.echo(info_report(describe_model(model_path), model_path, as_json=as_json))

@@ -1,0 +1,216 @@
+"""Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dkrr.errors import InputError, StoreError
+from dkrr.features import feature_map_from_dict
+from dkrr.kernels import kernel_from_dict
+from dkrr.model import FittedRidge
+from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
+from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
+from dkrr.tiles.chunks import local_path
+
+if TYPE_CHECKING:
+    from dkrr.estimators import KernelRidge
+
+MODEL_FORMAT = 1
+
+IN_MEMORY_BYTES = 256 * 2**20
+"""Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
+
+_PARAMETERS = ("alpha", "gamma", "degree", "coef0", "fit_intercept", "form", "tol", "memory_limit", "tile")
+
+
+def save(model: "KernelRidge", path: str | Path) -> None:
+    """Save a fitted model.
+
+    Parameters
+    ----------
+    model : KernelRidge
+        Fitted.
+    path : str or Path
+        Path or URL of the new Zarr store; it must not exist.
+
+    Raises
+    ------
+    InputError
+        If the model is not fitted, or something is at that path already.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     again = dkrr.load(f"{folder}/model.zarr")
+    >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
+    True
+    """
+    fitted: FittedRidge | None = getattr(model, "_model", None)
+    if fitted is None:
+        raise InputError("this model is not fitted yet; call fit before dkrr.save")
+    url = str(path)
+    local = local_path(url)
+    if local is not None and local.exists():
+        raise InputError(f"{url} exists already; delete it or give another path")
+    create_group(url, {})
+    arrays = {
+        "intercept": fitted.intercept,
+        "coef": fitted.coef,
+        "dual_coef": getattr(model, "dual_coef_", fitted.dual_coef),
+    }
+    for name, array in arrays.items():
+        if array is not None:
+            array = np.asarray(array, np.float64).reshape(-1, fitted.n_targets) if name != "intercept" else array
+            create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
+    if fitted.rows is not None:
+        write_rows(fitted.rows, f"{url}/rows")
+    parameters = {name: _plain(getattr(model, name)) for name in _PARAMETERS}
+    # The description is written last: a model without it was never finished.
+    _describe(
+        url,
+        {
+            "kind": "model",
+            "format": MODEL_FORMAT,
+            "estimator": "KernelRidge",
+            "kernel": fitted.kernel.to_dict(),
+            "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
+            "parameters": parameters,
+            "n_features": fitted.n_features,
+            "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
+            "vector": model._is_vector,
+            "arrays": sorted(name for name, array in arrays.items() if array is not None),
+            "rows": None if fitted.rows is None else ("sparse" if fitted.rows.is_sparse else "dense"),
+            "solve": {
+                "form": model.plan_.form if hasattr(model, "plan_") else None,
+                "status": model.solve_result_.status.name,
+                "residual": model.solve_result_.residual,
+                "seconds": model.solve_result_.seconds,
+                "peak_bytes": model.solve_result_.peak_bytes,
+            }
+            if hasattr(model, "solve_result_")
+            else None,
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
+            },
+        },
+    )
+
+
+def load(path: str | Path, *, kernel: Any = None) -> "KernelRidge":
+    """Load a model that `save` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+    kernel : callable, optional
+        The function of a model with a kernel function of the user's own: a file cannot hold it.
+
+    Returns
+    -------
+    KernelRidge
+        Ready to predict.
+
+    Raises
+    ------
+    StoreError
+        If there is no model, or it is damaged or of another format.
+    InputError
+        If the kernel's function is needed and not given.
+    """
+    from dkrr.estimators import KernelRidge
+
+    url = str(path)
+    found = describe_model(url)
+    try:
+        callables = None if kernel is None else _callables(found["kernel"], kernel)
+        value = kernel_from_dict(found["kernel"], callables)
+        arrays = {name: np.asarray(open_array(f"{url}/{name}")[...]) for name in found["arrays"]}
+        feature_map = None if found["feature_map"] is None else feature_map_from_dict(found["feature_map"])
+        rows = _rows(f"{url}/rows", found["rows"])
+        model = KernelRidge(kernel=value, **{**found["parameters"], "gamma": None})
+        coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
+        fitted = FittedRidge(
+            kernel=value,
+            n_features=int(found["n_features"]),
+            coef=coef,
+            feature_map=feature_map,
+            dual_coef=None if coef is not None else dual_coef,
+            rows=rows,
+            intercept=arrays["intercept"],
+        )
+        _check(fitted)
+        model._take(fitted, dual_coef, is_vector=bool(found["vector"]))
+    except (KeyError, TypeError, AssertionError) as error:
+        raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
+    model.n_features_in_ = fitted.n_features
+    if found["feature_names"] is not None:
+        model.feature_names_in_ = np.array(found["feature_names"], object)
+    return model
+
+
+def describe_model(path: str | Path) -> dict[str, Any]:
+    """Description of a saved model, as written by `save`.
+
+    Raises
+    ------
+    StoreError
+        If there is no model at that path, or not one of this format.
+    """
+    url = str(path)
+    found = open_group(url).attrs.asdict().get("dkrr")
+    if not isinstance(found, dict):
+        raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
+    if found.get("kind") != "model":
+        raise StoreError(f"{url} is a dkrr {found.get('kind')}, not a model; save one with dkrr.save(model, path)")
+    if found.get("format") != MODEL_FORMAT:
+        raise StoreError(
+            f"{url} is a dkrr model of format {found.get('format')}; this dkrr reads format {MODEL_FORMAT}. "
+            f"Use the version that wrote it: {found.get('versions')}"
+        )
+    return found
+
+
+def _describe(url: str, description: dict[str, Any]) -> None:
+    open_group(url, mode="r+").attrs["dkrr"] = description
+
+
+def _rows(url: str, kind: str | None) -> Rows | None:
+    if kind is None:
+        return None
+    rows: Rows = SparseRows(url) if kind == "sparse" else ZarrRows(url)
+    return MemoryRows(rows.read(0, rows.shape[0])) if rows.n_bytes <= IN_MEMORY_BYTES else rows
+
+
+def _check(fitted: FittedRidge) -> None:
+    t = fitted.n_targets
+    if fitted.coef is not None:
+        assert fitted.feature_map is not None, "feature map"
+        assert fitted.coef.shape == (fitted.feature_map.dimension(fitted.n_features), t), "shape of coef"
+    else:
+        assert fitted.dual_coef is not None, "dual_coef"
+        n = fitted.n_features if fitted.kernel.is_precomputed else fitted.rows.shape[0] if fitted.rows else -1
+        assert fitted.dual_coef.shape == (n, t), "shape of dual_coef"
+
+
+def _callables(description: Any, function: Any) -> dict[str, Any]:
+    """The user's function under every name that the description has for one."""
+    names: dict[str, Any] = {}
+    if isinstance(description, dict):
+        if description.get("kernel") == "callable":
+            names[description["name"]] = getattr(function, "function", function)
+        for value in description.values():
+            names.update(_callables(value, function))
+    return names
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
