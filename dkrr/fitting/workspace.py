@@ -92,7 +92,8 @@ class Workspace:
         tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
         with self.progress.stage("checking X", sum(t.flops for t in tasks)):
             scanned = executor.run(tasks, self.progress)
-        self.record.add(scanned)
+        if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
+            self.record.add(scanned)
         digests = [t.value for t in sorted(scanned.tasks, key=lambda t: int(t.key.rsplit("-", 1)[1]))]
         c = plan.chosen
         layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "n_segments": c.n_segments}

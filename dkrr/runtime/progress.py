@@ -1,7 +1,7 @@
 """Progress of long work, weighted by flops, with an estimate of the time left.
 
 On a terminal and in a notebook it is a live bar (rich). Elsewhere (a log file, a batch job) it is a line every
-tenth of the way, and at least every `LOG_SECONDS`.
+tenth of the way, but not more often than every `LOG_SECONDS[0]` and at least every `LOG_SECONDS[1]`.
 """
 
 import sys
@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 
 from dkrr.units import format_seconds
 
-LOG_SECONDS = 30.0
+LOG_SECONDS = (2.0, 30.0)
 
 
 class Progress:
@@ -98,14 +98,15 @@ class LogProgress(Progress):
         self._name, self._total, self._done, self._at_start = name, total, done, done
         self._started = self._shown_at = time.monotonic()
         self._shown = done / total
-        resumed = f", {done / total:.0%} done before" if done else ""
-        self.note(f"{name}: started{resumed}")
+        if done:
+            self.note(f"{name}: {done / total:.0%} done by an earlier run")
 
     def advance(self, flops: float) -> None:
         """See base class."""
         self._done += flops
         now, part = time.monotonic(), self._done / self._total
-        if part < min(1.0, self._shown + 0.1) and now < self._shown_at + LOG_SECONDS:
+        since = now - self._shown_at
+        if since < LOG_SECONDS[0] or (part < self._shown + 0.1 and since < LOG_SECONDS[1]):
             return
         self._shown, self._shown_at = part, now
         elapsed = now - self._started
@@ -113,6 +114,10 @@ class LogProgress(Progress):
         self.note(
             f"{self._name}: {min(part, 1):4.0%}, {format_seconds(elapsed)} gone, {format_seconds(max(left, 0))} left"
         )
+
+    def end(self) -> None:
+        """See base class."""
+        self.note(f"{self._name}: done in {format_seconds(time.monotonic() - self._started)}")
 
     def note(self, message: str) -> None:
         """See base class."""
