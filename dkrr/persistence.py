@@ -3,20 +3,18 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dkrr.errors import InputError, StoreError
+from dkrr.estimators import KernelRidge
 from dkrr.features import feature_map_from_dict
 from dkrr.kernels import kernel_from_dict
 from dkrr.model import FittedRidge
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
 from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
 from dkrr.tiles.chunks import local_path
-
-if TYPE_CHECKING:
-    from dkrr.estimators import KernelRidge
 
 MODEL_FORMAT = 1
 
@@ -26,7 +24,7 @@ IN_MEMORY_BYTES = 256 * 2**20
 _PARAMETERS = ("alpha", "gamma", "degree", "coef0", "fit_intercept", "form", "tol", "memory_limit", "tile")
 
 
-def save(model: "KernelRidge", path: str | Path) -> None:
+def save(model: KernelRidge, path: str | Path) -> None:
     """Save a fitted model.
 
     Parameters
@@ -103,7 +101,7 @@ def save(model: "KernelRidge", path: str | Path) -> None:
     )
 
 
-def load(path: str | Path, *, kernel: Any = None) -> "KernelRidge":
+def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
     """Load a model that `save` wrote.
 
     Parameters
@@ -124,8 +122,6 @@ def load(path: str | Path, *, kernel: Any = None) -> "KernelRidge":
     InputError
         If the kernel's function is needed and not given.
     """
-    from dkrr.estimators import KernelRidge
-
     url = str(path)
     found = describe_model(url)
     try:

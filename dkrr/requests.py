@@ -117,7 +117,7 @@ def stored_layout(store: str) -> Layout | None:
         If something else is there.
     """
     found = RunStore(store).description()
-    return None if found is None else Layout(**found["layout"])
+    return None if found is None or found["fingerprint"] is None else Layout(**found["layout"])
 
 
 def checked_form(form: Any) -> Form | None:

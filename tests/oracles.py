@@ -87,3 +87,24 @@ _BY_NAME = {
     "chi2": Chi2(),
     "additive_chi2": AdditiveChi2(),
 }
+
+
+def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):
+    """Dual coefficients and intercepts from the textbook system, one target at a time, by a general solver.
+
+    K (n, n), y (n, t), alpha (t,), weights (n,) or None; rows of weight 0 are left out and have coefficient 0.
+    """
+    n, t = y.shape
+    weights = np.ones(n) if weights is None else weights
+    keep = weights > 0
+    coef, intercept = np.zeros((n, t)), np.zeros(t)
+    for k in range(t):
+        A = K[np.ix_(keep, keep)] + alpha[k] * np.diag(1 / weights[keep])
+        if not fit_intercept:
+            coef[keep, k] = np.linalg.solve(A, y[keep, k])
+            continue
+        m = int(keep.sum())
+        bordered = np.block([[A, np.ones((m, 1))], [np.ones((1, m)), np.zeros((1, 1))]])
+        solution = np.linalg.solve(bordered, np.append(y[keep, k], 0.0))
+        coef[keep, k], intercept[k] = solution[:-1], solution[-1]
+    return coef, intercept

@@ -41,13 +41,9 @@ def _cluster(address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    from distributed import Client
+    from dkrr.runtime.dask_executor import connect
 
-    try:
-        client = Client(address, timeout="10s")
-    except (OSError, ValueError) as error:
-        raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
-    with client:
+    with connect(address):
         yield
 
 

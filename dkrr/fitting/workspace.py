@@ -129,6 +129,7 @@ def open_workspace(plan: Plan, store: str | None, progress: Progress) -> Iterato
     temporary = TemporaryFolder() if store is None else None
     run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else _absolute(store or ""))
     try:
+        run_store.open()
         with _executor(plan, run_store) as (executor, client):
             slots = plan.chosen.n_workers * (plan.resources.worker_threads if plan.execution == "dask" else 1)
             yield Workspace(run_store, executor, client, progress, temporary, store is not None, slots)

@@ -24,8 +24,20 @@ class RunStore:
         """URL of something inside the store."""
         return f"{self.url.rstrip('/')}/{name}"
 
+    def open(self) -> None:
+        """Begin a run here, or take the one that is here; it belongs to no problem until `claim`.
+
+        Raises
+        ------
+        StoreError
+            If something else is here.
+        """
+        if self.description() is None:
+            group = zarr.create_group(zarr_store(self.url))
+            group.attrs["dkrr"] = {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}
+
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any]) -> None:
-        """Take the store for the problem with this fingerprint, or go on with the run of it that is there.
+        """Take the open store for the problem with this fingerprint, or go on with the run of it that is here.
 
         Parameters
         ----------
@@ -37,21 +49,13 @@ class RunStore:
         Raises
         ------
         StoreError
-            If something else is there, or another problem's run.
+            If the store belongs to another problem.
         """
         fingerprint = json.loads(json.dumps(fingerprint))
-        found = self.description()
-        if found is None:
-            group = zarr.create_group(zarr_store(self.url))
-            group.attrs["dkrr"] = {
-                "kind": "run",
-                "format": FORMAT_VERSION,
-                "fingerprint": fingerprint,
-                "layout": layout,
-                "rows": None,
-            }
+        theirs = self._attributes()["fingerprint"]
+        if theirs is None:
+            self._update(fingerprint=fingerprint, layout=layout, rows=None)
             return
-        theirs = found["fingerprint"]
         differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
         if differing:
             details = "; ".join(f"{k}: here {fingerprint.get(k)}, in the store {theirs.get(k)}" for k in differing)
@@ -59,16 +63,23 @@ class RunStore:
                 f"the store {self.url} belongs to another problem ({details}). Give another store= or delete this one"
             )
 
+    def _attributes(self) -> dict[str, Any]:
+        found = self.description()
+        if found is None:
+            raise StoreError(f"the store {self.url} has vanished during the run")
+        return found
+
+    def _update(self, **changes: Any) -> None:
+        group = zarr.open_group(zarr_store(self.url), mode="r+")
+        group.attrs["dkrr"] = {**self._attributes(), **changes}
+
     def staged_rows(self) -> str | None:
         """Name of the copy of X in the store, if it is complete."""
-        found = self.description()
-        return None if found is None else found["rows"]
+        return self._attributes()["rows"]  # type: ignore[no-any-return]
 
     def set_staged_rows(self, name: str) -> None:
         """Remember that the copy of X is complete."""
-        group = zarr.open_group(zarr_store(self.url), mode="r+")
-        found: Any = group.attrs.asdict()["dkrr"]
-        group.attrs["dkrr"] = {**found, "rows": name}
+        self._update(rows=name)
 
     def create_group(self, name: str) -> None:
         """Make a group in the store, unless it is there."""
