@@ -238,6 +238,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         """Rows, and targets of shape (n,) or (n, t)."""
         if _is_local(X) and (y is None or _is_local(y)):
+            if y is not None and np.asarray(y).dtype.kind == "f":
+                check_finite(np.asarray(y), "y")  # names the row, which scikit-learn does not
             X, y = validate_data(
                 self,
                 X,

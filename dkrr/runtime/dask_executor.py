@@ -5,6 +5,7 @@ stays fast, priorities stay ours, and a finished task's future is released at on
 tile was written would make Dask run it again when its worker dies.)
 """
 
+import asyncio
 import importlib
 import multiprocessing.spawn
 import os
@@ -192,8 +193,12 @@ def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Cl
     ):
         client.wait_for_workers(n_workers, timeout=60)
         # What the tasks import takes half a second: let every worker begin with it at once.
-        client.run(importlib.import_module, "dkrr.fitting.tiled", wait=False)
+        client.run(_import_in_a_thread, "dkrr.fitting.tiled", wait=False)
         yield client
+
+
+async def _import_in_a_thread(module: str) -> None:
+    await asyncio.to_thread(importlib.import_module, module)
 
 
 @contextmanager

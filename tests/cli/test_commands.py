@@ -1,0 +1,97 @@
+"""The command line as a person or a program meets it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from dkrr import KernelRidge
+from dkrr.cli import dkrr
+
+
+@pytest.fixture
+def files(data, tmp_path):
+    zarr.save_array(str(tmp_path / "data.zarr" / "x"), data.X)
+    np.save(tmp_path / "x.npy", data.X)
+    np.savez(tmp_path / "d.npz", X=data.X, y=data.y, w=data.weights)
+    return tmp_path
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(dkrr, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result
+
+
+@pytest.mark.parametrize("x", ["data.zarr/x", "x.npy", "d.npz::X"])
+@pytest.mark.parametrize("out", ["p.npy", "p.zarr"])
+def test_fit_predict_info(data, files, x, out):
+    model = files / "m.zarr"
+    fit = ["--x", files / x, "--y", f"{files}/d.npz::y", "--sample-weight", f"{files}/d.npz::w"]
+    settings = ["--kernel", "rbf", "--gamma", "0.2", "--alpha", "0.1", "--fit-intercept"]
+    result = json.loads(run("fit", *fit, *settings, "--model", model, "--json").stdout)
+    assert result["status"] == "SOLVED" and result["residual"] < 1e-10 and result["plan"]["form"] == "dual"
+    run("predict", "--model", model, "--x", files / x, "--out", files / out)
+    predictions = np.load(files / out) if out.endswith("npy") else zarr.open_array(str(files / out), mode="r")[...]
+    expected = KernelRidge(alpha=0.1, kernel="rbf", gamma=0.2, fit_intercept=True)
+    expected.fit(data.X, data.y, sample_weight=data.weights)
+    assert np.allclose(predictions, expected.predict(data.X), rtol=0, atol=1e-10)
+    assert "rbf" in run("info", model).stdout
+    assert json.loads(run("info", model, "--json").stdout)["kernel"] == {"kernel": "rbf", "gamma": 0.2}
+
+
+def test_one_alpha_for_each_target_and_a_store(files):
+    fit = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--alpha", 1, "--alpha", 2, "--alpha", 3]
+    result = run(
+        "fit", *fit, "--store", files / "run.zarr", "--tile", 64, "--form", "dual", "--model", files / "m.zarr"
+    )
+    assert "3 values of alpha" in result.stdout and (files / "run.zarr" / "system-2").is_dir()
+    assert "factorisation" in result.stderr
+
+
+def test_plan_without_data_and_with_it(files):
+    text = run("plan", "--n", 200_000, "--d", 50, "--kernel", "rbf", "--memory-limit", "8GiB", "--workers", 2).stdout
+    assert "dual" in text and "because" in text and "rejected" in text
+    plan = json.loads(run("plan", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--json").stdout)
+    assert plan["problem"]["n"] == 211 and plan["problem"]["n_targets"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--n", "10"], "--n and --d"),
+        (["plan", "--n", "10000", "--d", "5", "--kernel", "rbf", "--memory-limit", "1MiB"], "smallest memory_limit"),
+        (["fit", "--x", "no.npy", "--y", "no.npy", "--model", "{}/m.zarr"], "no.npy does not exist"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::z", "--model", "{}/m.zarr"], "no array 'z'"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"], "must be >= 0"),
+        (["fit", "--x", "{}/x.npy"], "Missing option"),
+        (
+            ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--scheduler", "tcp://127.0.0.1:9"],
+            "no Dask",
+        ),
+    ],
+)
+def test_bad_input_is_one_readable_line_and_status_2(files, arguments, message):
+    result = run(*[a.format(files) for a in arguments], code=2)
+    assert message in result.output and "Traceback" not in result.output
+
+
+def test_failure_is_status_1(files):
+    result = run("info", files / "nothing.zarr", code=1)
+    assert "does not exist" in result.output
+    np.savez(files / "twice.npz", X=np.ones((4, 2)), y=np.ones(4))
+    fit = ["--x", f"{files}/twice.npz::X", "--y", f"{files}/twice.npz::y", "--alpha", 0, "--kernel", "rbf"]
+    result = run("fit", *fit, "--model", files / "m.zarr", code=1)
+    assert "not positive definite" in result.output and not (files / "m.zarr").exists()
+
+
+def test_is_a_command_of_its_own_and_of_dask():
+    for command in (["dkrr"], ["dask", "dkrr"]):
+        program = [f"{sys.prefix}/bin/{command[0]}", *command[1:], "plan", "--n", "100", "--d", "3"]
+        done = subprocess.run(program, capture_output=True, text=True, check=True)
+        assert "dkrr plan: 100 rows × 3 columns" in done.stdout

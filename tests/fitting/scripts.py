@@ -1,0 +1,55 @@
+"""Programs that tests run in processes of their own, to be killed or measured."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def problem(n: int, d: int) -> tuple[Any, Any]:
+    """The same problem in every process."""
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(n, d))
+    return X, np.column_stack([np.sin(X[:, 0]), X[:, -1] ** 2])
+
+
+def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -> None:
+    """Fit in this process (workers as planned) and leave the coefficients and what was measured in `out`."""
+    import dask
+
+    from dkrr import KernelRidge
+
+    X, y = problem(n, d)
+    workers = settings.pop("workers", None)
+    # With workers asked for, let the planner believe that starting them costs nothing: small fits then use them.
+    start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
+    with dask.config.set(start):
+        model = KernelRidge(store=store, progress=False, **settings).fit(X, y)
+    result, plan = model.solve_result_, model.plan_
+    np.savez(
+        out,
+        dual_coef=getattr(model, "dual_coef_", np.zeros(0)),
+        facts=json.dumps(
+            {
+                "execution": plan.execution,
+                "form": plan.form,
+                "residual": result.residual,
+                "peaks": result.record.peak_bytes_by_worker,
+                "peak": result.peak_bytes,
+                "projected": plan.peak_bytes,
+                "limit": plan.chosen.limit_bytes,
+                "disk": plan.disk_bytes,
+                "written": result.bytes_written,
+                "read": result.bytes_read,
+                "planned_read": plan.chosen.read_bytes,
+                "planned_written": plan.chosen.written_bytes,
+                "tasks": [t.key for t in result.record.tasks],
+            }
+        ),
+    )
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    fit(**arguments)

@@ -1,0 +1,91 @@
+"""Everything is killed, the same call is made again: it goes on from the finished tiles, to the identical answer."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dkrr import KernelRidge
+from dkrr.errors import StoreError
+from tests.fitting.running import finish, kill_everything, start, tiles, wait_for_tiles
+from tests.fitting.scripts import problem
+
+SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01}
+
+
+@pytest.mark.parametrize(("workers", "n", "tile"), [(None, 2600, 200), (2, 5200, 400)], ids=["serial", "dask"])
+def test_a_killed_run_goes_on(tmp_path, workers, n, tile):
+    settings = {**SETTINGS, "tile": tile, "workers": workers}
+    whole, facts = finish(start(n, 6, tmp_path / "whole.zarr", tmp_path / "a.npz", **settings), tmp_path / "a.npz")
+    assert facts["execution"] == ("dask" if workers else "serial")
+    store = tmp_path / "run.zarr"
+    for wanted in (20, 45):  # killed twice
+        process = start(n, 6, store, tmp_path / "b.npz", **settings)
+        wait_for_tiles(process, store, wanted)
+        kill_everything(process)
+    before = tiles(store)
+    resumed, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    after = tiles(store)
+    assert np.array_equal(resumed, whole)
+    n_tiles = 13
+    assert len(after) == n_tiles * (n_tiles + 1) // 2
+    kept = [name for name, when in before.items() if after[name] == when]
+    # Not kept are at most the tiles whose task was cut short between its last chunk and its end: none, with one
+    # strip to a tile, but for the diagonal ones, whose right-hand side is written first.
+    assert len(kept) == len(before) >= 45
+    computed = [key for key in facts["tasks"] if key.startswith("L-")]
+    assert len(computed) == len(after) - len(kept)
+    # A third call finds everything done.
+    again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    assert np.array_equal(again, whole)
+    assert not [key for key in facts["tasks"] if not key.startswith(("scan", "residual"))]
+
+
+def test_damaged_and_missing_tiles(tmp_path):
+    X, y = problem(700, 4)
+    store = tmp_path / "run.zarr"
+    settings = {**SETTINGS, "tile": 100, "store": str(store)}
+    whole = KernelRidge(**settings).fit(X, y).dual_coef_
+    folder = store / "system-0"
+    for name in ("factor/c.3.1", "forward/c.6.0", "factor/c.2.2"):
+        (folder / name).unlink()
+    chunk = folder / "factor/c.5.0"
+    chunk.write_bytes(chunk.read_bytes()[:-100])  # a truncated chunk counts as missing
+    shutil.rmtree(folder / "solution")
+    again = KernelRidge(**settings).fit(X, y)
+    assert np.array_equal(again.dual_coef_, whole)
+    computed = {t.key for t in again.solve_result_.record.tasks if t.key.startswith("L-")}
+    assert computed == {"L-3-1", "L-6-6", "L-2-2", "L-5-0"}
+    # A flipped bit keeps its length: the checksum finds it where it is read.
+    damaged = bytearray(chunk.read_bytes())
+    damaged[1234] ^= 1
+    chunk.write_bytes(bytes(damaged))
+    shutil.rmtree(folder / "solution")
+    shutil.rmtree(folder / "partial")
+    with pytest.raises(StoreError, match=r"c\.5\.0.*checksum.*Delete this chunk"):
+        KernelRidge(**settings).fit(X, y)
+    chunk.unlink()
+    assert np.array_equal(KernelRidge(**settings).fit(X, y).dual_coef_, whole)
+
+
+def test_primal_runs_go_on_too(tmp_path):
+    X, y = problem(500, 9)
+    settings = {"kernel": "polynomial", "degree": 2, "tile": 16, "form": "primal", "fit_intercept": True}
+    store = tmp_path / "run.zarr"
+    whole = KernelRidge(**settings, store=str(store)).fit(X, y)
+    shutil.rmtree(store / "system-0")
+    for path in sorted((store / "normal" / "part-0").glob("c.*"))[::3]:
+        path.unlink()
+    again = KernelRidge(**settings, store=str(store)).fit(X, y)
+    assert np.array_equal(again.coef_, whole.coef_)
+    computed = [t.key for t in again.solve_result_.record.tasks if t.key.startswith("normal")]
+    assert 0 < len(computed) < 10
+
+
+def test_every_alpha_has_its_factor_in_a_kept_store(tmp_path):
+    X, y = problem(300, 3)
+    store = tmp_path / "run.zarr"
+    model = KernelRidge(kernel="rbf", alpha=[0.1, 0.2], tile=100, store=str(store)).fit(X, y)
+    assert (store / "system-0" / "factor").is_dir() and (store / "system-1" / "factor").is_dir()
+    again = KernelRidge(kernel="rbf", alpha=[0.1, 0.2], tile=100, store=str(store)).fit(X, y)
+    assert np.array_equal(again.dual_coef_, model.dual_coef_)

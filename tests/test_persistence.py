@@ -1,0 +1,141 @@
+"""Save, load, predict for every kind of model; damaged and foreign files; no code from a file."""
+
+import json
+import pickle
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import dkrr
+from dkrr import KernelRidge
+from dkrr.errors import InputError, StoreError
+from dkrr.kernels import RBF, Linear, Matern, Polynomial
+
+
+def difference(X, Z):
+    return np.exp(-((X[:, None, :] - Z[None, :, :]) ** 2).sum(axis=2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel": "rbf", "gamma": 0.3},
+        {"kernel": "linear"},
+        {"kernel": Polynomial(degree=2), "fit_intercept": True},
+        {"kernel": RBF(gamma=0.1) + 2.0 * Matern(nu=0.5) * Linear()},
+        {"kernel": "laplacian", "alpha": [0.1, 0.2, 0.3]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("one_target", [False, True])
+def test_predictions_survive(data, tmp_path, settings, one_target):
+    if one_target and "alpha" in settings:
+        settings = {**settings, "alpha": 0.3}
+    y = data.y[:, 0] if one_target else data.y
+    model = KernelRidge(**settings).fit(data.X, y, sample_weight=data.weights)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr")
+    assert np.array_equal(again.predict(data.X_new), model.predict(data.X_new))
+    assert np.array_equal(again.dual_coef_, model.dual_coef_)
+    assert np.array_equal(again.intercept_, model.intercept_)
+    assert again.n_features_in_ == 5
+    assert np.allclose(again.predict(da.from_array(data.X_new)).compute(), model.predict(data.X_new))
+    refit = again.fit(data.X, y, sample_weight=data.weights)
+    assert np.allclose(refit.predict(data.X_new), model.predict(data.X_new))
+
+
+@pytest.mark.parametrize("kind", ["csr", "dask", "precomputed"])
+def test_kinds_of_rows(data, tmp_path, kind):
+    X = np.where(np.abs(data.X) > 1, data.X, 0.0)
+    rows = {"csr": sp.csr_array(X), "dask": da.from_array(X, chunks=50), "precomputed": RBF(gamma=1.0)(X)}[kind]
+    new = {"csr": sp.csr_array(X[:9]), "dask": X[:9], "precomputed": RBF(gamma=1.0)(X[:9], X)}[kind]
+    for tile in (None, 60):
+        kernel = "precomputed" if kind == "precomputed" else "rbf"
+        model = KernelRidge(kernel=kernel, tile=tile).fit(rows, data.y)
+        path = tmp_path / f"m{tile}.zarr"
+        dkrr.save(model, path)
+        assert np.allclose(dkrr.load(path).predict(new), model.predict(new), rtol=0, atol=1e-12)
+
+
+def test_rows_too_large_for_memory_are_read_at_prediction(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.persistence.IN_MEMORY_BYTES", 10)
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr")
+    assert again._model.rows.is_shared
+    assert np.allclose(again.predict(data.X_new), model.predict(data.X_new), rtol=0, atol=1e-13)
+
+
+def test_custom_kernel_must_be_given_again(data, tmp_path):
+    model = KernelRidge(kernel=difference).fit(data.X, data.y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    with pytest.raises(InputError, match="given again.*kernel="):
+        dkrr.load(tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr", kernel=difference)
+    assert np.array_equal(again.predict(data.X_new), model.predict(data.X_new))
+
+
+def test_nothing_is_pickled(data, tmp_path):
+    dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path / "m.zarr")
+    for path in (tmp_path / "m.zarr").rglob("*"):
+        if path.is_file():
+            assert not path.read_bytes().startswith(b"\x80\x04"), path
+    description = json.loads((tmp_path / "m.zarr" / "zarr.json").read_text())["attributes"]["dkrr"]
+    assert description["kind"] == "model" and description["format"] == 1
+    assert {"dkrr", "numpy", "zarr", "python"} <= set(description["versions"])
+
+
+def test_what_is_not_a_model_is_refused(data, tmp_path):
+    with pytest.raises(InputError, match="not fitted"):
+        dkrr.save(KernelRidge(), tmp_path / "m.zarr")
+    with pytest.raises(StoreError, match="does not exist"):
+        dkrr.load(tmp_path / "m.zarr")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(StoreError, match="not a Zarr store"):
+        dkrr.load(tmp_path / "text")
+    KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr")).fit(data.X, data.y)
+    with pytest.raises(StoreError, match="is a dkrr run, not a model"):
+        dkrr.load(tmp_path / "run.zarr")
+
+
+def test_existing_path_is_not_overwritten(data, tmp_path):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    with pytest.raises(InputError, match="exists already"):
+        dkrr.save(model, tmp_path / "m.zarr")
+
+
+def _edit(path, **changes):
+    file = path / "zarr.json"
+    content = json.loads(file.read_text())
+    content["attributes"]["dkrr"].update(changes)
+    file.write_text(json.dumps(content))
+
+
+def test_damaged_models_are_refused(data, tmp_path):
+    import shutil
+
+    path = tmp_path / "m.zarr"
+    dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), path)
+    shutil.copytree(path, tmp_path / "copy")
+    _edit(path, format=99)
+    with pytest.raises(StoreError, match="format 99"):
+        dkrr.load(path)
+    _edit(path, format=1, n_features=4)
+    with pytest.raises((StoreError, InputError)):
+        dkrr.load(path).predict(data.X_new[:, :4])
+    _edit(path, n_features=5, kernel={"kernel": "os.system"})
+    with pytest.raises(InputError, match="os.system"):
+        dkrr.load(path)
+    shutil.rmtree(tmp_path / "copy" / "dual_coef")
+    with pytest.raises(StoreError, match="does not exist"):
+        dkrr.load(tmp_path / "copy")
+
+
+def test_a_model_with_rows_in_a_temporary_folder_says_how_to_keep_it(data):
+    model = KernelRidge(kernel="rbf", tile=60).fit(da.from_array(data.X, chunks=50), data.y)
+    assert np.isfinite(model.predict(data.X_new)).all()
+    with pytest.raises(TypeError, match=r"dkrr\.save"):
+        pickle.dumps(model)
