@@ -9,7 +9,7 @@ from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
-from dkrr.linalg.cholesky import TiledSystem
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
@@ -45,7 +45,9 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides = data.dual_right_sides(columns, means)
-        beta, residual = _solve(work, g, grid, source, data.dual_shift(alpha), right_sides, (alpha, "dual"))
+        beta, residual = _solve(
+            work, g, grid, plan.chosen.segment, source, data.dual_shift(alpha), right_sides, (alpha, "dual")
+        )
         residuals.append(residual)
         coef[:, columns], b = data.dual_coefficients(beta)
         intercept[columns] += b
@@ -56,6 +58,7 @@ def _solve(
     work: Workspace,
     g: int,
     grid: TileGrid,
+    segment: int,
     source: TileSource,
     shift: Array,
     right_sides: Array,
@@ -74,12 +77,20 @@ def _solve(
         right_sides=vectors("right-sides", right_sides),
         factor=work.matrix(group, "factor", grid),
         forward=vectors("forward"),
+        segment=segment,
+        partial=tuple(
+            PartialSums(work.matrix(group, f"sum-{k}", grid), vectors(f"sum-{k}-forward"))
+            for k in range(n_segments(grid.n_tiles - 1, segment) - 1)
+        ),
     )
     try:
         x, residual, record = Cholesky().solve_tiled(system, vectors, work.executor, work.progress)
     except NotPositiveDefiniteError as error:
         raise not_positive_definite(error, *terms) from None
     work.record.add(record)
+    for k in range(len(system.partial)):
+        work.store.delete(f"{group}/sum-{k}")
+        work.store.delete(f"{group}/sum-{k}-forward")
     if not work.keeps:
         work.store.delete(group)
     return x, residual
@@ -117,7 +128,7 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
         total = data.n if data.weights is None else data.weights.sum()
         centre = np.sum([sums[t.key] for t in tasks], axis=0) / total
         stored_centre = work.vectors("normal", "centre", grid, 1, centre)
-    cut = segments(chosen.n_segments)
+    cut = segments(chosen.row_parts)
     parts = NormalParts(
         segments=tuple(cut),
         matrices=tuple(work.matrix("normal", f"part-{k}", grid) for k in range(len(cut))),
@@ -129,7 +140,7 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
     source, coef = SummedTiles(parts.matrices), np.empty((grid.n, n_targets))
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         shift, right_sides = np.full(grid.n, alpha), np.ascontiguousarray(moments[:, columns])
-        coef[:, columns], _ = _solve(work, g, grid, source, shift, right_sides, (alpha, "primal"))
+        coef[:, columns], _ = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "primal"))
     tasks = [
         Task(f"error-{k}", primal_residual, (phi, s, centre, coef), flops=s.stop - s.start)
         for k, s in enumerate(spread)

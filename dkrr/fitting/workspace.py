@@ -96,7 +96,7 @@ class Workspace:
             self.record.add(scanned)
         digests = [t.value for t in sorted(scanned.tasks, key=lambda t: int(t.key.rsplit("-", 1)[1]))]
         c = plan.chosen
-        layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "n_segments": c.n_segments}
+        layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": c.segment, "row_parts": c.row_parts}
         try:
             self.store.claim(data.fingerprint(combine(digests)), layout)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Tiled Cholesky factorisation on disk: left-looking, every tile computed by one task and written once.
+"""Tiled Cholesky factorisation on disk: left-looking, every tile computed by few tasks and written once.
 
 For a tile (i, j) of A = L Lᵀ, i ≥ j::
 
@@ -8,8 +8,13 @@ A task streams the strips of rows i and j of L through two small buffers and kee
 not grow with n. A stored tile is never updated: Dask may run any task twice, and a killed run goes on from the tiles
 that are there. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
 the forward substitution free: the strips of row j are in memory anyway.
+
+One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
+be cut into segments of tile columns, each a task of its own; all but the last write S as it stands to a store of its
+own (write-once as well), which the next one begins from.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +26,84 @@ from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
 from dkrr.linalg.sources import TileSource, clear_upper, read_range
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+
+
+@dataclass(frozen=True)
+class TileStep:
+    """One task of the factorisation: some tile columns of the sum of tile (i, j), and after the last the tile."""
+
+    i: int
+    j: int
+    part: int
+    """Number of this segment among those of the tile."""
+    columns: range
+    """Tile columns that it subtracts."""
+    is_last: bool
+
+    @property
+    def key(self) -> str:
+        """Name of the task."""
+        return _key(self.i, self.j) if self.is_last else f"S-{self.i}-{self.j}-{self.part}"
+
+    @property
+    def depends(self) -> tuple[str, ...]:
+        """Names of the tasks before it. The tiles left of those named are done when they are."""
+        names = [f"S-{self.i}-{self.j}-{self.part - 1}"] if self.part else []
+        if self.columns:
+            newest = self.columns[-1]
+            names += [_key(self.i, newest)] + ([_key(self.j, newest)] if self.i != self.j else [])
+        if self.is_last and self.i != self.j:
+            names.append(_key(self.j, self.j))
+        return tuple(names)
+
+    @property
+    def priority(self) -> tuple[int, ...]:
+        """A diagonal tile first, since a column waits for it; then what the next one waits for; then by columns."""
+        urgency = 2 if not self.is_last else min(self.i - self.j, 2)
+        return (urgency, self.j, self.i)
+
+    def flops(self, grid: TileGrid) -> float:
+        """Floating-point operations."""
+        rows, columns = grid.height(self.i), grid.height(self.j)
+        before = float(len(self.columns) * grid.tile)
+        if self.i == self.j:
+            return rows * rows * before + (rows**3 / 3 if self.is_last else 0.0)
+        return 2 * rows * columns * before + (rows * columns * columns if self.is_last else 0.0)
+
+
+def _key(i: int, j: int) -> str:
+    return f"L-{i}-{j}"
+
+
+def tile_steps(n_tiles: int, segment: int) -> Iterator[TileStep]:
+    """All tasks of a factorisation, column by column.
+
+    Parameters
+    ----------
+    n_tiles : int
+        Tiles along one side.
+    segment : int
+        Tile columns that one task subtracts; 0 means all.
+    """
+    for j in range(n_tiles):
+        n_parts = n_segments(j, segment)
+        for i in range(j, n_tiles):
+            for part in range(n_parts):
+                is_last = part == n_parts - 1
+                yield TileStep(i, j, part, range(part * segment, j if is_last else (part + 1) * segment), is_last)
+
+
+def n_segments(j: int, segment: int) -> int:
+    """Tasks to a tile of column j."""
+    return max(1, -(-j // segment)) if segment else 1
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """S and b − Σ L z of the tiles whose first segments are done."""
+
+    matrix: TiledMatrix
+    forward: ChunkedArray
 
 
 @dataclass(frozen=True)
@@ -37,6 +120,10 @@ class TiledSystem:
     """L, written by the tasks."""
     forward: ChunkedArray
     """Z = L⁻¹ B, written by the tasks."""
+    segment: int = 0
+    """Tile columns that one task subtracts; 0 means all."""
+    partial: tuple[PartialSums, ...] = ()
+    """After the first segment, after the second ..."""
 
     @property
     def grid(self) -> TileGrid:
@@ -46,68 +133,45 @@ class TiledSystem:
 
 def cholesky_tasks(system: TiledSystem) -> list[Task]:
     """Tasks of the factorisation that are not done yet, with the forward substitution."""
-    grid = system.grid
-    done = system.factor.complete_tiles()
-    solved = {k for k, _ in system.forward.present()}
+    done = _complete(system.factor, system.forward)
+    summed = [_complete(p.matrix, p.forward) for p in system.partial]
     tasks = []
-    for i, j in grid.lower():
-        if (i, j) in done and (i != j or i in solved):
+    for step in tile_steps(system.grid.n_tiles, system.segment):
+        tile = (step.i, step.j)
+        # A segment is done if it or any later one is.
+        if tile in done or any(tile in later for later in summed[step.part :]):
             continue
-        tasks.append(
-            Task(
-                _key(i, j),
-                factor_tile,
-                (system, i, j),
-                depends=((_key(i, j - 1),) if j else ()) + ((_key(j, j),) if i != j else ()),
-                flops=tile_flops(grid, i, j),
-                priority=tile_priority(i, j),
-            )
-        )
+        tasks.append(Task(step.key, factor_tile, (system, step), step.depends, step.flops(system.grid), step.priority))
     return tasks
 
 
-def _key(i: int, j: int) -> str:
-    return f"L-{i}-{j}"
+def _complete(matrix: TiledMatrix, forward: ChunkedArray) -> set[tuple[int, int]]:
+    solved = {k for k, _ in forward.present()}
+    return {(i, j) for i, j in matrix.complete_tiles() if i != j or i in solved}
 
 
-def tile_priority(i: int, j: int) -> tuple[int, ...]:
-    """Order among ready tiles: a diagonal tile first (a whole column waits for it), then the next to the diagonal."""
-    return (0 if i == j else 1, i + j, j)
-
-
-def tile_flops(grid: TileGrid, i: int, j: int) -> float:
-    """Floating-point operations of the task of one tile."""
-    rows, columns, before = grid.height(i), grid.height(j), grid.rows(j).start
-    if i == j:
-        return float(rows * rows * before + rows**3 / 3)
-    return float(2 * rows * columns * before + rows * columns * columns)
-
-
-def factor_tile(meter: Meter, system: TiledSystem, i: int, j: int) -> None:
-    """Task: compute tile (i, j) of L from the tiles before it, and write it.
+def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
+    """Task: subtract one segment of the sum of a tile; after the last one compute the tile of L and write it.
 
     Raises
     ------
     NotPositiveDefiniteError
         If a pivot of a diagonal tile is not positive.
     """
-    grid, matrix = system.grid, system.factor
+    grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = np.empty((grid.height(i), grid.height(j)))
-    system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
-    if i == j:
-        tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]
-        z = read_range(system.right_sides, grid.rows(i))
-    columns = range(grid.panels(j).start)
+    z = _begin(meter, system, step, tile)
+    panels = [p for k in step.columns for p in grid.panels(k)]
     left = [matrix.strip_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.strip_buffer() for _ in range(N_SLOTS)]
 
     def load(k: int, slot: int) -> tuple[blas.Array, blas.Array, int]:
-        a, n_a = matrix.read_strip(i, columns[k], left[slot])
-        b, n_b = (a, 0) if i == j else matrix.read_strip(j, columns[k], right[slot])
+        a, n_a = matrix.read_strip(i, panels[k], left[slot])
+        b, n_b = (a, 0) if i == j else matrix.read_strip(j, panels[k], right[slot])
         return a, b, n_a + n_b
 
     z_before = np.empty((0, 0))
-    for p, (a, b, n_bytes) in zip(columns, prefetched(len(columns), load, meter), strict=True):
+    for p, (a, b, n_bytes) in zip(panels, prefetched(len(panels), load, meter), strict=True):
         meter.bytes_read += n_bytes
         if i != j:
             with meter.time("gemm"):
@@ -121,25 +185,48 @@ def factor_tile(meter: Meter, system: TiledSystem, i: int, j: int) -> None:
             if where.start == first:
                 z_before = read_range(system.forward, grid.rows(k))
             blas.gemm(z, a, z_before[where.start - first : where.stop - first], alpha=-1.0, beta=1.0)
-    if i == j:
-        _finish_diagonal(meter, system, j, tile, z)
-        with meter.time("write"):
-            meter.bytes_written += matrix.write_tile(i, j, tile)
+    if not step.is_last:
+        _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
+    elif i == j:
+        _factor_diagonal(meter, grid, j, tile, z)
+        _write(meter, matrix, system.forward, step, tile, z)
     else:
         _divide_by_diagonal(meter, matrix, i, j, tile, left)
 
 
-def _finish_diagonal(meter: Meter, system: TiledSystem, j: int, tile: blas.Array, z: blas.Array) -> None:
+def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array:
+    """Fill the tile with A or with what the segment before left; the same for b, which only diagonal tiles have."""
+    grid, i, j = system.grid, step.i, step.j
+    if step.part:
+        before = system.partial[step.part - 1]
+        with meter.time("read"):
+            meter.bytes_read += before.matrix.read_tile(i, j, tile)
+            return read_range(before.forward, grid.rows(i)) if i == j else np.empty((0, 0))
+    system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
+    if i != j:
+        return np.empty((0, 0))
+    tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]
+    return read_range(system.right_sides, grid.rows(i))
+
+
+def _write(
+    meter: Meter, matrix: TiledMatrix, forward: ChunkedArray, step: TileStep, tile: blas.Array, z: blas.Array
+) -> None:
+    with meter.time("write"):
+        if step.i == step.j:
+            meter.bytes_written += forward.write((step.j, 0), z)
+        meter.bytes_written += matrix.write_tile(step.i, step.j, tile)
+
+
+def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array, z: blas.Array) -> None:
     with meter.time("potrf"):
         failed = blas.cholesky_in_place(tile)
         if failed:
-            row = system.grid.rows(j).start + failed - 1
+            row = grid.rows(j).start + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
         clear_upper(tile)
     with meter.time("forward"):
         blas.solve_lower(tile, z)
-    with meter.time("write"):
-        meter.bytes_written += system.forward.write((j, 0), z)
 
 
 def _divide_by_diagonal(
@@ -166,7 +253,7 @@ def _divide_by_diagonal(
         meter.bytes_written += sum(write.result() for write in writes)
 
 
-def cholesky_cost(grid: TileGrid, n_right_sides: int) -> Cost:
+def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0) -> Cost:
     """Cost of the whole factorisation, forming the tiles of A not included."""
     n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
     strip = 8.0 * grid.tile * grid.panel
@@ -175,11 +262,22 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int) -> Cost:
         strip * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
         for j, before in enumerate(strips_before)
     )
+    between = partial_bytes(grid, n_right_sides, segment)
     return Cost(
         gemm_flops=n**3 / 3 + n**2 * m,
-        read_bytes=read,
-        written_bytes=factor_bytes(grid) + 8.0 * n * m,
-        n_tasks=n_tiles * (n_tiles + 1) // 2,
+        read_bytes=read + between,
+        written_bytes=factor_bytes(grid) + 8.0 * n * m + between,
+        n_tasks=sum((n_tiles - j) * n_segments(j, segment) for j in range(n_tiles)),
+    )
+
+
+def partial_bytes(grid: TileGrid, n_right_sides: int, segment: int) -> int:
+    """Bytes on disk of the sums between segments."""
+    strip = 8 * grid.tile * grid.panel + 4
+    return sum(
+        (n_segments(j, segment) - 1)
+        * ((grid.n_tiles - j) * len(grid.panels(j)) * strip + 8 * grid.tile * n_right_sides)
+        for j in range(grid.n_tiles)
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes
+from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
 from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
@@ -17,6 +17,8 @@ PANEL = 512
 """Columns of a strip that GEMM needs to run at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
 TILES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
 """Tile sizes that are compared."""
+SEGMENTS = (3, 6, 12)
+"""Tile columns to a task that are compared with all of them."""
 MAX_TILES_A_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 ROW_BLOCK_BYTES = 64 * 2**20
@@ -65,6 +67,12 @@ def _grids(problem: Problem, n: int) -> list[TileGrid]:
     return sorted((g for g in grids if g.n_tiles <= MAX_TILES_A_SIDE), key=lambda g: g.tile)
 
 
+def _segments(problem: Problem, place: _Place, grid: TileGrid) -> list[int]:
+    if problem.layout is not None:
+        return [problem.layout.segment]
+    return [0] + [s for s in SEGMENTS if place.slots > 1 and s < grid.n_tiles - 1]
+
+
 def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
     """The whole Gram matrix in the calling process."""
     p, n = problem, problem.n
@@ -76,7 +84,8 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         n_workers=1,
         tile=n,
         panel=n,
-        n_segments=1,
+        segment=0,
+        row_parts=1,
         row_block=n,
         seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / resources.rates.read_bytes,
         read_bytes=loaded,
@@ -107,7 +116,8 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         n_workers=1,
         tile=dimension,
         panel=dimension,
-        n_segments=1,
+        segment=0,
+        row_parts=1,
         row_block=block,
         seconds=resources.rates.seconds(cost, resources.local_threads),
         read_bytes=cost.read_bytes,
@@ -148,22 +158,27 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
     if p.wants_tiles:
         places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
     candidate = dual_tiled if form == "dual" else primal_tiled
-    return [candidate(p, r, place, grid) for place in places for grid in _grids(p, n)]
+    return [
+        candidate(p, r, place, grid, segment)
+        for place in places
+        for grid in _grids(p, n)
+        for segment in _segments(p, place, grid)
+    ]
 
 
-def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid) -> Candidate:
+def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
     """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
     p, rates, m = problem, resources.rates, problem.n_right_sides
     entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
     form_seconds = entries.gemm_flops / rates.gemm_flops + entries.element_seconds
-    factor = factorisation_seconds(grid, place.slots, rates, form_seconds)
+    factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms every block of K once more.
     back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots)
     check = rates.seconds(gram_cost(p.kernel, p.d, float(p.n) ** 2)) / min(place.slots, grid.n_tiles)
     staged = 0 if p.x_is_shared else p.stored_bytes
     # Every tile reads the rows of X of its row and its column, every block of the residual too.
     x_read = 2.0 * grid.tile * p.bytes_of_row * grid.n_tiles * (1.5 * grid.n_tiles)
-    cost = cholesky_cost(grid, m) + substitution_cost(grid, m)
+    cost = cholesky_cost(grid, m, segment) + substitution_cost(grid, m)
     groups = len(p.alphas)
     vectors = 8 * p.n * (4 * m + 2)
     form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_row, p.d) + 2 * p.read_overhead_bytes
@@ -173,12 +188,15 @@ def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: Tile
         n_workers=place.n_workers,
         tile=grid.tile,
         panel=grid.panel,
-        n_segments=1,
+        segment=segment,
+        row_parts=1,
         row_block=grid.tile,
         seconds=place.start_seconds + 2 * staged / rates.write_bytes + groups * (factor + back + check),
         read_bytes=groups * (cost.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
-        disk_bytes=staged + (groups if p.keeps_store else 1) * (factor_bytes(grid) + vectors),
+        disk_bytes=staged
+        + (groups if p.keeps_store else 1) * (factor_bytes(grid) + vectors)
+        + partial_bytes(grid, m, segment),
         peak_bytes=place.baseline_bytes
         + place.threads * cholesky_task_bytes(grid, m, form_bytes)
         + PROCESS_MARGIN_BYTES,
@@ -186,29 +204,29 @@ def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: Tile
     )
 
 
-def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid) -> Candidate:
+def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
     """Normal matrix in tiles, formed by segments of rows, then the tiled Cholesky of it."""
     p, rates, t = problem, resources.rates, problem.n_targets
     n_lower = grid.n_tiles * (grid.n_tiles + 1) // 2
     if p.layout is not None:
-        n_segments = p.layout.n_segments
+        row_parts = p.layout.row_parts
     else:
         # As many parts as keep every worker busy; with several tiles the tiles do that already.
-        n_segments = max(1, min(place.slots * 2 // n_lower if n_lower < 2 * place.slots else 1, p.n))
+        row_parts = max(1, min(place.slots * 2 // n_lower if n_lower < 2 * place.slots else 1, p.n))
     block = row_block(p, grid.tile, p.dimension or 0)
     forming = normal_cost(p.n, p.bytes_of_row, grid.n, t, grid.n_tiles, feature_seconds(p), centred=p.fit_intercept)
     form = rates.seconds(forming) / place.slots
-    sum_seconds = 8.0 * grid.tile**2 * n_segments / rates.read_bytes
-    factor = factorisation_seconds(grid, place.slots, rates, sum_seconds)
+    sum_seconds = 8.0 * grid.tile**2 * row_parts / rates.read_bytes
+    factor = factorisation_seconds(grid, segment, place.slots, rates, sum_seconds)
     staged = 0 if p.x_is_shared else p.stored_bytes
     groups, one = len(p.alphas), factor_bytes(grid)
-    cost = cholesky_cost(grid, t) + substitution_cost(grid, t)
+    cost = cholesky_cost(grid, t, segment) + substitution_cost(grid, t)
     rows = block * (4 * 8 * grid.tile + 2 * p.bytes_of_row + 8 * t)
     # The check of the residual holds all of Φ for a block of rows, and the coefficients and their gradient.
     check = row_block(p, grid.n, grid.n) * (2 * 8 * grid.n + p.bytes_of_row) + 3 * 8 * grid.n * t
     check += 2 * 8 * t * -(-p.n // max(1, 2 * place.slots))
     forming_bytes = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
-    extra_tile = 8 * grid.tile**2 if n_segments > 1 else 0
+    extra_tile = 8 * grid.tile**2 if row_parts > 1 else 0
     solving_bytes = cholesky_task_bytes(grid, t, extra_tile + 8 * grid.tile * grid.panel)
     return Candidate(
         form="primal",
@@ -216,17 +234,19 @@ def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: Ti
         n_workers=place.n_workers,
         tile=grid.tile,
         panel=grid.panel,
-        n_segments=n_segments,
+        segment=segment,
+        row_parts=row_parts,
         row_block=block,
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
         + form
         + groups * (factor + rates.seconds(substitution_cost(grid, t))),
-        read_bytes=forming.read_bytes + groups * (cost.read_bytes + 3 * n_segments * one),
-        written_bytes=staged + n_segments * one + groups * cost.written_bytes,
+        read_bytes=forming.read_bytes + groups * (cost.read_bytes + 3 * row_parts * one),
+        written_bytes=staged + row_parts * one + groups * cost.written_bytes,
         disk_bytes=staged
-        + n_segments * one
+        + row_parts * one
         + (groups if p.keeps_store else 1) * (one + 8 * grid.n * (4 * t + 2))
+        + partial_bytes(grid, t, segment)
         + 8 * p.n * (t + 1),
         peak_bytes=place.baseline_bytes + place.threads * max(forming_bytes, solving_bytes) + PROCESS_MARGIN_BYTES,
         limit_bytes=place.limit_bytes,

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.units import format_bytes, format_seconds
@@ -28,7 +29,9 @@ class Candidate:
     """Rows of a tile; the whole matrix in memory counts as one."""
     panel: int
     """Columns of a stored strip of a tile."""
-    n_segments: int
+    segment: int
+    """Tile columns that one task of the factorisation subtracts; 0 means all."""
+    row_parts: int
     """Parts of the rows whose normal matrices are formed separately (primal)."""
     row_block: int
     """Rows of X that are in memory at once (primal)."""
@@ -130,9 +133,10 @@ class Plan:
         ]
         if c.execution != "memory":
             n_tiles = -(-matrix // c.tile)
+            by = f", {c.segment} tile columns a task" if c.segment else ""
             lines.append(
-                f"  tiles       {c.tile:,} × {c.tile:,} in strips of {c.panel}; "
-                f"{n_tiles} a side, {n_tiles * (n_tiles + 1) // 2} tasks"
+                f"  tiles       {c.tile:,} × {c.tile:,} in strips of {c.panel}{by}; "
+                f"{n_tiles} a side, {sum(1 for _ in tile_steps(n_tiles, c.segment))} tasks"
             )
         lines += [
             f"  time        about {format_seconds(c.seconds)}",

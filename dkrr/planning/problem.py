@@ -17,7 +17,8 @@ class Layout:
     form: Form
     tile: int
     panel: int
-    n_segments: int
+    segment: int
+    row_parts: int
 
 
 @dataclass(frozen=True)

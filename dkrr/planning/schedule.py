@@ -1,53 +1,69 @@
 """Wall time of a task graph by list scheduling: the planner's crystal ball."""
 
 import heapq
+from collections import defaultdict
 
-from dkrr.linalg.cholesky import tile_flops, tile_priority
+from dkrr.linalg.cholesky import TileStep, tile_steps
 from dkrr.planning.resources import Rates
 from dkrr.tiles import TileGrid
 
-SIMULATED_TILES = 48
+SIMULATED_TILES = 40
 """Tiles a side up to which the schedule is simulated; beyond, the work divides evenly enough."""
 
 
-def factorisation_seconds(grid: TileGrid, slots: int, rates: Rates, form_seconds: float) -> float:
+def factorisation_seconds(grid: TileGrid, segment: int, slots: int, rates: Rates, form_seconds: float) -> float:
     """Wall time of the tiled factorisation.
 
     Parameters
     ----------
     grid : TileGrid
+    segment : int
+        Tile columns that one task subtracts; 0 means all.
     slots : int
         Tasks that run at once, over all workers.
     rates : Rates
     form_seconds : float
         Time to form one full tile of the matrix.
     """
-    n_tiles = grid.n_tiles
-
-    def seconds(i: int, j: int) -> float:
-        strips = len(grid.panels(0)) * j * (1 if i == j else 2) + (0 if i == j else len(grid.panels(j)))
-        # Reading overlaps with the product, but on a core of its own it would not: count it.
-        moved = 8.0 * grid.tile * grid.panel * strips / rates.read_bytes
-        written = 8.0 * grid.tile * grid.height(j) / rates.write_bytes
-        form = form_seconds * (0.5 if i == j else 1.0) * grid.height(i) * grid.height(j) / grid.tile**2
-        return tile_flops(grid, i, j) / rates.gemm_flops + moved + written + form + rates.task_seconds
-
-    if n_tiles > SIMULATED_TILES:
-        return sum(seconds(i, j) for i, j in grid.lower()) / slots * (1.0 + slots / n_tiles)
-    waiting = {(i, j): (j > 0) + (i != j) for i, j in grid.lower()}
-    ready = [(tile_priority(0, 0), (0, 0))]
-    running: list[tuple[float, tuple[int, int]]] = []
+    steps = list(tile_steps(grid.n_tiles, segment))
+    seconds = [step_seconds(step, grid, rates, form_seconds) for step in steps]
+    if grid.n_tiles > SIMULATED_TILES:
+        # The last columns have fewer tasks than there are slots.
+        return sum(seconds) / slots * (1.0 + slots / grid.n_tiles)
+    number = {step.key: k for k, step in enumerate(steps)}
+    waiting = [len(step.depends) for step in steps]
+    followers = defaultdict(list)
+    for k, step in enumerate(steps):
+        for key in step.depends:
+            followers[number[key]].append(k)
+    ready = [(steps[0].priority, 0)]
+    running: list[tuple[float, int]] = []
     now = 0.0
     while ready or running:
         while ready and len(running) < slots:
-            _, (i, j) = heapq.heappop(ready)
-            heapq.heappush(running, (now + seconds(i, j), (i, j)))
-        now, (i, j) = heapq.heappop(running)
-        followers = [(i, j + 1)] if j < i else []
-        if i == j:
-            followers += [(k, j) for k in range(j + 1, n_tiles)]
-        for follower in followers:
+            _, k = heapq.heappop(ready)
+            heapq.heappush(running, (now + seconds[k], k))
+        now, k = heapq.heappop(running)
+        for follower in followers[k]:
             waiting[follower] -= 1
             if waiting[follower] == 0:
-                heapq.heappush(ready, (tile_priority(*follower), follower))
+                heapq.heappush(ready, (steps[follower].priority, follower))
     return now
+
+
+def step_seconds(step: TileStep, grid: TileGrid, rates: Rates, form_seconds: float) -> float:
+    """Time of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
+    i, j = step.i, step.j
+    tile = 8.0 * grid.tile * grid.height(j)
+    moved = 8.0 * grid.tile**2 * len(step.columns) * (1 if i == j else 2)
+    moved += (tile if step.part else 0.0) + (tile if step.is_last and i != j else 0.0)
+    form = (
+        0.0 if step.part else form_seconds * (0.5 if i == j else 1.0) * grid.height(i) * grid.height(j) / grid.tile**2
+    )
+    return (
+        step.flops(grid) / rates.gemm_flops
+        + moved / rates.read_bytes
+        + tile / rates.write_bytes
+        + form
+        + rates.task_seconds
+    )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_flops
+from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
 from dkrr.linalg.incore import DenseSystem
 from dkrr.linalg.residual import relative, residual_tasks
 from dkrr.linalg.triangular import Substitution, backward_tasks
@@ -76,7 +76,8 @@ class Cholesky:
         """
         grid, record = system.grid, RunRecord()
         tasks = cholesky_tasks(system)
-        total, left = sum(tile_flops(grid, i, j) for i, j in grid.lower()), sum(t.flops for t in tasks)
+        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, system.segment))
+        left = sum(t.flops for t in tasks)
         with progress.stage("factorisation", total, total - left):
             record.add(executor.run(tasks, progress))
         solution = vectors("solution")

@@ -1,0 +1,63 @@
+"""The examples of the README, the docs and the docstrings run; what the docs name exists."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import dkrr
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
+MODULES = [m.name for m in pkgutil.walk_packages(dkrr.__path__, "dkrr.") if m.name != "dkrr.preload"]
+
+
+@pytest.mark.parametrize("name", ["dkrr", *MODULES])
+def test_docstring_examples(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_examples_of_a_page(page, tmp_path, monkeypatch):
+    """Blocks of ```python run in order in one namespace; ```python no-run ones need a cluster."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_every_dependency_earns_its_place():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]:
+        name = re.split(r"[\[>=<;]", requirement)[0]
+        assert f"`{name}`" in named, name
+
+
+def test_exported_names():
+    assert sorted(dkrr.__all__) == ["KernelRidge", "__version__", "gram", "load", "plan", "save"]
+    for name in dkrr.__all__:
+        assert getattr(dkrr, name) is not None
+    for name in ("kernels", "features", "solvers", "planning"):
+        module = importlib.import_module(f"dkrr.{name}")
+        for public in module.__all__:
+            assert getattr(module, public).__doc__ or not callable(getattr(module, public)), public
+
+
+def test_version_is_the_projects():
+    import tomllib
+
+    assert dkrr.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
