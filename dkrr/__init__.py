@@ -14,7 +14,7 @@ from dkrr import config as config
 
 if TYPE_CHECKING:
     from dkrr.estimators import KernelRidge
-    from dkrr.gram import gram
+    from dkrr.gram_matrix import gram
     from dkrr.persistence import load, save
     from dkrr.requests import plan
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 # Imported when first used: a worker process that forms tiles needs neither scikit-learn nor the estimators.
 _HOMES = {
     "KernelRidge": "dkrr.estimators",
-    "gram": "dkrr.gram",
+    "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "load": "dkrr.persistence",
     "plan": "dkrr.requests",
     "save": "dkrr.persistence",

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, StoreError
 from dkrr.features import feature_map
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.machine import detect
@@ -117,7 +117,12 @@ def stored_layout(store: str) -> Layout | None:
         If something else is there.
     """
     found = RunStore(store).description()
-    return None if found is None or found["fingerprint"] is None else Layout(**found["layout"])
+    if found is None or found["fingerprint"] is None:
+        return None
+    try:
+        return Layout(**found["layout"])
+    except TypeError as error:
+        raise StoreError(f"the run in {store} was begun by another version of dkrr; give another store=") from error
 
 
 def checked_form(form: Any) -> Form | None:

@@ -20,7 +20,7 @@ LEVELS = [
     {"solvers"},
     {"planning"},
     {"machine", "model"},
-    {"requests", "fitting", "prediction", "gram"},
+    {"requests", "fitting", "prediction", "gram_matrix"},
     {"estimators", "preload"},
     {"persistence"},
     {"cli"},

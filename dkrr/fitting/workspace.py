@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -84,10 +86,13 @@ class Workspace:
             If the store belongs to something else.
         """
         rows, name = data.rows, None
+        url = getattr(rows, "url", None)
+        if self.client is not None and url is not None and (path := local_path(url)) is not None:
+            dask_executor().check_path_is_shared(self.client, path, f"X at {url}")
         if isinstance(rows, DaskRows):
             # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
             name = f"rows-{uuid.uuid4().hex[:8]}"
-            rows = self._stage(rows, name)
+            rows = self._stage(rows, name, plan)
         executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
         tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
         with self.progress.stage("checking X", sum(t.flops for t in tasks)):
@@ -114,13 +119,15 @@ class Workspace:
         if name is None:
             name = "rows"
             self.store.delete(name)  # a copy that was never finished
-            rows = self._stage(rows, name)
+            rows = self._stage(rows, name, plan)
         self.store.set_staged_rows(name)
         return rows
 
-    def _stage(self, rows: Rows, name: str) -> Rows:
+    def _stage(self, rows: Rows, name: str, plan: Plan) -> Rows:
+        # Tiles begin at multiples of a strip, segments of rows at multiples of a block.
+        height = plan.chosen.panel if plan.form == "dual" else plan.chosen.row_block
         with self.progress.stage("copying X", 1.0):
-            return stage(rows, self.store.at(name), self.client)
+            return stage(rows, self.store.at(name), height, self.client)
 
 
 @contextmanager
@@ -139,6 +146,11 @@ def open_workspace(plan: Plan, store: str | None, progress: Progress) -> Iterato
         raise
 
 
+def dask_executor() -> ModuleType:
+    """Module of the Dask executor; distributed is slow to import, and small fits do without it."""
+    return import_module("dkrr.runtime.dask_executor")
+
+
 def _absolute(url: str) -> str:
     # Workers may have another current directory.
     path = local_path(url)
@@ -150,18 +162,16 @@ def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
     if plan.execution != "dask":
         yield SerialExecutor(), None
         return
-    from dkrr.runtime import dask_executor  # distributed is slow to import, and small fits do without it
-
-    client = dask_executor.ambient_client()
+    client = dask_executor().ambient_client()
     if plan.resources.cluster_is_running and client is not None:
         path = local_path(store.url)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            dask_executor.check_folder_is_shared(client, path.parent)
-        yield dask_executor.DaskExecutor(client), client
+            dask_executor().check_folder_is_shared(client, path.parent)
+        yield dask_executor().DaskExecutor(client), client
         return
     with (
         tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
-        dask_executor.local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
+        dask_executor().local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
     ):
-        yield dask_executor.DaskExecutor(client), client
+        yield dask_executor().DaskExecutor(client), client

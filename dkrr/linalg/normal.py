@@ -16,6 +16,7 @@ from dkrr.features import FeatureMap
 from dkrr.linalg import blas
 from dkrr.linalg.sources import mirror_lower, read_range
 from dkrr.rows import Rows
+from dkrr.rows.sources import n_bytes
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TiledMatrix
 
@@ -50,6 +51,7 @@ def feature_sums(meter: Meter, feature_map: FeatureMap, segment: Segment) -> Mat
     for rows in segment:
         with meter.time("read"):
             x = segment.rows.read(rows.start, rows.stop)
+        meter.bytes_read += n_bytes(x)
         with meter.time("features"):
             phi = feature_map.transform(x)
             here = phi.sum(axis=0) if segment.weights is None else _range(segment.weights, rows)[:, 0] @ phi
@@ -86,6 +88,7 @@ def accumulate(
     for where in segment:
         with meter.time("read"):
             x = segment.rows.read(where.start, where.stop)
+        meter.bytes_read += n_bytes(x)
         with meter.time("features"):
             left = _features(feature_map, x, rows, centre)
             right = left if rows == columns else _features(feature_map, x, columns, centre)
@@ -180,6 +183,7 @@ def primal_residual(
     for where in segment:
         with meter.time("read"):
             x = segment.rows.read(where.start, where.stop)
+        meter.bytes_read += n_bytes(x)
         with meter.time("features"):
             phi = _features(feature_map, x, everything, centre)
         with meter.time("gemm"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.rows import Rows
-from dkrr.rows.sources import Block
+from dkrr.rows.sources import Block, n_bytes
 from dkrr.runtime.task import Meter
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 
@@ -48,6 +48,7 @@ class GramTiles(TileSource):
         with meter.time("read"):
             left = self.rows.read(rows.start, rows.stop)
             right = left if rows == columns else self.rows.read(columns.start, columns.stop)
+        meter.bytes_read += n_bytes(left) + (0 if right is left else n_bytes(right))
         with meter.time("gram"):
             fill_gram(self.kernel, left, right, out, lower=rows == columns)
             scale_block(out, self.scale, rows, columns)

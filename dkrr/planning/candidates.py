@@ -23,6 +23,8 @@ MAX_TILES_A_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
+CHAIN_SECONDS = 0.011
+"""From the end of a task to the start of one that waits for it, on Dask (measured: the client sends every 10 ms)."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
 
@@ -155,7 +157,7 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
         for w in range(r.n_workers - 1, 0, -1):
             limit = r.worker_limit_bytes * r.n_workers // w
             places.append(_Place("dask", w, w, 1, r.worker_baseline_bytes, limit, start))
-    if p.wants_tiles:
+    if p.wants_tiles and not r.cluster_is_running:
         places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
     candidate = dual_tiled if form == "dual" else primal_tiled
     return [
@@ -173,11 +175,12 @@ def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: Tile
     form_seconds = entries.gemm_flops / rates.gemm_flops + entries.element_seconds
     factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms every block of K once more.
-    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots)
+    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots) + grid.n_tiles * CHAIN_SECONDS
     check = rates.seconds(gram_cost(p.kernel, p.d, float(p.n) ** 2)) / min(place.slots, grid.n_tiles)
     staged = 0 if p.x_is_shared else p.stored_bytes
-    # Every tile reads the rows of X of its row and its column, every block of the residual too.
-    x_read = 2.0 * grid.tile * p.bytes_of_row * grid.n_tiles * (1.5 * grid.n_tiles)
+    # Every tile reads the rows of X of its row and its column (once on the diagonal), the residual twice as many.
+    block = grid.tile * p.stored_bytes / p.n
+    x_read = block * (grid.n_tiles**2 + 2 * grid.n_tiles**2 - grid.n_tiles)
     cost = cholesky_cost(grid, m, segment) + substitution_cost(grid, m)
     groups = len(p.alphas)
     vectors = 8 * p.n * (4 * m + 2)

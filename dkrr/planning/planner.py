@@ -12,6 +12,9 @@ from dkrr.units import format_bytes, format_seconds
 SMALL_SECONDS = 3.0
 """Work below this stays in the calling process even when a client is there: shipping it would cost as much."""
 
+TINY_SECONDS = 0.1
+"""Work in memory below this is not compared with tiles, which it beats: pricing them would take as long."""
+
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
 
@@ -43,6 +46,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         if not problem.wants_tiles:
             in_memory = dual_in_memory if form == "dual" else primal_in_memory
             candidates.append(in_memory(problem, resources))
+            if candidates[-1].seconds < TINY_SECONDS and _checked(candidates[-1], resources) is candidates[-1]:
+                continue
         candidates += tiled(problem, resources, form)
     candidates = [_checked(c, resources) for c in candidates]
     fitting = sorted((c for c in candidates if not c.refused), key=lambda c: (c.seconds, c.peak_bytes))

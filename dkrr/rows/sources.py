@@ -210,3 +210,10 @@ class DaskRows(Rows):
 def dense(block: Block) -> NDArray[Any]:
     """Block as an ndarray."""
     return np.asarray(block.todense()) if sp.issparse(block) else np.asarray(block)
+
+
+def n_bytes(block: Block) -> int:
+    """Bytes of a block in memory."""
+    return (
+        sum(part.nbytes for part in (block.data, block.indices, block.indptr)) if sp.issparse(block) else block.nbytes
+    )

@@ -12,7 +12,7 @@ from dkrr.tiles.arrays import chunk_rows, create_array, create_group, open_array
 _SPARSE_CHUNK = 2**20
 
 
-def stage(rows: Rows, url: str, client: Any = None) -> Rows:
+def stage(rows: Rows, url: str, rows_per_chunk: int, client: Any = None) -> Rows:
     """Rows that other processes can read: themselves if they can be already, else a copy in the store.
 
     Parameters
@@ -20,19 +20,21 @@ def stage(rows: Rows, url: str, client: Any = None) -> Rows:
     rows : Rows
     url : str
         Where the copy goes.
+    rows_per_chunk : int
+        A divisor of the blocks that will be read: a chunk is read whole.
     client : distributed.Client, optional
         Computes the blocks of a Dask array; without it Dask's own scheduler does.
     """
-    return rows if rows.is_shared else write_rows(rows, url, client)
+    return rows if rows.is_shared else write_rows(rows, url, rows_per_chunk, client)
 
 
-def write_rows(rows: Rows, url: str, client: Any = None) -> Rows:
+def write_rows(rows: Rows, url: str, rows_per_chunk: int | None = None, client: Any = None) -> Rows:
     """Copy of rows in a store, in their own dtype (whole numbers and booleans stay what they are)."""
     if isinstance(rows, DaskRows):
-        return _write_dask(rows, url, client)
+        return _write_dask(rows, url, rows_per_chunk, client)
     if rows.is_sparse:
         return _write_sparse(rows, url)
-    out = create_array(url, rows.shape, rows.dtype)
+    out = create_array(url, rows.shape, rows.dtype, rows_per_chunk)
     for start in range(0, rows.shape[0], out.chunks[0]):
         stop = min(start + out.chunks[0], rows.shape[0])
         out[start:stop] = dense(rows.read(start, stop))
@@ -60,8 +62,8 @@ def _write_sparse(rows: Rows, url: str) -> SparseRows:
     return SparseRows(url)
 
 
-def _write_dask(rows: DaskRows, url: str, client: Any) -> ZarrRows:
-    out = create_array(url, rows.shape, rows.dtype)
+def _write_dask(rows: DaskRows, url: str, rows_per_chunk: int | None, client: Any) -> ZarrRows:
+    out = create_array(url, rows.shape, rows.dtype, rows_per_chunk)
     height = out.chunks[0]
     # Each task writes one whole chunk of the store, whatever the chunks of the array were.
     blocks = rows.array.rechunk((height, -1)).to_delayed()[:, 0]

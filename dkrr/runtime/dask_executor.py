@@ -85,9 +85,9 @@ def _readable(future: Any, result: Any, task: Task) -> BaseException:
     error = result[1] if isinstance(result, tuple) else future.exception()
     if isinstance(error, KilledWorker):
         return DkrrError(
-            f"the workers that ran task {task.key} died {error.allowed_failures + 1} times, most likely killed for "
-            f"memory by something outside dkrr's plan. What is finished is kept in the store; give a smaller "
-            f"memory_limit or larger workers and run again with the same store"
+            f"the workers that ran task {task.key} died {error.allowed_failures + 1} times, killed for memory by "
+            f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a store that was "
+            f"given: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
         )
     return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
@@ -115,22 +115,33 @@ def connect(address: str) -> Client:
 
 
 def check_folder_is_shared(client: Client, folder: Path) -> None:
-    """Refuse before work starts if some worker does not see the folder of the store.
+    """Refuse before work starts if some worker does not see what this process has just written to a folder.
 
     Raises
     ------
     StoreError
-        Naming the workers that do not see what this process has just written there.
+        Naming the workers.
     """
     probe = folder / f".dkrr-{uuid.uuid4().hex}"
     probe.touch()
     try:
-        blind = [address for address, sees in client.run(os.path.exists, str(probe)).items() if not sees]
+        check_path_is_shared(client, probe, f"the store's folder {folder}")
     finally:
         probe.unlink()
+
+
+def check_path_is_shared(client: Client, path: Path, what: str) -> None:
+    """Refuse before work starts if some worker does not see a path that this process sees.
+
+    Raises
+    ------
+    StoreError
+        Naming the workers.
+    """
+    blind = [address for address, sees in client.run(os.path.exists, str(path)).items() if not sees]
     if blind:
         raise StoreError(
-            f"the workers {', '.join(blind)} do not see {folder}. Every worker must reach the store: put it on a "
+            f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
             f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
         )
 
@@ -185,7 +196,9 @@ def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Cl
             threads_per_worker=1,
             processes=True,
             memory_limit=memory_bytes,
-            dashboard_address=None,
+            # The scheduler has an HTTP server in any case; the default port may be taken, by another fit for one.
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             local_directory=scratch,
             silence_logs=50,
         ) as cluster,

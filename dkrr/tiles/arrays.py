@@ -60,11 +60,11 @@ def create_array(
     shape : tuple of int
     dtype : dtype
     rows_per_chunk : int, optional
-        Chunks hold whole rows; default: as many as make CHUNK_BYTES.
+        Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
     attributes : dict, optional
     """
-    if rows_per_chunk is None:
-        rows_per_chunk = chunk_rows(shape, dtype)
+    at_most = chunk_rows(shape, dtype)
+    rows_per_chunk = at_most if rows_per_chunk is None else min(rows_per_chunk, at_most)
     chunks = (max(1, min(rows_per_chunk, shape[0])), *(max(1, s) for s in shape[1:]))
     return zarr.create_array(
         zarr_store(url),

@@ -1,0 +1,124 @@
+"""cluster/slurm without Slurm: fit.sbatch with a stand-in for srun, and what can be checked of fit_slurm.py."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.kernel_ridge import KernelRidge as Oracle
+
+import dkrr
+from tests.cluster.processes import CLUSTER, environment, gone, session
+
+SBATCH = CLUSTER / "slurm" / "fit.sbatch"
+SCRIPT = CLUSTER / "slurm" / "fit_slurm.py"
+
+SRUN = """#!/usr/bin/env bash
+# As srun does: so many tasks of a command; a signal goes to all of them.
+while [[ $1 == --* ]]; do
+    case $1 in --ntasks=*) n=${1#*=} ;; esac
+    shift
+done
+trap 'kill $(jobs -p)' TERM
+for ((i = 0; i < n; i++)); do "$@" & done
+wait
+wait
+"""
+
+
+@pytest.fixture
+def allocation(tmp_path: Path) -> dict[str, str]:
+    """Variables that Slurm sets in a job of two tasks, and a stand-in for srun."""
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    variables = environment()
+    return {
+        "PATH": f"{srun.parent}:{variables['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "17",
+        "SLURM_NTASKS": "2",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_MEM_PER_CPU": "600",
+        "DKRR_CLUSTER": str(CLUSTER),
+        "DKRR_INTERFACE": "lo",
+    }
+
+
+def run_job(allocation: dict[str, str], log: Path, *arguments: object) -> int:
+    spooled = log.with_name("slurm_script")  # Slurm runs a copy
+    shutil.copy(SBATCH, spooled)
+    with session(["bash", spooled, *arguments], log, **allocation) as process:
+        status = process.wait(60)
+        assert gone(process.pid), "a process is left behind"
+    return status
+
+
+def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(1501, 3))
+    y = X[:, 0] ** 2 + rng.normal(size=1501)
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", y)
+    # What a requeued job finds: a scheduler that is gone.
+    stale = tmp_path / ".dkrr-17" / "scheduler.json"
+    stale.parent.mkdir()
+    stale.write_text(json.dumps({"address": "tcp://127.0.0.1:9"}))
+    paths = ["--x", tmp_path / "X.npy", "--y", tmp_path / "y.npy", "--store", tmp_path / "run.zarr"]
+    paths += ["--model", tmp_path / "m.zarr"]
+    settings = ["--kernel", "rbf", "--gamma", 0.3, "--alpha", 0.1, "--tile", 256, "--json"]
+    log = tmp_path / "log"
+    assert run_job(allocation, log, *paths, *settings) == 0, log.read_text()
+    result = next(json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    assert (result["plan"]["execution"], result["plan"]["n_workers"]) == ("dask", 2)
+    # Nine tenths of --mem-per-cpu.
+    assert result["plan"]["limit_bytes"] == 540 * 2**20
+    expected = Oracle(alpha=0.1, kernel="rbf", gamma=0.3).fit(X, y).predict(X[:100])
+    np.testing.assert_allclose(dkrr.load(tmp_path / "m.zarr").predict(X[:100]), expected, rtol=1e-8, atol=1e-8)
+    assert not stale.parent.exists()
+
+
+def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
+    paths = ["--x", "nowhere.npy", "--y", "nowhere.npy", "--model", tmp_path / "m.zarr"]
+    assert run_job({**allocation, "SLURM_NTASKS": "1"}, tmp_path / "log", *paths) == 2
+    assert "nowhere.npy does not exist" in (tmp_path / "log").read_text()
+
+
+def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:
+    assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
+    assert "submit from dkrr's root" in (tmp_path / "log").read_text()
+
+
+def run_script(script: Path, *arguments: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(
+        command, env=environment(**variables), capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_help_works_without_dask_jobqueue(tmp_path: Path) -> None:
+    (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
+    done = run_script(SCRIPT, "--help", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "--walltime" in done.stdout and "--shared" in done.stdout
+
+
+def test_missing_dask_jobqueue_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
+    done = run_script(SCRIPT, "--x", "X", "--y", "y", "--shared", str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install 'dkrr[slurm]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_job_script(tmp_path: Path) -> None:
+    pytest.importorskip("dask_jobqueue")
+    options = ["--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script"]
+    done = run_script(SCRIPT, "--x", "X", "--y", "y", "--shared", str(tmp_path), *options)
+    assert done.returncode == 0, done.stderr
+    for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "OMP_NUM_THREADS=1", "cluster/dask.yaml"):
+        assert part in done.stdout
