@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 import threadpoolctl
 
-from dkrr.linalg import blas
+from dkrr import blas
 
 
 def best_seconds(work: Callable[[], object], repeats: int = 3) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import threadpoolctl
 
-from dkrr.linalg import blas
+from dkrr import blas
 
 LIBRARIES = ("numpy", "scipy", "dask", "distributed", "zarr", "scikit-learn", "dkrr")
 NOISY_CORES = 0.2

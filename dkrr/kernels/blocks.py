@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -222,10 +223,10 @@ def squared_norms(X: Rows) -> npt.NDArray[np.float64]:
 def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
     """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone."""
     if not is_sparse(X):
-        left, right = X.astype(dtype, copy=False), Y.astype(dtype, copy=False).T
+        left, right = np.ascontiguousarray(X, dtype), np.ascontiguousarray(Y, dtype)
 
         def multiply(rows: slice, columns: slice, out: FloatArray) -> None:
-            np.matmul(left[rows], right[:, columns], out=out)
+            blas.gemm(out, left[rows], right[columns], transpose_b=True)
 
         return multiply
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
+from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
@@ -199,12 +200,12 @@ class ScaledSquaredDistances:
         right, self._z_size = _augmented(Y, mean, scale, dtype)
         right[:, d + 1] = right[:, d]
         right[:, d] = 1.0
-        self._right = right.T
+        self._right = right
 
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
         """Write s ‖x − z‖²; rounding may leave the wrong sign near zero."""
         if self._dots is None:
-            np.matmul(self._left[rows], self._right[:, columns], out=out)
+            blas.gemm(out, self._left[rows], self._right[columns], transpose_b=True)
             return
         sign = 1.0 if self._scale > 0 else -1.0
         self._dots(rows, columns, out)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg import blas
 from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
 from dkrr.linalg.sources import TileSource, clear_upper, read_range
 from dkrr.runtime.task import Meter, Task

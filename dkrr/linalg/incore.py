@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.linalg import blas
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.rows import Rows
 
@@ -53,7 +53,7 @@ class DenseSystem:
             If a pivot is not positive.
         """
         if not self._is_fresh:
-            self._restore()
+            mirror_upper(self.matrix)
         self._is_fresh = False
         a = self.matrix
         a[np.diag_indices_from(a)] = self._diagonal + shift
@@ -69,33 +69,25 @@ class DenseSystem:
         self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """B − (A + diag(s)) X, with A from the untouched upper triangle; shape (n, m)."""
-        r = right_sides - (self._diagonal + shift)[:, None] * x
-        n = len(r)
-        for start in range(0, n, _BLOCK):
-            stop = min(start + _BLOCK, n)
-            here = np.triu(self.matrix[start:stop, start:stop], 1)
-            r[start:stop] -= here @ x[start:stop] + here.T @ x[start:stop]
-            right = self.matrix[start:stop, stop:]
-            r[start:stop] -= right @ x[stop:]
-            r[stop:] -= right.T @ x[start:stop]
+        r = right_sides.copy()
+        blas.symm(r, self.matrix, x, alpha=-1.0, beta=1.0)
+        # The diagonal that was read is that of L.
+        r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x
         return r
-
-    def _restore(self) -> None:
-        mirror_upper(self.matrix)
 
 
 def mirror_upper(a: NDArray[np.float64]) -> None:
-    """Copy the upper triangle of a square matrix to its lower one, in blocks."""
+    """Copy the upper triangle of a square matrix to its lower one, in blocks that stay in cache."""
     n = a.shape[0]
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
         a[stop:, start:stop] = a[start:stop, stop:].T
-        here = np.triu(a[start:stop, start:stop])
-        a[start:stop, start:stop] = here + np.triu(here, 1).T
+        for r in range(start + 1, stop):
+            a[r, start:r] = a[start:r, r]
 
 
 def mirror_lower_blocks(a: NDArray[np.float64]) -> None:
-    """Copy the lower triangle of a square matrix to its upper one, in blocks."""
+    """Copy the lower triangle of a square matrix to its upper one, in blocks that stay in cache."""
     mirror_upper(a.T)
 
 
@@ -118,7 +110,9 @@ def dense_gram(kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None) ->
     x = rows.read(0, n)
     out = np.empty((n, n))
     fill_gram(kernel, x, x, out, lower=True)
-    mirror_lower_blocks(out)
+    for start in range(0, n, KERNEL_BLOCK):  # blocks on the diagonal are symmetric already
+        stop = min(start + KERNEL_BLOCK, n)
+        out[start:stop, stop:] = out[stop:, start:stop].T
     if scale is not None:
         out *= scale[:, None]
         out *= scale
@@ -136,8 +130,8 @@ def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
 
 
 def dense_bytes(n: int, n_right_sides: int) -> int:
-    """Memory of a dense system: the matrix, blocks of the residual, and vectors."""
-    return 8 * n * n + 3 * 8 * min(n, _BLOCK) ** 2 + 5 * 8 * n * n_right_sides
+    """Memory of a dense system: the matrix and vectors."""
+    return 8 * n * n + 5 * 8 * n * n_right_sides
 
 
 def gram_block_bytes(kernel: Kernel, n: int, n_features: int) -> int:

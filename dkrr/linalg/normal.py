@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.features import FeatureMap
-from dkrr.linalg import blas
 from dkrr.linalg.sources import mirror_lower, read_range
 from dkrr.rows import Rows
 from dkrr.rows.sources import n_bytes

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg import blas
+from dkrr import blas
 from dkrr.linalg.sources import TileSource, mirror_lower, read_range
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TileGrid

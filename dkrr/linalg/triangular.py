@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cost import Cost
-from dkrr.linalg import blas
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS, prefetched
 from dkrr.linalg.sources import read_range

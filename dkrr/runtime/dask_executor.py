@@ -86,8 +86,8 @@ def _readable(future: Any, result: Any, task: Task) -> BaseException:
     if isinstance(error, KilledWorker):
         return DkrrError(
             f"the workers that ran task {task.key} died {error.allowed_failures + 1} times, killed for memory by "
-            f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a store that was "
-            f"given: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
+            f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a given "
+            f"store: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
         )
     return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 

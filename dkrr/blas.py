@@ -4,6 +4,9 @@ SciPy's f2py wrappers hold the lock for the whole call: a Dask worker's heartbea
 stop. The same routines called through the function pointers that SciPy publishes for Cython release it. A C-ordered
 matrix is its transpose to Fortran, so the lower triangle here is "U" there and no block is ever copied.
 
+All large products go through here: NumPy and SciPy bring an OpenBLAS each, whose threads spin for a while after their
+work, and a program that alternates between the two makes them spin in each other's way.
+
 Every array is 2-D, float64 or float32, with contiguous rows (the row stride may be larger); all of one call share
 a dtype.
 """
@@ -18,7 +21,7 @@ from scipy.linalg import cython_blas, cython_lapack
 
 Array = NDArray[Any]
 
-_POTRF_BLOCK = 128
+_POTRF_BLOCK = 512
 """Below this LAPACK's POTRF is called; above, blocks are updated by GEMM. The largest matrix LAPACK ever sees:
 threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 
@@ -114,6 +117,26 @@ def syrk(c: Array, a: Array, *, transpose: bool = False, alpha: float = 1.0, bet
     _call(
         cython_blas, _PREFIX[c.dtype.name] + "syrk", "U", "N" if transpose else "T",
         n, k, scalar(alpha), a, _leading(a), scalar(beta), c, _leading(c),
+    )  # fmt: skip
+
+
+def symm(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """Set c ← α a b + β c for a symmetric a, of which only the upper triangle is read.
+
+    Parameters
+    ----------
+    c : ndarray of shape (n, m)
+        Overwritten.
+    a : ndarray of shape (n, n)
+    b : ndarray of shape (n, m)
+    """
+    n, m = c.shape
+    if n == 0 or m == 0:
+        return
+    scalar = _SCALAR[c.dtype.name]
+    _call(
+        cython_blas, _PREFIX[c.dtype.name] + "symm", "R", "L",
+        m, n, scalar(alpha), a, _leading(a), b, _leading(b), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
 
