@@ -15,6 +15,9 @@ SMALL_SECONDS = 3.0
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with tiles, which it beats: pricing them would take as long."""
 
+EQUAL_TIME = 1.03
+"""Projected times that differ by less are alike; then the smallest need of disk and memory decides."""
+
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
 
@@ -50,10 +53,12 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
                 continue
         candidates += tiled(problem, resources, form)
     candidates = [_checked(c, resources) for c in candidates]
-    fitting = sorted((c for c in candidates if not c.refused), key=lambda c: (c.seconds, c.peak_bytes))
+    fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, resources)
-    chosen = fitting[0]
+    fastest = min(c.seconds for c in fitting)
+    equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
+    chosen = min(equals, key=lambda c: (c.disk_bytes, c.peak_bytes, c.seconds))
     others = _best_of_each_kind([c for c in candidates if c is not chosen], chosen)
     return Plan(
         problem=problem,
