@@ -286,8 +286,15 @@ def run_demo(console: Console, n_train: int, n_test: int, memory_limit: str, out
         f"read in {format_seconds(perf_counter() - started)}"
     )
 
-    plan = dkrr.plan(data.X_train, data.y_train, kernel=RBF(gamma=GAMMA), memory_limit=memory_limit)
-    console.print(str(plan), markup=False, highlight=False)
+    plan = dkrr.plan(
+        data.X_train,
+        data.y_train,
+        kernel=RBF(gamma=GAMMA),
+        alpha=ALPHA,
+        fit_intercept=True,
+        memory_limit=memory_limit,
+    )
+    console.print(str(plan), markup=False, highlight=False, soft_wrap=True)
 
     model = dkrr.KernelRidge(
         alpha=ALPHA, kernel="rbf", gamma=GAMMA, fit_intercept=True, memory_limit=memory_limit, progress=True

@@ -12,10 +12,13 @@ a dtype.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 from numpy.typing import NDArray
 from scipy.linalg import cython_blas, cython_lapack
 
@@ -25,8 +28,9 @@ _POTRF_BLOCK = 512
 """Below this LAPACK's POTRF is called; above, blocks are updated by GEMM. The largest matrix LAPACK ever sees:
 threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 
-_PREFIX = {"float64": "d", "float32": "s"}
-_SCALAR = {"float64": ctypes.c_double, "float32": ctypes.c_float}
+_PREFIX = {"d": "d", "f": "s"}
+"""BLAS's letter for NumPy's, which is faster to ask for than a dtype's name."""
+_SCALAR = {"d": ctypes.c_double, "f": ctypes.c_float}
 
 
 @cache
@@ -71,6 +75,28 @@ def _call(module: Any, name: str, *arguments: Any) -> None:
     _routine(module, name, len(arguments))(*passed)
 
 
+SMALL_FLOPS = 1e8
+"""Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
+
+
+@cache
+def _controller() -> Any:
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def one_thread(condition: bool = True) -> Iterator[None]:
+    """Keep BLAS on one thread inside the block (in the whole process), if the condition holds.
+
+    For tasks that run beside others, and for work so small that threads would only wait for each other.
+    """
+    if not condition:
+        yield
+        return
+    with _controller().limit(limits=1):
+        yield
+
+
 def gemm(
     c: Array,
     a: Array,
@@ -94,11 +120,25 @@ def gemm(
     k = a.shape[0] if transpose_a else a.shape[1]
     if m == 0 or n == 0:
         return
-    scalar = _SCALAR[c.dtype.name]
+    scalar = _SCALAR[c.dtype.char]
     _call(
-        cython_blas, _PREFIX[c.dtype.name] + "gemm", "T" if transpose_b else "N", "T" if transpose_a else "N",
+        cython_blas, _PREFIX[c.dtype.char] + "gemm", "T" if transpose_b else "N", "T" if transpose_a else "N",
         n, m, k, scalar(alpha), b, _leading(b), a, _leading(a), scalar(beta), c, _leading(c),
     )  # fmt: skip
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return a b as a new float64 array.
+
+    Parameters
+    ----------
+    a : ndarray of shape (m, k)
+    b : ndarray of shape (k, n)
+    """
+    c = np.zeros((a.shape[0], b.shape[1]))
+    if a.shape[1]:
+        gemm(c, np.ascontiguousarray(a, np.float64), np.ascontiguousarray(b, np.float64))
+    return c
 
 
 def syrk(c: Array, a: Array, *, transpose: bool = False, alpha: float = 1.0, beta: float = 0.0) -> None:
@@ -113,9 +153,9 @@ def syrk(c: Array, a: Array, *, transpose: bool = False, alpha: float = 1.0, bet
     k = a.shape[0] if transpose else a.shape[1]
     if n == 0:
         return
-    scalar = _SCALAR[c.dtype.name]
+    scalar = _SCALAR[c.dtype.char]
     _call(
-        cython_blas, _PREFIX[c.dtype.name] + "syrk", "U", "N" if transpose else "T",
+        cython_blas, _PREFIX[c.dtype.char] + "syrk", "U", "N" if transpose else "T",
         n, k, scalar(alpha), a, _leading(a), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
@@ -133,9 +173,9 @@ def symm(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 0.0)
     n, m = c.shape
     if n == 0 or m == 0:
         return
-    scalar = _SCALAR[c.dtype.name]
+    scalar = _SCALAR[c.dtype.char]
     _call(
-        cython_blas, _PREFIX[c.dtype.name] + "symm", "R", "L",
+        cython_blas, _PREFIX[c.dtype.char] + "symm", "R", "L",
         m, n, scalar(alpha), a, _leading(a), b, _leading(b), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
@@ -153,8 +193,8 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
     if n == 0 or m == 0:
         return
     _call(
-        cython_blas, _PREFIX[b.dtype.name] + "trsm", "R", "U", "T" if transpose else "N", "N",
-        m, n, _SCALAR[b.dtype.name](1.0), l, _leading(l), b, _leading(b),
+        cython_blas, _PREFIX[b.dtype.char] + "trsm", "R", "U", "T" if transpose else "N", "N",
+        m, n, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),
     )  # fmt: skip
 
 
@@ -172,14 +212,14 @@ def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
     if n == 0 or m == 0:
         return
     _call(
-        cython_blas, _PREFIX[b.dtype.name] + "trsm", "L", "U", "T", "N",
-        n, m, _SCALAR[b.dtype.name](1.0), l, _leading(l), b, _leading(b),
+        cython_blas, _PREFIX[b.dtype.char] + "trsm", "L", "U", "T", "N",
+        n, m, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),
     )  # fmt: skip
 
 
 def _potrf(a: Array) -> int:
     info = ctypes.c_int(0)
-    _call(cython_lapack, _PREFIX[a.dtype.name] + "potrf", "U", a.shape[0], a, _leading(a), info)
+    _call(cython_lapack, _PREFIX[a.dtype.char] + "potrf", "U", a.shape[0], a, _leading(a), info)
     return int(info.value)
 
 

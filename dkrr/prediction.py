@@ -6,14 +6,15 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-import threadpoolctl
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.linalg.sources import fill_gram
 from dkrr.model import FittedRidge
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
+from dkrr.rows.sources import dense
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
@@ -67,11 +68,13 @@ def predict_in_memory(model: FittedRidge, rows: Rows) -> NDArray[np.float64]:
     threads = min(len(starts), len(os.sched_getaffinity(0)))
     size = 0 if model.rows is None else n * model.rows.shape[0]
     if model.coef is not None or threads == 1 or size < PARALLEL_ABOVE:
-        for start in starts:
-            block(start)
+        width = rows.shape[1] + model.n_targets
+        with blas.one_thread(2.0 * width * max(size, n) < blas.SMALL_FLOPS):
+            for start in starts:
+                block(start)
     else:
         # Half of a kernel's time is elementwise work, which BLAS threads would not share.
-        with threadpoolctl.threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
+        with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, starts))
     return out
 
@@ -90,10 +93,10 @@ def predict_block(model: FittedRidge, x: Any) -> NDArray[np.float64]:
     """
     m = x.shape[0]
     if model.coef is not None and model.feature_map is not None:
-        return model.feature_map.transform(x) @ model.coef + model.intercept
+        return blas.product(model.feature_map.transform(x), model.coef) + model.intercept
     assert model.dual_coef is not None
     if model.kernel.is_precomputed:
-        return np.asarray(x @ model.dual_coef) + model.intercept
+        return blas.product(dense(x), model.dual_coef) + model.intercept
     assert model.rows is not None
     out = np.tile(model.intercept, (m, 1))
     n = model.rows.shape[0]
@@ -103,7 +106,7 @@ def predict_block(model: FittedRidge, x: Any) -> NDArray[np.float64]:
         stop = min(start + height, n)
         part = gram[:, : stop - start]
         fill_gram(model.kernel, x, model.rows.read(start, stop), part)
-        out += part @ model.dual_coef[start:stop]
+        blas.gemm(out, part, model.dual_coef[start:stop], beta=1.0)
     return out
 
 

@@ -198,7 +198,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             feature_map=plan.problem.feature_map,
             fit_intercept=bool(self.fit_intercept),
         )
-        model, result, dual_coef = fit(data, plan, store, make_progress(self.progress))
+        progress = make_progress(False if plan.execution == "memory" else self.progress)
+        model, result, dual_coef = fit(data, plan, store, progress)
         self._take(model, dual_coef, is_vector=is_vector)
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
         self.plan_: Plan = plan

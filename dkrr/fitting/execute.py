@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting import memory, tiled
 from dkrr.fitting.data import TrainingData
@@ -51,7 +52,8 @@ def fit(
     record, owner = RunRecord(), None
     if plan.execution == "memory":
         reset_peak()
-        solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
+        with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
+            solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
         peak = peak_resident_bytes()
     else:
         with open_workspace(plan, store, progress) as work:
@@ -110,5 +112,6 @@ def primal_coefficients(data: TrainingData, solution: DualSolution) -> NDArray[n
     coef = np.zeros((dimension, data.targets.shape[1]))
     for start in range(0, data.n, block):
         stop = min(start + block, data.n)
-        coef += data.feature_map.transform(rows.read(start, stop)).T @ solution.dual_coef[start:stop]
+        phi = data.feature_map.transform(rows.read(start, stop))
+        blas.gemm(coef, phi, np.ascontiguousarray(solution.dual_coef[start:stop]), transpose_a=True, beta=1.0)
     return coef

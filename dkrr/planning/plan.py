@@ -159,7 +159,9 @@ def _where(c: Candidate) -> str:
 
 
 def _rejection(rejected: Candidate, chosen: Candidate) -> str:
-    why = rejected.refused or f"slower, {rejected.seconds / max(chosen.seconds, 1e-9):.2g} × the time"
+    ratio = rejected.seconds / max(chosen.seconds, 1e-9)
+    compared = f"slower, {ratio:.2g} × the time" if ratio > 1.03 else "no faster, and moves more bytes"
+    why = rejected.refused or compared
     cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} a process"
     return f"{rejected.name}: {why} ({cost})"
 

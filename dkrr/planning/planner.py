@@ -16,7 +16,9 @@ TINY_SECONDS = 0.1
 """Work in memory below this is not compared with tiles, which it beats: pricing them would take as long."""
 
 EQUAL_TIME = 1.03
-"""Projected times that differ by less are alike; then the smallest need of disk and memory decides."""
+"""Projected times that differ by less are alike; then the disk decides, and after it the bytes that are read."""
+MORE_DISK = 1.25
+"""Needs of disk that differ by less are alike."""
 
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
@@ -58,7 +60,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         _refuse(candidates, resources)
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
-    chosen = min(equals, key=lambda c: (c.disk_bytes, c.peak_bytes, c.seconds))
+    least_disk = min(c.disk_bytes for c in equals)
+    chosen = min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
     others = _best_of_each_kind([c for c in candidates if c is not chosen], chosen)
     return Plan(
         problem=problem,

@@ -9,11 +9,11 @@ from dkrr.cost import Cost
 class Rates:
     """Speed of one core and of the store. Defaults are measured on a 2-core AMD EPYC; see ``dkrr.rates``."""
 
-    gemm_flops: float = 52e9
+    gemm_flops: float = 55e9
     """Floating-point operations per second and core of a float64 matrix product."""
-    read_bytes: float = 4e9
+    read_bytes: float = 2.5e9
     """Bytes per second that one worker reads from the store."""
-    write_bytes: float = 1.2e9
+    write_bytes: float = 0.6e9
     """Bytes per second that one worker writes to the store."""
     task_seconds: float = 3e-3
     """Time from the end of one task to the start of the next on the same worker."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import threadpoolctl
-
+from dkrr import blas
 from dkrr.runtime.progress import Progress
 
 
@@ -154,7 +153,7 @@ def execute(task: Task) -> TaskRecord:
 
 def execute_on_one_thread(task: Task) -> TaskRecord:
     """Run one task beside others: Dask has as many threads as cores, so BLAS must not add its own."""
-    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+    with blas.one_thread():
         return execute(task)
 
 
