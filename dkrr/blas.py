@@ -15,6 +15,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def _routine(module: Any, name: str, n_arguments: int) -> Any:
 
 
 def _pointer(a: Array) -> int:
-    if a.ndim != 2 or (a.shape[1] > 1 and a.strides[1] != a.itemsize):
+    rows_apart = a.shape[0] < 2 or a.strides[0] >= a.shape[1] * a.itemsize
+    if a.ndim != 2 or (a.shape[1] > 1 and a.strides[1] != a.itemsize) or not rows_apart:
         raise ValueError(f"rows must be contiguous: shape {a.shape}, strides {a.strides}")
     return int(a.ctypes.data)
 
@@ -79,9 +81,30 @@ SMALL_FLOPS = 1e8
 """Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
 
 
-@cache
-def _controller() -> Any:
-    return threadpoolctl.ThreadpoolController().select(user_api="blas")
+class _OneThread:
+    """The limit is of the whole process: the first block that wants it sets it, the last one lifts it."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = Lock(), 0
+        self._controller: Any = None
+        self._limit: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._controller is None:
+                self._controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+            if self._blocks == 0:
+                self._limit = self._controller.limit(limits=1)
+            self._blocks += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0:
+                self._limit.restore_original_limits()
+
+
+_one_thread = _OneThread()
 
 
 @contextmanager
@@ -93,8 +116,11 @@ def one_thread(condition: bool = True) -> Iterator[None]:
     if not condition:
         yield
         return
-    with _controller().limit(limits=1):
+    _one_thread.enter()
+    try:
         yield
+    finally:
+        _one_thread.leave()
 
 
 def gemm(
@@ -238,8 +264,14 @@ def cholesky_in_place(a: Array) -> int:
         0, or 1 + the row of the first pivot that is not positive (the matrix is then partly overwritten).
     """
     n = a.shape[0]
+    if n == 0:
+        return 0
     if n <= _POTRF_BLOCK:
-        return _potrf(a) if n else 0
+        failed = _potrf(a)
+        if not failed:
+            bad = np.isnan(a.diagonal())  # a NaN passes LAPACK's comparison with zero
+            failed = int(np.argmax(bad)) + 1 if bad.any() else 0
+        return failed
     half = -(-n // 2 // _POTRF_BLOCK) * _POTRF_BLOCK
     failed = cholesky_in_place(a[:half, :half])
     if failed:

@@ -1,6 +1,9 @@
 """Bytes and seconds as people write them."""
 
 import re
+from typing import Any
+
+import numpy as np
 
 from dkrr.errors import InputError
 
@@ -22,12 +25,12 @@ _FACTORS = {
 }
 
 
-def parse_bytes(value: int | float | str, name: str = "memory_limit") -> int:
+def parse_bytes(value: Any, name: str = "memory_limit") -> int:
     """Turn ``"4GiB"``, ``"500 MB"`` or a number into a number of bytes.
 
     Parameters
     ----------
-    value : int, float or str
+    value : int, float, NumPy number or str
         A number of bytes, or a number with a unit (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024).
     name : str
         What the value is, for the error message.
@@ -42,7 +45,7 @@ def parse_bytes(value: int | float | str, name: str = "memory_limit") -> int:
         if match is None or match[2] not in _FACTORS:
             raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
         number = float(match[1]) * _FACTORS[match[2]]
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
     else:
         number = float(value)
@@ -55,10 +58,10 @@ def format_bytes(n_bytes: float) -> str:
     """Write a number of bytes with a binary unit and three digits: ``1.25 GiB``."""
     size = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1000 or unit == "TiB":
+        if abs(size) < 999.5 or unit == "TiB":
             break
         size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+    return f"{size:,.0f} {unit}" if unit == "B" or abs(size) >= 999.5 else f"{size:.3g} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

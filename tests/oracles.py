@@ -108,3 +108,40 @@ def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):
         solution = np.linalg.solve(bordered, np.append(y[keep, k], 0.0))
         coef[keep, k], intercept[k] = solution[:-1], solution[-1]
     return coef, intercept
+
+
+def naive_cholesky(A):
+    """Return the lower triangular L of A = L Lᵀ, one entry after the other."""
+    n = len(A)
+    L = np.zeros((n, n))
+    for j in range(n):
+        L[j, j] = sqrt(A[j, j] - sum(L[j, k] ** 2 for k in range(j)))
+        for i in range(j + 1, n):
+            L[i, j] = (A[i, j] - sum(L[i, k] * L[j, k] for k in range(j))) / L[j, j]
+    return L
+
+
+def naive_forward(L, B):
+    """Return Z of L Z = B by forward substitution, row after row."""
+    Z = np.zeros_like(B)
+    for i in range(len(L)):
+        Z[i] = (B[i] - sum((L[i, k] * Z[k] for k in range(i)), np.zeros(B.shape[1]))) / L[i, i]
+    return Z
+
+
+def naive_backward(L, Z):
+    """Return X of Lᵀ X = Z by backward substitution, last row first."""
+    X = np.zeros_like(Z)
+    for i in reversed(range(len(L))):
+        X[i] = (Z[i] - sum((L[k, i] * X[k] for k in range(i + 1, len(L))), np.zeros(Z.shape[1]))) / L[i, i]
+    return X
+
+
+def naive_normal(phi, weights, y):
+    """Return Σ wᵢ φᵢ φᵢᵀ and Σ wᵢ φᵢ yᵢᵀ, sample after sample."""
+    matrix, moments = np.zeros((phi.shape[1], phi.shape[1])), np.zeros((phi.shape[1], y.shape[1]))
+    for w, f, target in zip(weights, phi, y, strict=True):
+        for a in range(len(f)):
+            matrix[a] += w * f[a] * f
+            moments[a] += w * f[a] * target
+    return matrix, moments

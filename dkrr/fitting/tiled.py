@@ -15,6 +15,7 @@ from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.planning import Plan
 from dkrr.rows import Rows
+from dkrr.rows.sources import dense
 from dkrr.runtime import Meter, Task
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import not_positive_definite
@@ -167,8 +168,8 @@ def check_symmetric(meter: Meter, rows: Rows, grid: TileGrid, i: int, j: int) ->
     """
     here, there = grid.rows(i), grid.rows(j)
     with meter.time("read"):
-        block = rows.read(here.start, here.stop, there)
-        mirror = rows.read(there.start, there.stop, here).T
+        block = dense(rows.read(here.start, here.stop, there))
+        mirror = dense(rows.read(there.start, there.stop, here)).T
     size = max(float(np.abs(block).max()), 1e-300)
     bad = np.abs(block - mirror) > 1e-10 * size
     if bad.any():

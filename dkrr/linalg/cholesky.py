@@ -135,14 +135,36 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
     """Tasks of the factorisation that are not done yet, with the forward substitution."""
     done = _complete(system.factor, system.forward)
     summed = [_complete(p.matrix, p.forward) for p in system.partial]
+    holes = _holes(system.grid.n_tiles, done)
     tasks = []
     for step in tile_steps(system.grid.n_tiles, system.segment):
         tile = (step.i, step.j)
         # A segment is done if it or any later one is.
         if tile in done or any(tile in later for later in summed[step.part :]):
             continue
-        tasks.append(Task(step.key, factor_tile, (system, step), step.depends, step.flops(system.grid), step.priority))
+        depends = step.depends + tuple(_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
+        tasks.append(Task(step.key, factor_tile, (system, step), depends, step.flops(system.grid), step.priority))
     return tasks
+
+
+def _holes(n_tiles: int, done: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Tiles that are missing although later ones of their row are there: only a damaged store has any.
+
+    A task waits for the newest tile of a row and takes the older ones for granted; these it must wait for too.
+    """
+    holes = set()
+    for i in range(n_tiles):
+        row = [j for j in range(i + 1) if (i, j) in done]
+        holes |= {(i, j) for j in range(max(row, default=0)) if (i, j) not in done}
+    # The solution of a diagonal tile is read by all later diagonal tiles, whose rows may be there.
+    last = max((j for _, j in done), default=-1)
+    return holes | {(j, j) for j in range(last + 1) if (j, j) not in done}
+
+
+def _reads(step: TileStep, i: int, j: int) -> bool:
+    """Whether a task reads tile (i, j), or the solution that a diagonal one leaves."""
+    in_rows = i in (step.i, step.j) and j in step.columns
+    return (i, j) != (step.i, step.j) and (in_rows or (i == j and step.i == step.j and j in step.columns))
 
 
 def _complete(matrix: TiledMatrix, forward: ChunkedArray) -> set[tuple[int, int]]:

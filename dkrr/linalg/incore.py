@@ -69,7 +69,7 @@ class DenseSystem:
         self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """B − (A + diag(s)) X, with A from the untouched upper triangle; shape (n, m)."""
-        r = right_sides.copy()
+        r, x = np.array(right_sides, np.float64, order="C"), np.ascontiguousarray(x, np.float64)
         blas.symm(r, self.matrix, x, alpha=-1.0, beta=1.0)
         # The diagonal that was read is that of L.
         r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x

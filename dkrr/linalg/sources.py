@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.rows import Rows
-from dkrr.rows.sources import Block, n_bytes
+from dkrr.rows.sources import Block, dense, n_bytes
 from dkrr.runtime.task import Meter
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 
@@ -64,7 +64,7 @@ class MatrixTiles(TileSource):
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
         """See base class."""
         with meter.time("read"):
-            out[...] = self.rows.read(rows.start, rows.stop, columns)
+            out[...] = dense(self.rows.read(rows.start, rows.stop, columns))
             scale_block(out, self.scale, rows, columns)
         meter.bytes_read += out.size * int(np.dtype(self.rows.dtype).itemsize)
 

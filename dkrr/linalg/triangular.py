@@ -47,7 +47,7 @@ def forward_tasks(job: Substitution) -> list[Task]:
             f"forward-{j}",
             forward_rows,
             (job, j),
-            depends=(f"forward-{j - 1}",) if j else (),
+            depends=tuple(f"forward-{k}" for k in range(j) if k not in done),
             flops=2.0 * grid.height(j) * grid.rows(j).stop * job.right_sides.shape[1],
         )
         for j in range(grid.n_tiles)
@@ -82,8 +82,9 @@ def backward_tasks(job: Substitution) -> list[Task]:
         has_far = near < grid.n_tiles
         if has_far and j not in summed:
             flops = 2.0 * m * grid.height(j) * (grid.n - grid.rows(near).start)
-            tasks.append(Task(f"far-{j}", far_sum, (job, j), (f"near-{near}",), flops, (1, -j)))
-        depends = ((f"far-{j}",) if has_far else ()) + ((f"near-{j + 1}",) if j + 1 < grid.n_tiles else ())
+            missing = tuple(f"near-{i}" for i in range(near, grid.n_tiles) if i not in done)
+            tasks.append(Task(f"far-{j}", far_sum, (job, j), missing, flops, (1, -j)))
+        depends = ((f"far-{j}",) if has_far else ()) + tuple(f"near-{i}" for i in range(j + 1, near) if i not in done)
         flops = 2.0 * m * grid.height(j) * (grid.rows(near - 1).stop - grid.rows(j).start)
         tasks.append(Task(f"near-{j}", near_solve, (job, j), depends, flops, (0, -j)))
     return tasks

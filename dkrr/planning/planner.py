@@ -1,9 +1,10 @@
 """Choosing among the candidates, with reasons; refusing what cannot be done."""
 
 from dataclasses import replace
+from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.planning.candidates import dual_in_memory, primal_in_memory, tiled
+from dkrr.planning.candidates import MAX_TILES_A_SIDE, TILES, dual_in_memory, primal_in_memory, tiled
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
@@ -19,6 +20,9 @@ EQUAL_TIME = 1.03
 """Projected times that differ by less are alike; then the disk decides, and after it the bytes that are read."""
 MORE_DISK = 1.25
 """Needs of disk that differ by less are alike."""
+
+NOT_ENOUGH_MEMORY = "needs more memory than allowed"
+NOT_SMALL = "there is a Dask client, and the work is not small"
 
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
@@ -43,6 +47,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
+    _check_tile(problem)
     forms, impossible = _forms(problem)
     if not forms:
         raise PlanError("; ".join(impossible))
@@ -57,7 +62,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     candidates = [_checked(c, resources) for c in candidates]
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
-        _refuse(candidates, resources)
+        _refuse(candidates, problem, resources)
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
@@ -71,6 +76,17 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         reasons=tuple(_reasons(problem, resources, chosen, candidates) + impossible),
         rejected=tuple(others),
     )
+
+
+def _check_tile(problem: Problem) -> None:
+    """Refuse tiles so small that the scheduler would drown in tasks, in the form that has fewer of them."""
+    sizes = {"dual": problem.n, "primal": problem.dimension or problem.n}
+    n = min(sizes.values()) if problem.form is None else sizes[problem.form]
+    if problem.tile is not None and -(-n // problem.tile) > MAX_TILES_A_SIDE:
+        raise InputError(
+            f"tile={problem.tile} would cut a matrix of {n:,} rows into {-(-n // problem.tile):,} tiles a side; the "
+            f"most is {MAX_TILES_A_SIDE}. Give tile={-(-n // MAX_TILES_A_SIDE)} or more, or None. Nothing was computed"
+        )
 
 
 def prediction_form(problem: Problem) -> Form:
@@ -108,19 +124,24 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
 
 def _checked(c: Candidate, resources: Resources) -> Candidate:
     free = resources.disk_free_bytes if resources.enforce_disk else None
+    if c.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
+        return replace(c, refused=NOT_SMALL)
     if c.peak_bytes > _usable_bytes(c, resources):
-        return replace(c, refused="needs more memory than allowed")
+        return replace(c, refused=NOT_ENOUGH_MEMORY)
     if free is not None and c.disk_bytes > free:
         return replace(c, refused=f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free")
-    if c.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
-        return replace(c, refused="there is a Dask client, and the work is not small")
-    if c.execution == "serial" and c.seconds > SMALL_SECONDS and resources.n_workers > 1:
-        return replace(c, refused="the work is not small")
     return c
 
 
-def _refuse(candidates: list[Candidate], resources: Resources) -> None:
-    in_memory = [c for c in candidates if c.peak_bytes <= _usable_bytes(c, resources)]
+def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources) -> NoReturn:
+    """Say what is short: disk if memory would do, else memory."""
+    possible = [c for c in candidates if c.refused != NOT_SMALL]
+    if not any(c.execution != "memory" for c in possible) and problem.n > MAX_TILES_A_SIDE * TILES[-1]:
+        raise PlanError(
+            f"n = {problem.n:,} rows are too many for a factorisation in the dual form: even tiles of {TILES[-1]:,} "
+            f"would be more than {MAX_TILES_A_SIDE} a side. Nothing was computed"
+        )
+    in_memory = [c for c in possible if c.peak_bytes <= _usable_bytes(c, resources)]
     if in_memory:
         least = min(in_memory, key=lambda c: c.disk_bytes)
         raise DiskSpaceError(
@@ -128,8 +149,9 @@ def _refuse(candidates: list[Candidate], resources: Resources) -> None:
             f"in the store, {format_bytes(resources.disk_free_bytes or 0)} are free. Free some space, give store= or "
             f"dkrr.temporary-directory on a larger disk, or raise memory_limit. Nothing was computed"
         )
-    needs = [(_needed_limit(c, resources), c) for c in candidates]
-    needed, least = min(needs, key=lambda pair: pair[0])
+    if resources.cluster_is_running:
+        possible = [c for c in possible if c.execution == "dask"] or possible
+    needed, least = min(((_needed_limit(c, resources), c) for c in possible), key=lambda pair: pair[0])
     if resources.cluster_is_running:
         allowed = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
         remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
@@ -152,8 +174,9 @@ def _needed_limit(c: Candidate, resources: Resources) -> int:
     """Value of memory_limit (or of a worker's limit) with which a candidate would fit."""
     if c.execution != "dask":
         return c.peak_bytes
-    each = int(c.peak_bytes / resources.usable_fraction) + 1
-    return each if resources.cluster_is_running else each * c.n_workers
+    each = int(c.peak_bytes / resources.usable_fraction) + 2
+    # A limit is divided among all workers before fewer of them share it, which rounds.
+    return each if resources.cluster_is_running else each * c.n_workers + resources.n_workers
 
 
 def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[Candidate]:
@@ -198,7 +221,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
     elif (
         whole := next((c for c in candidates if c.execution == "memory" and c.form == chosen.form), None)
     ) is not None:
-        if "memory" in whole.refused:
+        if whole.refused == NOT_ENOUGH_MEMORY:
             reasons.append(
                 f"tiles on disk, since in memory one process would need {format_bytes(whole.peak_bytes)} "
                 f"of {format_bytes(whole.limit_bytes)}"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import dask.array as da
 import numpy as np
@@ -27,19 +28,19 @@ def open_path(path: str, name: str = "X") -> Any:
     suffix = Path(file).suffix
     try:
         if suffix == ".npy":
-            return np.load(file, mmap_mode="r", allow_pickle=False)
+            return np.lib.format.open_memmap(file, mode="r")
         if suffix == ".npz":
             return _from_npz(file, member, name)
         return open_array(file)
-    except (StoreError, ValueError, OSError) as error:
+    except (StoreError, ValueError, OSError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{name}: cannot read {path}: {error}") from error
 
 
 def _from_npz(file: str, member: str, name: str) -> Any:
-    with np.load(file, allow_pickle=False) as archive:
-        if not member and "indptr" in archive.files:
+    with Path(file).open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        if not member and {"format", "shape"} <= set(archive.files):
             return sp.load_npz(file).tocsr()
         if member not in archive.files:
             raise InputError(
@@ -67,7 +68,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     if isinstance(X, Rows):
         return X
     if not (sp.issparse(X) or isinstance(X, da.Array) or is_zarr_array(X)):
-        X = np.asarray(X)
+        X = _asarray(X, name)
     _check_dtype(X.dtype, name)
     if X.ndim not in (1, 2):
         raise InputError(f"{name} must be a matrix (samples × features); got {X.ndim} dimensions, shape {X.shape}")
@@ -84,10 +85,19 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         url = array_url(X)
         return ZarrRows(url) if url is not None else MemoryRows(_column(np.asarray(X[:])))
     if sp.issparse(X):
-        X = sp.csr_array(X)
-        X.sum_duplicates()
+        X = sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))
+        if not X.has_canonical_format:
+            X = X.copy()  # the user's matrix stays as it is
+            X.sum_duplicates()
         return MemoryRows(X)
     return MemoryRows(_column(X))
+
+
+def _asarray(X: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        raise InputError(f"{name} is not a matrix of numbers: {error}") from error
 
 
 def _column(X: NDArray[Any]) -> NDArray[Any]:
@@ -97,7 +107,7 @@ def _column(X: NDArray[Any]) -> NDArray[Any]:
 def _check_dtype(dtype: Any, name: str) -> None:
     if np.issubdtype(dtype, np.complexfloating):
         raise InputTypeError(f"{name}: complex data not supported (dtype {dtype}); dkrr works on real numbers")
-    if not (np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.bool_)):
+    if np.dtype(dtype).kind not in "biuf":
         raise InputTypeError(f"{name} must hold numbers; got dtype {dtype}; convert it, e.g. {name}.astype(float)")
 
 
@@ -113,6 +123,8 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
         y = open_path(str(y), name)
     if sp.issparse(y):
         raise InputTypeError(f"{name}: sparse targets are not supported; give a dense array")
-    _check_dtype(y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype, name)
+    if not hasattr(y, "dtype"):
+        y = _asarray(y, name)
+    _check_dtype(y.dtype, name)
     loaded = y.compute() if isinstance(y, da.Array) else y[...] if is_zarr_array(y) else y
     return np.asarray(loaded, np.float64)

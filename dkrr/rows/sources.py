@@ -120,7 +120,7 @@ class ZarrRows(Rows):
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
         if self._array.ndim == 1:
-            return self._array[start:stop][:, None]
+            return self._array[start:stop][:, None][:, columns]
         return np.asarray(self._array[start:stop, columns])
 
     @property

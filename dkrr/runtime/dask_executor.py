@@ -66,7 +66,9 @@ class DaskExecutor:
                 future, result = next(completed)
                 task = running.pop(future.key)
                 if future.status != "finished":
-                    raise _readable(future, result, task)
+                    error = _readable(future, result, task)
+                    future.release()
+                    raise error
                 record.tasks.append(result)
                 queue.complete(task.key)
                 progress.advance(task.flops)

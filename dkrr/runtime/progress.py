@@ -35,7 +35,7 @@ class Progress:
     def advance(self, flops: float) -> None:
         """Display that work was done."""
 
-    def end(self) -> None:
+    def end(self, *, failed: bool) -> None:
         """Display the end of a stage."""
 
     def note(self, message: str) -> None:
@@ -47,7 +47,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
+        self.end(failed=error is not None)
 
 
 class LiveProgress(Progress):
@@ -79,9 +79,11 @@ class LiveProgress(Progress):
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0], flops)
 
-    def end(self) -> None:
+    def end(self, *, failed: bool) -> None:
         """See base class."""
         if self._bar is not None:
+            if failed:
+                self._bar.update(self._bar.task_ids[0], description="[red]failed[/red]")
             self._bar.stop()
             self._bar = None
 
@@ -115,9 +117,12 @@ class LogProgress(Progress):
             f"{self._name}: {min(part, 1):4.0%}, {format_seconds(elapsed)} gone, {format_seconds(max(left, 0))} left"
         )
 
-    def end(self) -> None:
+    def end(self, *, failed: bool) -> None:
         """See base class."""
-        self.note(f"{self._name}: done in {format_seconds(time.monotonic() - self._started)}")
+        self.note(
+            f"{self._name}: {'failed after' if failed else 'done in'} "
+            f"{format_seconds(time.monotonic() - self._started)}"
+        )
 
     def note(self, message: str) -> None:
         """See base class."""

@@ -23,8 +23,11 @@ def array_url(array: Any) -> str | None:
     store = array.store
     if isinstance(store, zarr.storage.LocalStore):
         return str(Path(store.root).absolute() / array.path)
-    if isinstance(store, zarr.storage.FsspecStore) and "memory" not in str(store):
-        return f"{store}/{array.path}".rstrip("/")
+    if isinstance(store, zarr.storage.FsspecStore):
+        filesystem = getattr(store.fs, "sync_fs", store.fs)  # Zarr wraps those that are not asynchronous
+        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+        if protocol != "memory":
+            return f"{protocol}://{store.path}/{array.path}".rstrip("/")
     return None
 
 

@@ -73,18 +73,7 @@ class ChunkedArray:
         try:
             found = cls.open(url)
         except StoreError:
-            zarr.create_array(
-                zarr_store(url),
-                shape=shape,
-                chunks=chunks,
-                dtype=dtype,
-                fill_value=np.nan,  # a chunk that is not there must never pass for zeros
-                serializer=BytesCodec(endian="little"),
-                compressors=Crc32cCodec(),
-                # One flat folder: what is done already is found by a single directory listing.
-                chunk_key_encoding={"name": "default", "separator": "."},
-                config={"write_empty_chunks": True},
-            )
+            _create(array)
             return array
         if found != array:
             raise StoreError(
@@ -228,6 +217,24 @@ class ChunkedArray:
         return zarr.open_array(zarr_store(self.url), mode="r")
 
 
+def _create(array: ChunkedArray) -> None:
+    try:
+        zarr.create_array(
+            zarr_store(array.url),
+            shape=array.shape,
+            chunks=array.chunks,
+            dtype=array.dtype,
+            fill_value=np.nan,  # a chunk that is not there must never pass for zeros
+            serializer=BytesCodec(endian="little"),
+            compressors=Crc32cCodec(),
+            # One flat folder: what is done already is found by a single directory listing.
+            chunk_key_encoding={"name": "default", "separator": "."},
+            config={"write_empty_chunks": True},
+        )
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot create an array at {array.url}: {error}") from error
+
+
 def _key(coordinates: tuple[int, ...]) -> str:
     return "c." + ".".join(map(str, coordinates))
 
@@ -268,10 +275,10 @@ def _write_file(path: Path, data: memoryview, crc: bytes) -> None:
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with partial.open("wb", buffering=0) as file:
-            written = 0
-            while written < len(data):
-                written += file.write(data[written:])
-            file.write(crc)
+            for part in (data, memoryview(crc)):
+                written = 0
+                while written < len(part):  # a nearly full disk takes what fits, and says so
+                    written += file.write(part[written:])
         partial.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

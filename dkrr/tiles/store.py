@@ -122,7 +122,7 @@ class RunStore:
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
         else:
-            zarr.core.sync.sync(zarr_store(url).clear())
+            zarr.core.sync.sync(zarr_store(url).delete_dir(""))
 
 
 def free_bytes(url: str) -> int | None:

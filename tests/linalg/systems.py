@@ -1,0 +1,134 @@
+"""Small systems in tiles on disk, and the matrices that they stand for."""
+
+import uuid
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments
+from dkrr.linalg.sources import MatrixTiles
+from dkrr.rows import MemoryRows
+from dkrr.runtime import Progress, SerialExecutor
+from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles.chunks import local_path
+
+RAGGED = TileGrid(n=47, tile=12, panel=4)
+"""Four tiles, the last with eleven rows, and its last strip with three columns."""
+MANY = TileGrid(n=40, tile=6, panel=3)
+"""Seven tiles, the last with four rows."""
+
+
+@st.composite
+def grids(draw, most=45):
+    """Grids of all kinds: one row, one tile, ragged tiles and strips."""
+    panel = draw(st.integers(1, 7))
+    return TileGrid(draw(st.integers(1, most)), panel * draw(st.integers(1, 4)), panel)
+
+
+def positive_definite(n, seed=0):
+    """Well-conditioned symmetric matrix (n, n)."""
+    A = np.random.default_rng(seed).standard_normal((n, n))
+    return A @ A.T / n + np.eye(n)
+
+
+def failing_at(row, n):
+    """Symmetric matrix whose first pivot that is not positive is that of `row`."""
+    A = positive_definite(n)
+    A[row, row] = A[row, :row] @ np.linalg.solve(A[:row, :row], A[:row, row]) - 0.01 if row else -0.01
+    return A
+
+
+def vectors(folder, grid, data):
+    """Stored array (n, m) in chunks of tile rows."""
+    array = ChunkedArray.create(f"{folder}/{uuid.uuid4().hex}", data.shape, (grid.tile, data.shape[1]))
+    array.fill(data)
+    return array
+
+
+def empty_vectors(folder, grid, m):
+    """The same, with no chunk yet."""
+    return ChunkedArray.create(f"{folder}/{uuid.uuid4().hex}", (grid.n, m), (grid.tile, m))
+
+
+def empty_tiles(folder, grid):
+    """Stored matrix with no tile yet."""
+    return TiledMatrix.create(f"{folder}/{uuid.uuid4().hex}", grid)
+
+
+def tiles_of(folder, grid, A):
+    """Lower tiles of a matrix, stored."""
+    matrix = empty_tiles(folder, grid)
+    for i, j in grid.lower():
+        matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
+    return matrix
+
+
+@dataclass(frozen=True)
+class Case:
+    """(A + diag(s)) X = B, whole and in tiles."""
+
+    A: np.ndarray
+    shift: np.ndarray
+    B: np.ndarray
+    system: TiledSystem
+
+    @property
+    def shifted(self):
+        return self.A + np.diag(self.shift)
+
+
+def make_case(folder, grid, m=2, A=None, seed=0, segment=0):
+    """System of a grid, nothing of it computed; with seed=0 the shift is zero."""
+    rng = np.random.default_rng(seed)
+    A = positive_definite(grid.n, seed) if A is None else A
+    shift, B = rng.uniform(0.0, 1.0, grid.n) if seed else np.zeros(grid.n), rng.standard_normal((grid.n, m))
+    system = TiledSystem(
+        source=MatrixTiles(MemoryRows(A)),
+        shift=vectors(folder, grid, shift[:, None]),
+        right_sides=vectors(folder, grid, B),
+        factor=empty_tiles(folder, grid),
+        forward=empty_vectors(folder, grid, m),
+        segment=segment,
+        partial=tuple(
+            PartialSums(empty_tiles(folder, grid), empty_vectors(folder, grid, m))
+            for _ in range(n_segments(grid.n_tiles - 1, segment) - 1)
+        ),
+    )
+    return Case(A, shift, B, system)
+
+
+def run(tasks):
+    """Run tasks in this process, in the order of the rule."""
+    return SerialExecutor().run(tasks, Progress())
+
+
+def factored(folder, grid, **settings):
+    """System whose factor is there."""
+    case = make_case(folder, grid, **settings)
+    run(cholesky_tasks(case.system))
+    return case
+
+
+def waits_for(tasks):
+    """For each key, the keys of all tasks that are complete before it starts, whoever executes."""
+    depends, closure = {t.key: list(t.depends) for t in tasks}, {}
+
+    def before(key):
+        if key not in closure:
+            direct = [d for d in depends[key] if d in depends]
+            closure[key] = set(direct).union(*(before(d) for d in direct))
+        return closure[key]
+
+    return {key: before(key) for key in depends}
+
+
+def files_of(array):
+    """Bytes of every chunk of a stored array, by name."""
+    return {p.name: p.read_bytes() for p in local_path(array.url).iterdir() if p.name.startswith("c.")}
+
+
+def remove_chunks(array, coordinates):
+    """Delete chunks of a stored array."""
+    for c in coordinates:
+        (local_path(array.url) / ("c." + ".".join(map(str, c)))).unlink()

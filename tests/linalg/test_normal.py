@@ -1,0 +1,175 @@
+"""The normal equations, in memory and in tiles, weighted and centred, against sums over single samples."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from dkrr.features import IdentityMap, PolynomialMap
+from dkrr.linalg.normal import (
+    NormalParts,
+    Segment,
+    accumulate,
+    feature_sums,
+    normal_cost,
+    normal_tasks,
+    primal_residual,
+)
+from dkrr.linalg.sources import SummedTiles
+from dkrr.rows import as_rows
+from dkrr.runtime import Meter
+from dkrr.tiles import TileGrid
+from tests.linalg.systems import empty_tiles, empty_vectors, files_of, remove_chunks, run, vectors
+from tests.linalg.test_sources import whole
+from tests.oracles import naive_normal
+from tests.rows.sources import KINDS, table
+
+N, D = 29, 3
+MAP = PolynomialMap(degree=2, gamma=0.7, coef0=1.0)
+DIMENSION = MAP.dimension(D)  # 10
+TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
+everything = slice(0, DIMENSION)
+
+
+def samples(seed=0):
+    """X, y, weights (one of them zero), and Φ."""
+    rng = np.random.default_rng(seed)
+    X, y, w = rng.standard_normal((N, D)), rng.standard_normal((N, 2)), rng.uniform(0.1, 2.0, (N, 1))
+    w[5] = 0.0
+    return X, y, w, MAP.transform(X)
+
+
+def expected(phi, y, w, centred):
+    """ΦᵀWΦ, ΦᵀWy and the mean that was subtracted."""
+    weights = np.ones(len(phi)) if w is None else w[:, 0]
+    centre = np.average(phi, axis=0, weights=weights) if centred else None
+    matrix, moments = naive_normal(phi - (centre if centred else 0.0), weights, y)
+    return matrix, moments, centre
+
+
+weighted_and_centred = pytest.mark.parametrize(
+    ("weighted", "centred"), [(False, False), (True, False), (False, True), (True, True)]
+)
+
+
+@weighted_and_centred
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, N + 3), st.integers(0, N - 1), st.data())
+def test_accumulate(weighted, centred, block, start, data):
+    stop = data.draw(st.integers(start + 1, N))
+    a = data.draw(st.integers(0, DIMENSION - 1))
+    rows = slice(a, data.draw(st.integers(a + 1, DIMENSION)))
+    columns = rows if data.draw(st.booleans()) else slice(0, data.draw(st.integers(1, DIMENSION)))
+    X, y, w, phi = samples()
+    w = w if weighted else None
+    _, _, centre = expected(phi, y, w, centred)
+    here = slice(start, stop)
+    part = phi[here] - (0.0 if centre is None else centre)
+    whole_matrix, whole_moments = naive_normal(part, np.ones(stop - start) if w is None else w[here, 0], y[here])
+    matrix = np.full((rows.stop - rows.start, columns.stop - columns.start), 0.5)  # it is added to
+    moments = np.full((rows.stop - rows.start, 2), 0.5)
+    segment = Segment(as_rows(X), start, stop, block, y, w)
+    accumulate(Meter(), MAP, segment, centre, matrix, moments, rows, columns)
+    lower = np.tri(*matrix.shape, dtype=bool) if rows == columns else np.ones(matrix.shape, bool)
+    assert_allclose(matrix[lower], (whole_matrix[rows, columns] + 0.5)[lower], **TOLERANCE)
+    assert (matrix[~lower] == 0.5).all()
+    assert_allclose(moments, whole_moments[rows] + 0.5, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_rows(kind, tmp_path):
+    case = table(kind, tmp_path)
+    X, y, matrix, moments = case.array, np.ones((23, 1)), np.zeros((7, 7)), np.zeros((7, 1))
+    before = X.copy()
+    segment = Segment(as_rows(case.handed_in), 0, 23, 6, y, np.full((23, 1), 4.0))
+    accumulate(Meter(), IdentityMap(), segment, np.ones(7), matrix, moments, slice(0, 7), slice(0, 7))
+    assert_allclose(np.tril(matrix), np.tril(4 * (X - 1).T @ (X - 1)), rtol=1e-12)
+    assert_allclose(moments, 4 * (X - 1).T @ y, rtol=1e-11, atol=1e-9)
+    assert (before == X).all(), "the user's rows are not changed"
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("block", [1, 4, 100])
+def test_feature_sums(weighted, block):
+    X, y, w, phi = samples()
+    segment = Segment(as_rows(X), 3, 20, block, y, w if weighted else None)
+    total = feature_sums(Meter(), MAP, segment)
+    assert_allclose(total, ((w if weighted else 1.0) * phi)[3:20].sum(axis=0), **TOLERANCE)
+
+
+@weighted_and_centred
+@pytest.mark.parametrize("block", [1, 5, 100])
+def test_residual(weighted, centred, block):
+    X, y, w, phi = samples()
+    w = w if weighted else None
+    _, _, centre = expected(phi, y, w, centred)
+    coef = np.random.default_rng(3).standard_normal((DIMENSION, 2))
+    segment = Segment(as_rows(X), 4, 25, block, y, w)
+    residuals, gradient = primal_residual(Meter(), MAP, segment, centre, coef)
+    part = phi[4:25] - (0.0 if centre is None else centre)
+    assert_allclose(residuals, y[4:25] - part @ coef, **TOLERANCE)
+    _, moments = naive_normal(part, np.ones(21) if w is None else w[4:25, 0], residuals)
+    assert_allclose(gradient, moments, **TOLERANCE)
+
+
+class TestTiles:
+    def parts(self, folder, grid, cuts=(0, 11, 29), *, weighted=True, centred=True):
+        X, y, w, phi = samples()
+        w = w if weighted else None
+        matrix, moments, centre = expected(phi, y, w, centred)
+        by_rows = TileGrid(N, 4, 4)
+        targets, weights = vectors(folder, by_rows, y), None if w is None else vectors(folder, by_rows, w)
+        count = len(cuts) - 1
+        return matrix, moments, NormalParts(
+            segments=tuple(
+                Segment(as_rows(X), a, b, 4, targets, weights) for a, b in itertools.pairwise(cuts)
+            ),
+            matrices=tuple(empty_tiles(folder, grid) for _ in range(count)),
+            moments=tuple(empty_vectors(folder, grid, 2) for _ in range(count)),
+            centre=None if centre is None else vectors(folder, grid, centre[:, None]),
+        )  # fmt: skip
+
+    @weighted_and_centred
+    @pytest.mark.parametrize(
+        "grid", [TileGrid(10, 4, 2), TileGrid(10, 10, 5), TileGrid(10, 3, 3), TileGrid(10, 20, 5)], ids=str
+    )
+    def test_sum_of_the_parts(self, tmp_path, grid, weighted, centred):
+        matrix, moments, parts = self.parts(tmp_path, grid, weighted=weighted, centred=centred)
+        record = run(normal_tasks(MAP, parts))
+        assert_allclose(whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
+        assert_allclose(sum(m.load() for m in parts.moments), moments, **TOLERANCE)
+        written = sum(len(raw) for a in parts.moments for raw in files_of(a).values())
+        written += sum(len(raw) for m in parts.matrices for raw in files_of(m.array).values())
+        assert record.bytes_written == written
+        assert record.bytes_read == len(list(grid.lower())) * 8 * N * D, "X is read once for every tile"
+
+    def test_resume(self, tmp_path):
+        grid = TileGrid(10, 4, 2)
+        _, _, parts = self.parts(tmp_path, grid)
+        run(normal_tasks(MAP, parts))
+        before = [files_of(m.array) for m in parts.matrices] + [files_of(m) for m in parts.moments]
+        assert normal_tasks(MAP, parts) == []
+        remove_chunks(parts.matrices[0].array, [(2, 1)])
+        remove_chunks(parts.moments[1], [(1, 0)])
+        tasks = normal_tasks(MAP, parts)
+        assert {t.key for t in tasks} == {"normal-0-2-0", "normal-1-1-1"}
+        run(tasks)
+        assert [files_of(m.array) for m in parts.matrices] + [files_of(m) for m in parts.moments] == before
+
+    def test_flops_are_those_of_the_products(self, tmp_path):
+        _, _, parts = self.parts(tmp_path, TileGrid(10, 5, 5))
+        assert sum(t.flops for t in normal_tasks(MAP, parts)) == N * 10 * 10
+
+
+def test_cost_with_distinct_primes():
+    n, row_bytes, dimension, t, tiles = 10_007, 13, 101, 3, 5
+    plain = normal_cost(n, row_bytes, dimension, t, tiles, 0.0, centred=False)
+    centred = normal_cost(n, row_bytes, dimension, t, tiles, 0.0, centred=True)
+    assert plain.n_tasks == 15
+    assert plain.read_bytes == 16 * n * row_bytes, "once a tile, and once for the residual"
+    assert centred.read_bytes - plain.read_bytes == n * row_bytes
+    assert plain.gemm_flops >= n * dimension**2

@@ -1,0 +1,64 @@
+"""Strips are read ahead in order, into the buffer that is not in use."""
+
+import threading
+
+import pytest
+
+from dkrr.linalg.prefetch import N_SLOTS, prefetched
+from dkrr.runtime import Meter
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 10])
+def test_order_and_slots(n):
+    seen = []
+
+    def load(k, slot):
+        seen.append((k, slot))
+        return k * k
+
+    assert list(prefetched(n, load, Meter())) == [k * k for k in range(n)]
+    assert seen == [(k, k % N_SLOTS) for k in range(n)]
+
+
+def test_a_buffer_in_use_is_not_filled():
+    buffers = [None] * N_SLOTS
+
+    def load(k, slot):
+        buffers[slot] = k
+        return slot
+
+    for k, slot in enumerate(prefetched(20, load, Meter())):
+        for _ in range(200):  # give the reader every chance to run ahead
+            assert buffers[slot] == k
+
+
+def test_the_next_is_loaded_while_one_is_in_use():
+    loaded = [threading.Event() for _ in range(3)]
+
+    def load(k, slot):
+        loaded[k].set()
+        return k
+
+    strips = prefetched(3, load, Meter())
+    assert next(strips) == 0
+    assert loaded[1].wait(10), "strip 1 is read without being asked for"
+    assert not loaded[2].is_set()
+    assert list(strips) == [1, 2]
+
+
+def test_an_error_comes_where_the_strip_is_wanted():
+    def load(k, slot):
+        if k == 2:
+            raise OSError("damaged")
+        return k
+
+    strips = prefetched(4, load, Meter())
+    assert [next(strips), next(strips)] == [0, 1]
+    with pytest.raises(OSError, match="damaged"):
+        next(strips)
+
+
+def test_waiting_counts_as_reading():
+    meter = Meter()
+    list(prefetched(3, lambda k, slot: k, meter))
+    assert set(meter.seconds) == {"read"}

@@ -1,0 +1,40 @@
+"""The true residual, from the matrix itself."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from dkrr.linalg.residual import relative, residual_tasks
+from tests.linalg.systems import RAGGED, grids, make_case, run, vectors
+
+
+@settings(max_examples=40, deadline=None)
+@given(grid=grids(), m=st.integers(1, 3))
+def test_against_the_whole_matrix(tmp_path_factory, grid, m):
+    folder = tmp_path_factory.mktemp("r")
+    case = make_case(folder, grid, m, seed=1)
+    X = np.random.default_rng(2).standard_normal((grid.n, m))
+    R = case.B - case.shifted @ X
+    case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
+    system = case.system
+    tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, X))
+    sums = list(run(tasks).values().values())
+    assert len(sums) == grid.n_tiles
+    assert_allclose(np.sum([r for r, _ in sums], axis=0), (R**2).sum(axis=0), rtol=1e-10)
+    assert_allclose(np.sum([b for _, b in sums], axis=0), (case.B**2).sum(axis=0), rtol=1e-12)
+    assert_allclose(relative(sums), np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(case.B, axis=0)), rtol=1e-10)
+
+
+def test_zero_at_the_solution(tmp_path):
+    case = make_case(tmp_path, RAGGED, seed=1)
+    X = np.linalg.solve(case.shifted, case.B)
+    system = case.system
+    tasks = residual_tasks(system.source, RAGGED, system.shift, system.right_sides, vectors(tmp_path, RAGGED, X))
+    assert relative(list(run(tasks).values().values())) < 1e-14
+
+
+def test_relative():
+    sums = [(np.array([9.0, 4.0]), np.array([3.0, 0.0])), (np.array([7.0, 5.0]), np.array([1.0, 0.0]))]
+    assert relative(sums) == 3.0, "√9 of a column that is zero counts as it is; √16 / √4 of the other is 2"
+    assert np.isnan(relative([(np.array([np.nan]), np.array([1.0]))])), "a NaN must not be lost"

@@ -1,0 +1,340 @@
+"""Which way is chosen and what is refused; every refusal names a remedy, and the remedy works."""
+
+import json
+import re
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.planning import Layout, Plan, Rates, make_plan
+from dkrr.planning.planner import EQUAL_TIME
+from dkrr.units import parse_bytes
+from tests.planning.problems import GIB, KERNELS, MIB, cluster, machine, problem
+
+
+def usable(plan):
+    fraction = plan.resources.usable_fraction if plan.execution == "dask" else 1.0
+    return plan.chosen.limit_bytes * fraction
+
+
+@st.composite
+def problems(draw):
+    kernel = draw(st.sampled_from(sorted(KERNELS)))
+    return problem(
+        draw(st.sampled_from([1, 2, 37, 1009, 20_011, 150_001])),
+        draw(st.sampled_from([1, 5, 211] + [3001] * (kernel != "poly"))),
+        kernel,
+        draw(st.sampled_from([1, 13])),
+        alphas=draw(st.sampled_from([(1.0,), (0.1, 1.0, 10.0)])),
+        fit_intercept=draw(st.booleans()),
+        keeps_store=draw(st.booleans()),
+        x_is_shared=draw(st.booleans()),
+        form=draw(st.sampled_from([None, "dual"] + ["primal"] * (kernel != "rbf"))),
+        tile=draw(st.sampled_from([None, None, 1500])),
+    )
+
+
+@st.composite
+def machines(draw):
+    if draw(st.booleans()):
+        return cluster(draw(st.sampled_from([GIB, 8 * GIB])), draw(st.integers(1, 16)), draw(st.integers(1, 3)))
+    return machine(draw(st.sampled_from([700 * MIB, 4 * GIB, 64 * GIB])), draw(st.integers(1, 5)))
+
+
+class TestForm:
+    def test_infinite_features(self):
+        plan = make_plan(problem(5000, 10), machine())
+        assert (plan.form, plan.prediction) == ("dual", "dual")
+        assert "no finite feature map" in str(plan)
+
+    @pytest.mark.parametrize(
+        ("n", "d", "form"),
+        [(100_000, 20, "primal"), (20_000, 300, "primal"), (300, 20_000, "dual"), (50, 5000, "dual")],
+    )
+    def test_the_smaller_matrix(self, n, d, form):
+        plan = make_plan(problem(n, d, "linear"), machine())
+        assert plan.form == form
+        assert f"D = {d:,} features against n = {n:,} rows" in str(plan)
+        assert "primal" in plan.prediction
+
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    def test_forced(self, form):
+        for n, d in ((5000, 20), (200, 2000)):
+            plan = make_plan(problem(n, d, "linear", form=form), machine())
+            assert plan.form == form
+            assert f"form='{form}' was asked for" in plan.reasons
+            assert {c.form for c in plan.rejected} <= {form}
+
+    def test_primal_of_infinite_features(self):
+        with pytest.raises(InputError, match=r"form='primal' needs a kernel with a finite feature map; RBF has none"):
+            make_plan(problem(100, 3, form="primal"), machine())
+
+    def test_far_too_many_features(self):
+        plan = make_plan(problem(500, 3000, "poly"), machine())
+        assert plan.form == "dual" and plan.problem.dimension == 3002 * 3001 // 2
+        assert "out of the question: D = 4,504,501" in str(plan)
+
+    def test_prediction_does_not_follow_the_solve(self):
+        # Rows of 20,000 columns, 300 of them: the dual matrix is smaller, and a prediction costs O(d) in primal form.
+        plan = make_plan(problem(300, 20_000, "linear"), machine())
+        assert (plan.form, plan.prediction) == ("dual", "primal")
+        # Of D = 1,891 features and 50 rows of 60 columns the features lose.
+        assert make_plan(problem(50, 60, "poly"), machine()).prediction == "dual"
+
+
+class TestLeastSquares:
+    """λ = 0: only one of the two matrices can be positive definite."""
+
+    def test_more_rows_than_features(self):
+        plan = make_plan(problem(5000, 20, "linear", alphas=(0.0,)), machine())
+        assert plan.form == "primal"
+        assert "dual is impossible: with alpha = 0, K has rank ≤ D = 20 < n = 5,000" in str(plan)
+
+    def test_more_features_than_rows(self):
+        # So few rows that the primal form would be chosen for its speed if it were possible.
+        plan = make_plan(problem(200, 201, "linear", alphas=(0.0,)), machine())
+        assert plan.form == "dual"
+        assert "primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = 200 < D = 201" in str(plan)
+
+    def test_as_many(self):
+        plan = make_plan(problem(200, 200, "linear", alphas=(0.0,)), machine())
+        assert not any("impossible" in reason for reason in plan.reasons)
+
+    def test_one_of_several(self):
+        assert make_plan(problem(20, 2000, "linear", alphas=(0.0, 1.0)), machine()).form == "dual"
+        assert make_plan(problem(2000, 20, "linear", alphas=(0.0, 1.0)), machine()).form == "primal"
+
+    def test_infinite_features(self):
+        assert make_plan(problem(200, 2, alphas=(0.0,)), machine()).form == "dual"
+
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    def test_a_form_that_was_asked_for_is_tried(self, form):
+        # The matrix may turn out singular; that is an error of the fit, which names the row.
+        assert make_plan(problem(200, 300, "linear", alphas=(0.0,), form=form), machine()).form == form
+
+
+class TestPlace:
+    def test_small_work_stays_here(self):
+        plan = make_plan(problem(2000, 10), machine())
+        assert (plan.execution, plan.chosen.n_workers, plan.disk_bytes) == ("memory", 1, 0)
+        assert make_plan(problem(2000, 10), cluster()).execution == "memory"
+
+    def test_large_work_goes_to_the_users_workers(self):
+        plan = make_plan(problem(40_000, 10), cluster())
+        assert (plan.execution, plan.chosen.n_workers) == ("dask", 8)
+        assert any(c.execution == "memory" and "there is a Dask client" in c.refused for c in plan.rejected)
+
+    def test_what_does_not_fit_in_memory_goes_to_disk(self):
+        plan = make_plan(problem(60_000, 10), machine(4 * GIB))
+        assert plan.execution == "dask"
+        assert plan.disk_bytes > 8 * 60_000**2 / 2
+        assert "in memory one process would need" in str(plan)
+
+    @pytest.mark.parametrize("settings", [{"keeps_store": True}, {"tile": 300}])
+    def test_tiles_that_were_asked_for(self, settings):
+        plan = make_plan(problem(1000, 10, **settings), machine())
+        assert plan.execution == "serial", "small work needs no workers"
+        large = make_plan(problem(30_000, 10, **settings), machine())
+        assert large.execution == "dask"
+
+    def test_fewer_workers_with_more_memory_each(self):
+        small = problem(20_000, 10, keeps_store=True)
+        plan = make_plan(small, machine(700 * MIB, workers=4))
+        assert plan.execution == "dask"
+        assert plan.chosen.n_workers < 4, "four have too little each"
+        assert plan.chosen.limit_bytes >= 700 * MIB // 4
+
+    def test_tile_size(self):
+        plan = make_plan(problem(10_000, 10, tile=1300), machine())
+        assert plan.chosen.tile == 1300 and 1300 % plan.chosen.panel == 0
+        assert "tile=1300 was asked for" in plan.reasons
+        assert make_plan(problem(100, 10, tile=1300), machine()).chosen.tile == 100
+
+    @pytest.mark.parametrize("form", ["dual", "primal"])
+    def test_a_run_that_goes_on_keeps_its_layout(self, form):
+        layout = Layout(form=form, tile=70, panel=35, segment=2, row_parts=3)
+        for place in (machine(), cluster()):
+            plan = make_plan(problem(1009, 211, "linear", layout=layout, keeps_store=True), place)
+            c = plan.chosen
+            assert (c.form, c.tile, c.panel, c.segment) == (form, 70, 35, 2)
+            assert c.row_parts == (3 if form == "primal" else 1)
+            assert any("goes on" in reason for reason in plan.reasons)
+
+    def test_the_fastest_that_fits_is_chosen(self):
+        for place in (machine(), machine(2 * GIB), cluster()):
+            plan = make_plan(problem(20_011, 211, "linear", form="dual"), place)
+            fitting = [c for c in plan.rejected if not c.refused]
+            assert all(EQUAL_TIME * c.seconds >= plan.seconds for c in fitting)
+
+
+class TestEveryPlan:
+    @settings(max_examples=100, deadline=None)
+    @given(problems(), machines())
+    def test_invariants(self, what, where):
+        try:
+            plan = make_plan(what, where)
+        except PlanError:
+            return
+        c = plan.chosen
+        assert not c.refused
+        assert c.peak_bytes <= usable(plan)
+        assert c.seconds > 0 and c.read_bytes >= 0 and c.written_bytes >= 0
+        assert c.execution == "memory" or not (c.tile % c.panel)
+        assert (c.execution == "memory") <= (c.disk_bytes == 0)
+        assert plan.reasons
+        assert all(other is not c for other in plan.rejected)
+        self.check_text(plan)
+        self.check_dict(plan)
+
+    def check_text(self, plan):
+        text, c = str(plan), plan.chosen
+        for word in (f"form        {plan.form}", "tiled Cholesky", "time        about", "memory      at most",
+                     "because", *plan.reasons, f"predict in {plan.prediction} form"):  # fmt: skip
+            assert word in text
+        if c.execution != "memory":
+            assert f"{c.tile:,} × {c.tile:,} in strips of {c.panel}" in text
+        for other in plan.rejected[:4]:
+            comparison = "slower" if other.seconds > EQUAL_TIME * c.seconds else "no faster"
+            assert f"{other.name}: {other.refused or comparison}" in text
+
+    def check_dict(self, plan):
+        found = json.loads(json.dumps(plan.to_dict()))
+        assert (found["form"], found["tile"], found["peak_bytes"]) == (plan.form, plan.chosen.tile, plan.peak_bytes)
+        assert found["problem"]["n"] == plan.problem.n and found["reasons"] == list(plan.reasons)
+        assert [r["name"] for r in found["rejected"]] == [r.name for r in plan.rejected]
+
+    def test_frozen_and_without_arrays(self):
+        plan = make_plan(problem(1000, 10, "linear"), machine())
+        with pytest.raises(FrozenInstanceError):
+            plan.prediction = "dual"
+        with pytest.raises(FrozenInstanceError):
+            plan.chosen.tile = 3
+
+        def walk(value):
+            assert not isinstance(value, np.ndarray | np.generic | list | dict | set)
+            if is_dataclass(value):
+                for field in fields(value):
+                    walk(getattr(value, field.name))
+            elif isinstance(value, tuple):
+                for item in value:
+                    walk(item)
+
+        walk(plan)
+        assert hash(plan.chosen) == hash(replace(plan.chosen))
+
+    def test_the_same_question_has_the_same_answer(self):
+        assert make_plan(problem(5000, 7), machine()) == make_plan(problem(5000, 7), machine())
+
+    @settings(max_examples=25, deadline=None)
+    @given(problems(), st.integers(1, 4))
+    def test_more_memory_is_not_slower(self, what, workers):
+        try:
+            little = make_plan(what, machine(2 * GIB, workers))
+        except PlanError:
+            return
+        assert make_plan(what, machine(32 * GIB, workers)).seconds <= EQUAL_TIME * little.seconds
+
+
+def refusal(what, where):
+    """Message of the refusal for memory; other cases are not of interest."""
+    try:
+        make_plan(what, where)
+    except MemoryLimitError as error:
+        return str(error)
+    except PlanError:
+        pass
+    return assume(False)
+
+
+def named_bytes(message):
+    """The limit that a message names, in bytes and in words."""
+    words, exact = re.search(r"(?:would do is|at least) (.+?) \((\d+) bytes\)", message).groups()
+    return int(exact), parse_bytes(words)
+
+
+class TestMemoryRefused:
+    @settings(max_examples=60, deadline=None)
+    @given(problems(), st.integers(1, 6), st.sampled_from([50, 170, 400, 900]))
+    def test_the_named_limit_works_and_less_does_not(self, what, workers, limit):
+        message = refusal(what, machine(limit * MIB, workers))
+        exact, words = named_bytes(message)
+        assert f"memory_limit is {limit} MiB" in message
+        assert words >= exact
+        for enough in (exact, words):
+            plan = make_plan(what, machine(enough, workers))
+            assert plan.peak_bytes <= usable(plan)
+        with pytest.raises(MemoryLimitError):
+            make_plan(what, machine(int(0.98 * exact), workers))
+
+    @settings(max_examples=60, deadline=None)
+    @given(problems(), st.integers(1, 6), st.integers(1, 3), st.sampled_from([50, 200, 500]), st.booleans())
+    def test_the_named_limit_of_a_worker(self, what, workers, threads, limit, slow):
+        # On a slow machine no work is small enough for the calling process.
+        settings = {"rates": Rates(gemm_flops=1e3)} if slow else {"local_limit_bytes": 100 * MIB}
+        message = refusal(what, cluster(limit * MIB, workers, threads, **settings))
+        exact, words = named_bytes(message)
+        assert "a worker of the Dask client has" in message and "Start workers" in message
+        for enough in (exact, words):
+            plan = make_plan(what, cluster(enough, workers, threads, **settings))
+            assert plan.execution == "dask" and plan.peak_bytes <= usable(plan)
+        with pytest.raises(MemoryLimitError):
+            make_plan(what, cluster(int(0.98 * exact), workers, threads, **settings))
+
+    def test_small_workers_beside_a_large_calling_process(self):
+        # The matrix would fit here, but the work belongs to the workers: their memory is what is missing.
+        with pytest.raises(MemoryLimitError, match="a worker of the Dask client has 256 MiB") as caught:
+            make_plan(problem(30_000, 10), cluster(256 * MIB, local_limit_bytes=64 * GIB, disk_free_bytes=100 * GIB))
+        assert "0 B" not in str(caught.value)
+
+
+class TestDiskRefused:
+    def test_too_little(self):
+        what = problem(60_000, 10)
+        needed = make_plan(what, machine(4 * GIB)).disk_bytes
+        with pytest.raises(DiskSpaceError, match=r"smallest need .* takes .* in the store, 1 GiB are free") as caught:
+            make_plan(what, machine(4 * GIB, disk_free_bytes=GIB))
+        assert "Nothing was computed" in str(caught.value)
+        assert make_plan(what, machine(4 * GIB, disk_free_bytes=needed)).disk_bytes <= needed
+
+    def test_the_named_need_is_enough(self):
+        what = problem(60_000, 10)
+        with pytest.raises(DiskSpaceError) as caught:
+            make_plan(what, machine(4 * GIB, disk_free_bytes=GIB))
+        named = parse_bytes(re.search(r"takes (.+?) in the store", str(caught.value))[1])
+        assert make_plan(what, machine(4 * GIB, disk_free_bytes=int(1.01 * named)))
+        with pytest.raises(DiskSpaceError):
+            make_plan(what, machine(4 * GIB, disk_free_bytes=int(0.98 * named)))
+
+    def test_in_memory_needs_no_disk(self):
+        assert make_plan(problem(2000, 10), machine(disk_free_bytes=0)).execution == "memory"
+
+    def test_a_cluster_whose_disk_is_full(self):
+        # The calling process could do it without a disk, but the work belongs to the workers.
+        with pytest.raises(DiskSpaceError) as caught:
+            make_plan(problem(40_000, 10), cluster(disk_free_bytes=GIB))
+        assert "0 B" not in str(caught.value), "what is needed is that of the workers' plans"
+
+    def test_a_plan_without_data_is_priced_all_the_same(self):
+        plan = make_plan(problem(60_000, 10), machine(4 * GIB, disk_free_bytes=GIB, enforce_disk=False))
+        assert any("only 1 GiB of disk are free here" in reason for reason in plan.reasons)
+
+
+class TestExtremes:
+    def test_the_smallest(self):
+        for kernel in KERNELS:
+            for more in ({}, {"keeps_store": True}, {"tile": 1}):
+                plan = make_plan(problem(1, 1, kernel, **more), machine())
+                assert isinstance(plan, Plan) and str(plan)
+
+    @pytest.mark.parametrize("keeps_store", [False, True])
+    def test_more_rows_than_tiles_can_hold(self, keeps_store):
+        with pytest.raises(PlanError, match="Nothing was computed"):
+            make_plan(problem(50_000_000, 10, keeps_store=keeps_store), machine())
+
+    def test_far_too_many_tiles_are_refused_at_once(self):
+        with pytest.raises((PlanError, InputError), match="tile"):
+            make_plan(problem(2_000_000, 10, tile=500), machine())

@@ -1,0 +1,253 @@
+"""Tasks on real worker processes, one of which is killed."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.runtime import Progress, SerialExecutor, Task
+from dkrr.runtime.dask_executor import (
+    WINDOW_PER_THREAD,
+    DaskExecutor,
+    ambient_client,
+    check_folder_is_shared,
+    check_path_is_shared,
+    connect,
+    local_client,
+    worker_resources,
+)
+
+MEMORY = 400 * 2**20
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with local_client(2, MEMORY, str(tmp_path_factory.mktemp("scratch"))) as client:
+        yield client
+
+
+@pytest.fixture
+def executor(client):
+    return DaskExecutor(client)
+
+
+def square(meter, x):
+    meter.bytes_read += x
+    return x * x
+
+
+def note(meter, folder, name, needs):
+    """Leave a file, after checking that those before are there."""
+    missing = [other for other in needs if not (Path(folder) / other).exists()]
+    (Path(folder) / name).touch()
+    return missing
+
+
+def not_positive(meter, row):
+    raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
+
+
+def missing_file(meter):
+    raise StoreError("chunk c.0.0 is not there")
+
+
+def wait_for(meter, path):
+    deadline = time.monotonic() + 30
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def die_once(meter, marker):
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def die(meter):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TestExecutor:
+    def test_as_serial(self, executor):
+        tasks = [
+            Task(f"t{k}", square, (k,), (f"t{k - 1}",) if k % 3 else (), flops=k, priority=(-k,)) for k in range(12)
+        ]
+        record, expected = executor.run(tasks, Progress()), SerialExecutor().run(tasks, Progress())
+        assert record.values() == expected.values() == {f"t{k}": k * k for k in range(12)}
+        assert record.bytes_read == expected.bytes_read == 66
+        assert len(record.tasks) == 12 and record.peak_bytes > 0
+        assert str(os.getpid()) not in record.peak_bytes_by_worker, "the work is done elsewhere"
+
+    def test_nothing(self, executor):
+        assert executor.run([], Progress()).tasks == []
+
+    def test_dependencies(self, executor, tmp_path):
+        names = [f"{i}-{j}" for i in range(4) for j in range(4)]
+        needs = {
+            f"{i}-{j}": [f"{i}-{j - 1}"] * (j > 0) + [f"{i - 1}-{j}"] * (i > 0) for i in range(4) for j in range(4)
+        }
+        tasks = [Task(name, note, (str(tmp_path), name, needs[name]), tuple(needs[name])) for name in reversed(names)]
+        record = executor.run(tasks, Progress())
+        assert set(record.values()) == set(names)
+        assert not any(record.values().values()), "a task ran before one that it depends on"
+
+    def test_many_tasks_and_a_small_window(self, executor, client):
+        most, tasks = [0], [Task(f"t{k}", square, (k,)) for k in range(300)]
+        submit = client.submit
+
+        class Watch(Progress):
+            done = 0
+
+            def advance(self, flops):
+                self.done += 1
+
+        watch = Watch()
+
+        def counted(*args, **kwargs):
+            submitted[0] += 1
+            most[0] = max(most[0], submitted[0] - watch.done)
+            return submit(*args, **kwargs)
+
+        submitted = [0]
+        client.submit = counted
+        try:
+            record = executor.run(tasks, watch)
+        finally:
+            del client.submit
+        assert record.values() == {f"t{k}": k * k for k in range(300)}
+        assert most[0] <= WINDOW_PER_THREAD * 2
+        assert len(record.peak_bytes_by_worker) == 2, "both workers work"
+
+    def test_priority(self, executor, client, tmp_path):
+        # The list is in the wrong order; what is started first must be the small priorities.
+        tasks = [Task(f"p{k}", note, (str(tmp_path), f"p{k}", []), priority=(k,)) for k in reversed(range(30))]
+        record = executor.run(tasks, Progress())
+        started = [int(t.key[1:]) for t in sorted(record.tasks, key=lambda t: t.start)]
+        window = WINDOW_PER_THREAD * 2
+        assert all(abs(key - place) <= 2 * window for place, key in enumerate(started))
+
+    def test_nothing_stays_on_the_cluster(self, executor, client):
+        executor.run([Task(f"t{k}", square, (k,)) for k in range(10)], Progress())
+        assert client.futures == {}
+
+    def test_circle(self, executor):
+        with pytest.raises(ValueError, match="2 tasks wait for each other"):
+            executor.run([Task("a", square, (1,), ("b",)), Task("b", square, (1,), ("a",))], Progress())
+
+    def test_functions_of_the_main_module(self, executor):
+        offset = 7
+        assert executor.run([Task("a", lambda meter, x: x + offset, (1,))], Progress()).values() == {"a": 8}
+
+
+class TestErrors:
+    def test_raised_as_themselves(self, executor):
+        with pytest.raises(NotPositiveDefiniteError, match="the pivot of row 17 is not positive") as caught:
+            executor.run([Task("a", square, (2,)), Task("b", not_positive, (17,), ("a",))], Progress())
+        assert caught.value.row == 17
+        assert type(caught.value) is NotPositiveDefiniteError
+        with pytest.raises(StoreError, match=r"c\.0\.0"):
+            executor.run([Task("a", missing_file)], Progress())
+
+    def test_the_rest_does_not_run(self, executor, client, tmp_path):
+        tasks = [Task("bad", not_positive, (0,))]
+        tasks += [Task(f"t{k}", note, (str(tmp_path), f"t{k}", []), ("bad",)) for k in range(5)]
+        with pytest.raises(NotPositiveDefiniteError):
+            executor.run(tasks, Progress())
+        assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
+        assert list(tmp_path.iterdir()) == []
+        assert client.futures == {}
+
+    @pytest.mark.parametrize("error", [NotPositiveDefiniteError("m", 3), StoreError("m"), InputError("m")], ids=type)
+    def test_they_survive_pickling(self, error):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == "m" and vars(again) == vars(error)
+
+
+class TestKilledWorkers:
+    def test_once(self, executor, client, tmp_path):
+        tasks = [Task("first", square, (2,)), Task("killer", die_once, (str(tmp_path / "marker"),), ("first",))]
+        tasks += [Task(f"t{k}", square, (k,), ("killer",) if k % 2 else ("first",)) for k in range(20)]
+        record = executor.run(tasks, Progress())
+        assert (tmp_path / "marker").exists(), "nobody died, the test shows nothing"
+        assert record.values() == {"first": 4, "killer": "survived", **{f"t{k}": k * k for k in range(20)}}
+        client.wait_for_workers(2, timeout=30)
+
+    def test_again_and_again(self, executor, client):
+        with pytest.raises(DkrrError, match=r"ran task killer died \d times.*same store=.*memory_limit"):
+            executor.run([Task("killer", die)], Progress())
+        client.wait_for_workers(2, timeout=30)
+        assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
+
+
+class TestClients:
+    def test_workers_report(self, client):
+        client.wait_for_workers(2, timeout=30)
+        workers = worker_resources(client)
+        assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, MEMORY)] * 2
+
+    def test_a_client_of_dkrr_is_not_ambient(self, client):
+        assert ambient_client() is None
+        with Client(client.scheduler.address, set_as_default=True) as mine:
+            assert ambient_client() is mine
+        assert ambient_client() is None
+
+    def test_connect(self, client):
+        with connect(client.scheduler.address) as mine:
+            assert ambient_client() is mine
+
+    def test_shared_folder(self, client, tmp_path):
+        check_folder_is_shared(client, tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_blind_workers(self, client, tmp_path, monkeypatch):
+        # On one machine every worker sees every folder; the probe's answer is what is replaced.
+        monkeypatch.setattr(
+            client, "run", lambda function, path: {"tcp://far:1": False, "tcp://near:1": function(path)}
+        )
+        with pytest.raises(StoreError, match=f"workers tcp://far:1 do not see the store's folder {tmp_path}"):
+            check_folder_is_shared(client, tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(StoreError, match="tcp://far:1 do not see X"):
+            check_path_is_shared(client, tmp_path, "X")
+
+
+SCRIPT = """
+import sys
+import dask
+import numpy as np
+import dkrr
+
+print("the script begins", flush=True)
+rng = np.random.default_rng(0)
+X = rng.standard_normal((1200, 3))
+y = np.sin(X[:, 0])
+# So slow a machine that the work is not small: it goes to two workers.
+dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2})
+model = dkrr.KernelRidge(alpha=0.1, kernel=lambda A, B: np.exp(-((A[:, None] - B) ** 2).sum(axis=2)), tile=300,
+                         memory_limit="3GB").fit(X, y)
+workers = {t.worker for t in model.solve_result_.record.tasks}
+print(model.plan_.execution, len(workers), abs(model.predict(X[:5]) - y[:5]).max() < 0.2)
+"""
+
+
+def test_a_script_without_a_guard(tmp_path):
+    """Workers must not import the user's script, which would fit, and start workers, in each of them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the script begins", "dask 2 True"]

@@ -1,0 +1,107 @@
+"""Ordinary Zarr arrays: opening the user's, and the rows that dkrr writes."""
+
+import uuid
+
+import numpy as np
+import pytest
+import zarr
+from numpy.testing import assert_array_equal
+
+from dkrr.errors import StoreError
+from dkrr.tiles.arrays import (
+    CHUNK_BYTES,
+    array_url,
+    chunk_rows,
+    create_array,
+    create_group,
+    is_zarr_array,
+    open_array,
+    open_group,
+)
+
+
+@pytest.fixture(params=["path", "memory"])
+def place(request, tmp_path):
+    return str(tmp_path) if request.param == "path" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])
+def test_create_and_open(place, dtype):
+    data = (np.arange(21).reshape(7, 3) % 2).astype(dtype)
+    create_array(f"{place}/a", (7, 3), dtype, rows_per_chunk=2, attributes={"k": 1})[:] = data
+    found = open_array(f"{place}/a")
+    assert is_zarr_array(found) and not is_zarr_array(data)
+    assert (found.chunks, found.dtype, found.attrs["k"]) == ((2, 3), dtype, 1)
+    assert_array_equal(found[:], data)
+    with pytest.raises(ValueError, match="read.?only"):
+        found[0] = 0
+    open_array(f"{place}/a", "r+")[0] = 1
+    assert_array_equal(open_array(f"{place}/a")[0], [1, 1, 1])
+
+
+def test_create_replaces(place):
+    create_array(f"{place}/a", (7, 3), "float64")[:] = 1.0
+    create_array(f"{place}/a", (2,), "int32")[:] = 5
+    assert_array_equal(open_array(f"{place}/a")[:], [5, 5])
+
+
+@pytest.mark.parametrize("shape", [(0,), (5, 0), (1, 1)])
+def test_small_and_empty(place, shape):
+    assert create_array(f"{place}/a", shape, "float64")[...].shape == shape
+
+
+def test_chunk_rows():
+    assert chunk_rows((10**9, 13), "float32") == CHUNK_BYTES // (4 * 13)
+    assert chunk_rows((10**9, CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
+    assert chunk_rows((10**9,), "int8") == 2**20
+    assert create_array(f"memory://{uuid.uuid4().hex}", (10**7, 13), "float64").chunks == (CHUNK_BYTES // 104, 13)
+
+
+def test_groups(place):
+    create_group(f"{place}/g", {"dkrr": {"kind": "model"}})
+    assert open_group(f"{place}/g").attrs["dkrr"] == {"kind": "model"}
+
+
+def test_not_there(place):
+    for opener in (open_array, open_group):
+        with pytest.raises(StoreError, match=f"{place}/nothing"):
+            opener(f"{place}/nothing")
+
+
+def test_something_else(tmp_path):
+    zarr.create_group(tmp_path / "group")
+    zarr.create_array(tmp_path / "array", shape=(2,), dtype="f8")
+    (tmp_path / "file").write_text("mine")
+    for name in ("group", "file"):
+        with pytest.raises(StoreError, match=f"{name} is not a Zarr array"):
+            open_array(str(tmp_path / name))
+    for name in ("array", "file"):
+        with pytest.raises(StoreError, match=f"{name} is not a Zarr store"):
+            open_group(str(tmp_path / name))
+
+
+class TestArrayUrl:
+    """The path or URL of an open array, for another process: what opens there must be the same array."""
+
+    def test_local(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        whole = zarr.create_array("x.zarr", shape=(3,), dtype="f8")
+        inside = zarr.create_group("g.zarr").create_array("a/b", shape=(3,), dtype="f8")
+        whole[:], inside[:] = 1.0, 2.0
+        urls = array_url(whole), array_url(inside)
+        monkeypatch.chdir("/")  # where the other process may be
+        for url, value in zip(urls, (1.0, 2.0), strict=True):
+            assert_array_equal(open_array(url)[:], [value] * 3)
+
+    def test_of_this_process_only(self):
+        array = zarr.create_array(zarr.storage.MemoryStore(), shape=(3,), dtype="f8")
+        assert array_url(array) is None
+        store = zarr.storage.FsspecStore.from_url(f"memory://{uuid.uuid4().hex}")
+        assert array_url(zarr.create_array(store, shape=(3,), dtype="f8")) is None
+
+    def test_remote(self, tmp_path):
+        # A file system of fsspec stands in for an object store.
+        store = zarr.storage.FsspecStore.from_url(f"file://{tmp_path}", storage_options={"auto_mkdir": True})
+        array = zarr.create_group(store).create_array("a", shape=(3,), dtype="f8")
+        array[:] = 4.0
+        assert_array_equal(open_array(array_url(array))[:], [4.0] * 3)

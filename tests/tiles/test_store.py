@@ -1,0 +1,179 @@
+"""The store of a run belongs to one problem, and what is not ours is never touched."""
+
+import uuid
+
+import numpy as np
+import pytest
+import zarr
+from numpy.testing import assert_array_equal
+
+from dkrr.errors import StoreError
+from dkrr.tiles import ChunkedArray, RunStore
+from dkrr.tiles.store import FORMAT_VERSION, free_bytes
+
+PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
+LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_segments": 1}
+
+
+@pytest.fixture(params=["path", "memory"])
+def store(request, tmp_path):
+    return RunStore(str(tmp_path / "run") if request.param == "path" else f"memory://{uuid.uuid4().hex}/run")
+
+
+def claimed(store):
+    store.open()
+    store.claim(PROBLEM, LAYOUT)
+    return store
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+class TestClaim:
+    def test_nothing_there(self, store):
+        assert store.description() is None
+
+    def test_first(self, store):
+        claimed(store)
+        found = store.description()
+        assert found["fingerprint"] == PROBLEM
+        assert found["layout"] == LAYOUT
+        assert (found["kind"], found["format"]) == ("run", FORMAT_VERSION)
+
+    def test_an_open_store_belongs_to_nobody(self, store):
+        store.open()
+        store.open()
+        assert store.description()["fingerprint"] is None
+        claimed(store)
+        assert store.description()["fingerprint"] == PROBLEM
+
+    def test_again(self, store):
+        claimed(store)
+        before = store.description()
+        store.open()
+        # A tuple and a list are the same to JSON; the layout of the first run stays.
+        store.claim({**PROBLEM, "shape": (10, 3)}, {**LAYOUT, "tile": 7})
+        assert store.description() == before
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("X", "0000"), ("alpha", [2.0]), ("kernel", {"kernel": "rbf", "gamma": 0.2}), ("weights", "77ab")],
+    )
+    def test_mismatch_names_the_field(self, store, field, value):
+        claimed(store)
+        before = store.description()
+        with pytest.raises(StoreError, match="another problem") as caught:
+            store.claim({**PROBLEM, field: value}, LAYOUT)
+        message = str(caught.value)
+        assert f"{field}: here {value}, in the store {PROBLEM[field]}" in message
+        assert not any(f"{other}: here" in message for other in PROBLEM if other != field)
+        assert store.description() == before
+
+    def test_a_field_more_or_less_is_a_mismatch(self, store):
+        claimed(store)
+        with pytest.raises(StoreError, match="dtype: here float32, in the store None"):
+            store.claim({**PROBLEM, "dtype": "float32"}, LAYOUT)
+        with pytest.raises(StoreError, match="X: here None, in the store 9f2c"):
+            store.claim({k: v for k, v in PROBLEM.items() if k != "X"}, LAYOUT)
+
+    def test_vanished(self, store):
+        claimed(store)
+        store.delete()
+        with pytest.raises(StoreError, match="vanished"):
+            store.claim(PROBLEM, LAYOUT)
+
+    def test_an_empty_folder_is_taken(self, tmp_path):
+        claimed(RunStore(str(tmp_path)))
+        assert RunStore(str(tmp_path)).description()["layout"] == LAYOUT
+
+
+class TestForeign:
+    def make(self, what, path):
+        if what == "file":
+            path.write_text("mine")
+        elif what == "folder":
+            path.mkdir()
+            (path / "thesis.tex").write_text("mine")
+        elif what == "zarr group":
+            zarr.create_group(path, attributes={"mine": 1})
+        elif what == "zarr array":
+            zarr.create_array(path, shape=(3,), dtype="f8")[:] = 1.0
+        elif what == "broken":
+            path.mkdir()
+            (path / "zarr.json").write_text("{")
+        elif what == "model":
+            zarr.create_group(path, attributes={"dkrr": {"kind": "model", "format": 1}})
+        else:
+            zarr.create_group(path, attributes={"dkrr": {"kind": "run", "format": FORMAT_VERSION + 1}})
+
+    @pytest.mark.parametrize("what", ["file", "folder", "zarr group", "zarr array", "broken", "model", "later format"])
+    def test_refused_and_untouched(self, tmp_path, what):
+        path = tmp_path / "theirs"
+        self.make(what, path)
+        before = contents(tmp_path)
+        store = RunStore(str(path))
+        for action in (store.description, store.open, lambda: store.claim(PROBLEM, LAYOUT)):
+            with pytest.raises(StoreError, match=f"{path} .*Give another store="):
+                action()
+        assert contents(tmp_path) == before
+
+    def test_kind_and_format_are_named(self, tmp_path):
+        self.make("model", tmp_path / "m")
+        self.make("later format", tmp_path / "r")
+        with pytest.raises(StoreError, match="is a dkrr model of format 1, not a run"):
+            RunStore(str(tmp_path / "m")).description()
+        with pytest.raises(
+            StoreError, match=f"run of format {FORMAT_VERSION + 1}, not a run of format {FORMAT_VERSION}"
+        ):
+            RunStore(str(tmp_path / "r")).description()
+
+
+class TestContents:
+    def test_staged_rows(self, store):
+        claimed(store)
+        assert store.staged_rows() is None
+        store.set_staged_rows("rows-1")
+        assert store.staged_rows() == "rows-1"
+        assert store.description()["fingerprint"] == PROBLEM, "the rest of the description stays"
+        claimed(store)
+        assert store.staged_rows() == "rows-1"
+
+    def test_names(self):
+        assert RunStore("s3://bucket/run/").at("a/b") == "s3://bucket/run/a/b"
+
+    def test_delete_one_thing(self, store):
+        claimed(store)
+        for group in ("system-0", "system-1"):
+            store.create_group(group)
+            store.create_group(group)
+            ChunkedArray.create(store.at(f"{group}/x"), (4,), (2,)).fill(np.arange(4.0))
+        store.delete("system-0")
+        kept = ChunkedArray.open(store.at("system-1/x"))
+        assert_array_equal(kept.load(), np.arange(4.0))
+        with pytest.raises(StoreError):
+            ChunkedArray.open(store.at("system-0/x"))
+        assert store.description()["fingerprint"] == PROBLEM
+
+    def test_delete_everything(self, store):
+        claimed(store)
+        store.create_group("g")
+        store.delete()
+        assert store.description() is None
+        store.delete()  # nothing left to delete is no error
+
+    def test_the_store_is_one_zarr_hierarchy(self, store):
+        claimed(store)
+        store.create_group("system-0")
+        ChunkedArray.create(store.at("system-0/x"), (4,), (2,)).fill(np.arange(4.0))
+        from dkrr.tiles.chunks import zarr_store
+
+        group = zarr.open_group(zarr_store(store.url), mode="r")
+        assert_array_equal(group["system-0/x"][:], np.arange(4.0))
+
+
+def test_free_bytes(tmp_path):
+    free = free_bytes(str(tmp_path))
+    assert free == pytest.approx(free_bytes(str(tmp_path / "not" / "there" / "yet")), rel=0.2)
+    assert free > 0
+    assert free_bytes("s3://bucket/run") is None
