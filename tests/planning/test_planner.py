@@ -172,7 +172,7 @@ class TestPlace:
 
 
 class TestEveryPlan:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(problems(), machines())
     def test_invariants(self, what, where):
         try:
@@ -257,7 +257,7 @@ def named_bytes(message):
 
 
 class TestMemoryRefused:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(problems(), st.integers(1, 6), st.sampled_from([50, 170, 400, 900]))
     def test_the_named_limit_works_and_less_does_not(self, what, workers, limit):
         message = refusal(what, machine(limit * MIB, workers))
@@ -270,7 +270,7 @@ class TestMemoryRefused:
         with pytest.raises(MemoryLimitError):
             make_plan(what, machine(int(0.98 * exact), workers))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(problems(), st.integers(1, 6), st.integers(1, 3), st.sampled_from([50, 200, 500]), st.booleans())
     def test_the_named_limit_of_a_worker(self, what, workers, threads, limit, slow):
         # On a slow machine no work is small enough for the calling process.
@@ -289,6 +289,20 @@ class TestMemoryRefused:
         with pytest.raises(MemoryLimitError, match="a worker of the Dask client has 256 MiB") as caught:
             make_plan(problem(30_000, 10), cluster(256 * MIB, local_limit_bytes=64 * GIB, disk_free_bytes=100 * GIB))
         assert "0 B" not in str(caught.value)
+
+    def test_the_machines_own_memory(self):
+        with pytest.raises(MemoryLimitError, match="the memory of this machine is 200 MiB"):
+            make_plan(problem(10_000, 10), machine(200 * MIB, limit_is_given=False))
+
+    def test_it_is_a_plan_error_and_says_that_nothing_was_done(self):
+        with pytest.raises(PlanError, match="Nothing was computed"):
+            make_plan(problem(10_000, 10), machine(100 * MIB))
+
+    def test_a_calling_process_that_holds_little_and_tiles_that_were_asked_for(self):
+        # The serial way needs least and is the one that is named: it must then be taken.
+        what, small = problem(50_000, 10, tile=500), {"local_baseline_bytes": 60 * MIB}
+        exact, _ = named_bytes(refusal(what, machine(90 * MIB, **small)))
+        assert make_plan(what, machine(exact, **small)).execution == "serial"
 
 
 class TestDiskRefused:
@@ -334,6 +348,12 @@ class TestExtremes:
     def test_more_rows_than_tiles_can_hold(self, keeps_store):
         with pytest.raises(PlanError, match="Nothing was computed"):
             make_plan(problem(50_000_000, 10, keeps_store=keeps_store), machine())
+
+    @pytest.mark.parametrize("keeps_store", [False, True])
+    def test_more_features_than_tiles_can_hold(self, keeps_store):
+        # In memory the normal matrix of 4,507,503 features would take 148 TiB; a store asks for tiles.
+        with pytest.raises(PlanError, match="Nothing was computed"):
+            make_plan(problem(10, 3001, "poly", form="primal", keeps_store=keeps_store), machine())
 
     def test_far_too_many_tiles_are_refused_at_once(self):
         with pytest.raises((PlanError, InputError), match="tile"):
