@@ -1,5 +1,6 @@
 """Bytes and seconds as people write them."""
 
+import math
 import re
 from typing import Any
 
@@ -66,6 +67,8 @@ def format_bytes(n_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Write a duration with the two units that matter: ``850 ms``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 59.95:

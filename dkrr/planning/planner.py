@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NoReturn
 
-from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
+from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.planning.candidates import MAX_TILES_A_SIDE, TILES, dual_in_memory, primal_in_memory, tiled
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
@@ -99,6 +99,13 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
     """Forms that are possible, and why the others are not."""
     dimension, forms, reasons = problem.dimension, list[Form](), list[str]()
     wanted = problem.form or (problem.layout.form if problem.layout else None)
+    if problem.layout is not None and (
+        wanted != problem.layout.form or (problem.layout.form == "primal" and dimension is None)
+    ):
+        raise StoreError(
+            f"the store holds a run in {problem.layout.form} form, which this problem does not have or was not asked "
+            f"for; give form='auto' or another store="
+        )
     if wanted == "primal" and dimension is None:
         raise InputError(
             f"form='primal' needs a kernel with a finite feature map; "
@@ -136,10 +143,10 @@ def _checked(c: Candidate, resources: Resources) -> Candidate:
 def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources) -> NoReturn:
     """Say what is short: disk if memory would do, else memory."""
     possible = [c for c in candidates if c.refused != NOT_SMALL]
-    if not any(c.execution != "memory" for c in possible) and problem.n > MAX_TILES_A_SIDE * TILES[-1]:
+    if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         raise PlanError(
-            f"n = {problem.n:,} rows are too many for a factorisation in the dual form: even tiles of {TILES[-1]:,} "
-            f"would be more than {MAX_TILES_A_SIDE} a side. Nothing was computed"
+            f"the matrix is too large for a factorisation: even tiles of {TILES[-1]:,} rows would be more than "
+            f"{MAX_TILES_A_SIDE} a side (n = {problem.n:,}, D = {problem.dimension or 'infinite'}). Nothing was computed"
         )
     in_memory = [c for c in possible if c.peak_bytes <= _usable_bytes(c, resources)]
     if in_memory:
@@ -233,7 +240,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         reasons.append(
             f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
         )
-    if p.tile is not None:
+    if p.tile is not None and p.layout is None:
         reasons.append(f"tile={p.tile} was asked for")
     elif chosen.execution != "memory" and p.layout is None:
         reasons.append(

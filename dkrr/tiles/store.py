@@ -33,8 +33,8 @@ class RunStore:
             If something else is here.
         """
         if self.description() is None:
-            group = zarr.create_group(zarr_store(self.url))
-            group.attrs["dkrr"] = {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}
+            attributes = {"dkrr": {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}}
+            zarr.create_group(zarr_store(self.url), attributes=attributes)
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any]) -> None:
         """Take the open store for the problem with this fingerprint, or go on with the run of it that is here.

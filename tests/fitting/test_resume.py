@@ -89,3 +89,17 @@ def test_every_alpha_has_its_factor_in_a_kept_store(tmp_path):
     assert (store / "system-0" / "factor").is_dir() and (store / "system-1" / "factor").is_dir()
     again = KernelRidge(kernel="rbf", alpha=[0.1, 0.2], tile=100, store=str(store)).fit(X, y)
     assert np.array_equal(again.dual_coef_, model.dual_coef_)
+
+
+def test_a_store_keeps_its_form_and_its_tiles(tmp_path):
+    X, y = problem(60, 4)
+    store = str(tmp_path / "run.zarr")
+    KernelRidge(form="dual", tile=20, store=store).fit(X, y)
+    with pytest.raises(StoreError, match="a run in dual form"):
+        KernelRidge(form="primal", tile=20, store=store).fit(X, y)
+    again = KernelRidge(tile=30, store=store).fit(X, y)
+    assert again.plan_.chosen.tile == 20 and "tile=30" not in str(again.plan_)
+    other = str(tmp_path / "other.zarr")
+    KernelRidge(form="primal", store=other).fit(X, y)
+    with pytest.raises(StoreError, match="a run in primal form"):
+        KernelRidge(kernel="rbf", store=other).fit(X, y)
