@@ -1,15 +1,20 @@
 """The Gram matrix as a lazy Dask array."""
 
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 
 from dkrr.errors import InputError
+from dkrr.fitting.workspace import Workspace, absolute_url, dask_executor
 from dkrr.kernels import Kernel, as_kernel
-from dkrr.linalg.sources import fill_gram
+from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
+from dkrr.machine import ambient_client
 from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
 from dkrr.rows.checks import check_finite
+from dkrr.runtime import Executor, Progress, SerialExecutor, Task
+from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block: 32 MiB."""
@@ -26,6 +31,7 @@ def gram(
     coef0: float = 1,
     kernel_params: dict[str, Any] | None = None,
     dtype: Any = np.float64,
+    store: str | Path | None = None,
 ) -> Any:
     """Gram matrix K, Kᵢⱼ = k(xᵢ, yⱼ), as a lazy Dask array that is built block by block.
 
@@ -42,6 +48,10 @@ def gram(
         Of a kernel given by name, as in KernelRidge.
     dtype : dtype
         float64, or float32 if asked for: then the arithmetic is float32 too.
+    store : str or Path, optional
+        Path or URL of a Zarr store. The matrix (Y must be None) is then computed now, its lower triangle kept there in
+        tiles by the workers of the ambient Dask client, or in this process, and the array that is returned reads them.
+        Tiles that are there from an earlier call are kept.
 
     Returns
     -------
@@ -51,6 +61,8 @@ def gram(
     ------
     InputError
         If shapes or types do not fit.
+    StoreError
+        If the store belongs to something else.
 
     Examples
     --------
@@ -69,6 +81,10 @@ def gram(
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel='precomputed' has no Gram matrix to compute: X is it")
+    if store is not None:
+        if Y is not None or isinstance(chunks, tuple) or np.dtype(dtype) != np.float64:
+            raise InputError("store= keeps a symmetric matrix: give Y=None, one number as chunks, and dtype float64")
+        return _stored(left, value, str(store), chunks or DEFAULT_CHUNK_ROWS)
     heights = chunks if isinstance(chunks, tuple) else (chunks or DEFAULT_CHUNK_ROWS,) * 2
     cuts = tuple(
         tuple(min(h, n - k) for k in range(0, n, h))
@@ -88,6 +104,27 @@ def gram(
         dtype=dtype,
         meta=np.empty((0, 0), dtype),
     )
+
+
+def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
+    """Lower triangle in tiles, as a lazy symmetric array."""
+    executor: Executor = SerialExecutor()
+    client = ambient_client()
+    if client is not None:
+        executor = dask_executor().DaskExecutor(client)
+    work = Workspace(RunStore(absolute_url(url)), executor, client, Progress(), None, True, slots=4)
+    work.store.open()
+    grid = TileGrid(rows.shape[0], min(tile, rows.shape[0]), min(tile, rows.shape[0]))
+
+    def fingerprint(digest: str) -> dict[str, Any]:
+        return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
+
+    source = GramTiles(kernel, work.share(rows, fingerprint, {"form": "gram", "tile": grid.tile}, grid.tile))
+    matrix = TiledMatrix.create(work.store.at("gram"), grid)
+    done = matrix.complete_tiles()
+    tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]
+    work.run("Gram matrix", tasks)
+    return matrix.as_dask(symmetric=True)
 
 
 def _blocks(rows: Rows, heights: tuple[int, ...]) -> Any:

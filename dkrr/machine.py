@@ -57,7 +57,7 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
         "limit_is_given": limit_bytes is not None,
         "rates": configured_rates(),
     }
-    client = _ambient_client() if workers is None else None
+    client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
     n_workers = workers or setting("local.workers") or len(os.sched_getaffinity(0))
@@ -99,12 +99,13 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     )
 
 
-def _ambient_client() -> Any:
+def ambient_client() -> Any:
+    """Return the client that the user has made, if any."""
     if "distributed" not in sys.modules:  # then nobody can have made a client, and the import is slow
         return None
-    from dkrr.runtime.dask_executor import ambient_client
+    from dkrr.runtime import dask_executor
 
-    return ambient_client()
+    return dask_executor.ambient_client()
 
 
 def available_bytes() -> int:

@@ -20,8 +20,8 @@ LEVELS = [
     {"solvers"},
     {"planning"},
     {"machine", "model"},
-    {"requests", "fitting", "prediction", "gram_matrix"},
-    {"estimators", "preload"},
+    {"requests", "fitting", "prediction"},
+    {"estimators", "gram_matrix", "preload"},
     {"persistence"},
     {"cli"},
 ]

@@ -32,7 +32,7 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     NotPositiveDefiniteError
         Naming λ and the row of the failing pivot.
     """
-    rows = work.share(data, plan)
+    rows = _share(data, plan, work, plan.chosen.panel)
     grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.panel)
     scale, means = data.dual_scale(), data.target_means()
     work.store.create_group("weights")
@@ -53,6 +53,12 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
         coef[:, columns], b = data.dual_coefficients(beta)
         intercept[columns] += b
     return DualSolution(coef, intercept, rows, max(residuals))
+
+
+def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
+    c = plan.chosen
+    layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": c.segment, "row_parts": c.row_parts}
+    return work.share(data.rows, data.fingerprint, layout, rows_per_chunk)
 
 
 def _solve(
@@ -107,7 +113,7 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
     """
     phi = data.feature_map
     assert phi is not None
-    rows, chosen = work.share(data, plan), plan.chosen
+    rows, chosen = _share(data, plan, work, plan.chosen.row_block), plan.chosen
     grid = TileGrid(phi.dimension(rows.shape[1]), chosen.tile, chosen.panel)
     by_rows = TileGrid(data.n, chosen.row_block, chosen.row_block)
     means, n_targets = data.target_means(), data.targets.shape[1]

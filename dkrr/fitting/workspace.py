@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from dkrr.config import setting
-from dkrr.fitting.data import TrainingData
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
@@ -75,24 +74,36 @@ class Workspace:
         """Stored lower triangle."""
         return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid)
 
-    def share(self, data: TrainingData, plan: Plan) -> Rows:
+    def share(
+        self, rows: Rows, fingerprint: Callable[[str], dict[str, Any]], layout: dict[str, Any], rows_per_chunk: int
+    ) -> Rows:
         """Check the rows, claim the store for this problem, and give rows that every worker can read.
+
+        Parameters
+        ----------
+        rows : Rows
+        fingerprint : callable
+            From the checksum of the rows to what must be the same for a run to go on.
+        layout : dict
+            How the run cuts its matrix.
+        rows_per_chunk : int
+            Of a copy in the store: where tiles and segments of rows begin at multiples of it, reads waste nothing.
 
         Raises
         ------
         InputError
             If the rows hold NaN or infinity.
         StoreError
-            If the store belongs to something else.
+            If the store belongs to something else, or some worker does not see X.
         """
-        rows, name = data.rows, None
+        name = None
         url = getattr(rows, "url", None)
         if self.client is not None and url is not None and (path := local_path(url)) is not None:
             dask_executor().check_path_is_shared(self.client, path, f"X at {url}")
         if isinstance(rows, DaskRows):
             # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
             name = f"rows-{uuid.uuid4().hex[:8]}"
-            rows = self._stage(rows, name, plan)
+            rows = self._stage(rows, name, rows_per_chunk)
         executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
         tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
         with self.progress.stage("checking X", sum(t.flops for t in tasks)):
@@ -100,10 +111,8 @@ class Workspace:
         if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
             self.record.add(scanned)
         digests = [t.value for t in sorted(scanned.tasks, key=lambda t: int(t.key.rsplit("-", 1)[1]))]
-        c = plan.chosen
-        layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": c.segment, "row_parts": c.row_parts}
         try:
-            self.store.claim(data.fingerprint(combine(digests)), layout)
+            self.store.claim(fingerprint(combine(digests)), layout)
         except BaseException:
             if name is not None:
                 self.store.delete(name)
@@ -119,22 +128,20 @@ class Workspace:
         if name is None:
             name = "rows"
             self.store.delete(name)  # a copy that was never finished
-            rows = self._stage(rows, name, plan)
+            rows = self._stage(rows, name, rows_per_chunk)
         self.store.set_staged_rows(name)
         return rows
 
-    def _stage(self, rows: Rows, name: str, plan: Plan) -> Rows:
-        # Tiles begin at multiples of a strip, segments of rows at multiples of a block.
-        height = plan.chosen.panel if plan.form == "dual" else plan.chosen.row_block
+    def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
         with self.progress.stage("copying X", 1.0):
-            return stage(rows, self.store.at(name), height, self.client)
+            return stage(rows, self.store.at(name), rows_per_chunk, self.client)
 
 
 @contextmanager
 def open_workspace(plan: Plan, store: str | None, progress: Progress) -> Iterator[Workspace]:
     """Open the store and start (or find) the workers that a plan wants."""
     temporary = TemporaryFolder() if store is None else None
-    run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else _absolute(store or ""))
+    run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else absolute_url(store or ""))
     try:
         run_store.open()
         with _executor(plan, run_store) as (executor, client):
@@ -151,7 +158,8 @@ def dask_executor() -> ModuleType:
     return import_module("dkrr.runtime.dask_executor")
 
 
-def _absolute(url: str) -> str:
+def absolute_url(url: str) -> str:
+    """URL that means the same in another process."""
     # Workers may have another current directory.
     path = local_path(url)
     return url if path is None else str(path.absolute())

@@ -145,8 +145,8 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
     possible = [c for c in candidates if c.refused != NOT_SMALL]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         raise PlanError(
-            f"the matrix is too large for a factorisation: even tiles of {TILES[-1]:,} rows would be more "
-            f"than {MAX_TILES_A_SIDE} a side (n = {problem.n:,}, D = {problem.dimension or 'infinite'}). Nothing was computed"
+            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {problem.dimension or 'infinite'}): "
+            f"even tiles of {TILES[-1]:,} rows would be more than {MAX_TILES_A_SIDE} a side. Nothing was computed"
         )
     in_memory = [c for c in possible if c.peak_bytes <= _usable_bytes(c, resources)]
     if in_memory:
