@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +39,6 @@ from benchmarks.machine import (
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peer
 from dkrr.config import setting
 from dkrr.errors import DkrrError
-from dkrr.linalg.cholesky import cholesky_cost
-from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning import Plan
 from dkrr.runtime import TaskRecord
 from dkrr.runtime.dask_executor import local_client
@@ -215,11 +213,13 @@ def _workers(settings: Settings) -> Iterator[Any]:
 @contextmanager
 def _planner(settings: Settings) -> Iterator[None]:
     """The planner with the number of workers set, and perhaps with nothing too small for them."""
-    nothing_is_small = mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0)
-    with (
-        dask.config.set({"dkrr.local.workers": settings.workers}),
-        nothing_is_small if settings.force_workers else nullcontext(),
-    ):
+    values: dict[str, Any] = {"dkrr.local.workers": settings.workers}
+    with ExitStack() as stack:
+        if settings.force_workers:
+            values["dkrr.rates.cluster-start-seconds"] = 0.0
+            stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))
+            stack.enter_context(mock.patch("dkrr.planning.candidates.CHAIN_SECONDS", 0.0))
+        stack.enter_context(dask.config.set(values))
         yield
 
 
@@ -231,7 +231,6 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
     last = max((task.start + task.seconds for task in tasks), default=fit.started)
     on_tiles = chosen.execution != "memory"
     grid = TileGrid(settings.n, chosen.tile, chosen.panel)
-    model = cholesky_cost(grid, 1, chosen.segment) + substitution_cost(grid, 1) if on_tiles else None
     peaks = result.record.peak_bytes_by_worker if on_tiles else {"caller": result.peak_bytes}
     return {
         "seconds": fit.seconds,
@@ -258,10 +257,9 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
         },
         "store": {
             "read_bytes": result.bytes_read,
-            "read_bytes_model": model.read_bytes if model else 0.0,
-            "read_bytes_plan": chosen.read_bytes,
+            "read_bytes_model": chosen.read_bytes,
             "written_bytes": result.bytes_written,
-            "written_bytes_model": model.written_bytes if model else 0.0,
+            "written_bytes_model": chosen.written_bytes,
             "written_bytes_plan": chosen.written_bytes,
         },
         "before_first_task_seconds": first - fit.started,
