@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.fitting.workspace import Workspace, absolute_url, dask_executor
+from dkrr.fitting.workspace import Workspace, absolute_url, check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
@@ -81,6 +82,9 @@ def gram(
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel='precomputed' has no Gram matrix to compute: X is it")
+    sizes = chunks if isinstance(chunks, tuple) else (chunks,)
+    if any(c is not None and c < 1 for c in sizes):
+        raise InputError(f"chunks={chunks!r} must be whole numbers of rows and columns, at least 1, or None")
     if store is not None:
         if Y is not None or isinstance(chunks, tuple) or np.dtype(dtype) != np.float64:
             raise InputError("store= keeps a symmetric matrix: give Y=None, one number as chunks, and dtype float64")
@@ -90,8 +94,8 @@ def gram(
         tuple(min(h, n - k) for k in range(0, n, h))
         for n, h in zip((left.shape[0], right.shape[0]), heights, strict=True)
     )
-    x = _blocks(left, cuts[0])
-    y = x if Y is None and cuts[0] == cuts[1] else _blocks(right, cuts[1])
+    x = _blocks(left, cuts[0], "X")
+    y = x if Y is None and cuts[0] == cuts[1] else _blocks(right, cuts[1], "Y")
     return da.blockwise(
         _block,
         "ij",
@@ -112,7 +116,9 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
     client = ambient_client()
     if client is not None:
         executor = dask_executor().DaskExecutor(client)
-    work = Workspace(RunStore(absolute_url(url)), executor, client, Progress(), None, True, slots=4)
+        check_store_is_shared(client, absolute_url(url))
+    slots = 1 if client is None else sum(client.nthreads().values())
+    work = Workspace(RunStore(absolute_url(url)), executor, client, Progress(), None, True, slots)
     work.store.open()
     grid = TileGrid(rows.shape[0], min(tile, rows.shape[0]), min(tile, rows.shape[0]))
 
@@ -127,42 +133,48 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
     return matrix.as_dask(symmetric=True)
 
 
-def _blocks(rows: Rows, heights: tuple[int, ...]) -> Any:
-    """Blocks of rows as a one-dimensional Dask array of matrices: its chunks say how many rows each has."""
+def _blocks(rows: Rows, heights: tuple[int, ...], name: str) -> Any:
+    """Blocks of rows, checked, as a one-dimensional Dask array of matrices: its chunks say how many rows each has."""
     if isinstance(rows, DaskRows):
         # Blocks with all columns; the trailing dimension is dropped from the index, not from the block.
         x = rows.array.rechunk((heights, -1))
-        return x.map_blocks(_same, drop_axis=1, dtype=rows.dtype, meta=np.empty(0, rows.dtype))
+        starts = [sum(heights[:k]) for k in range(len(heights))]
+        return x.map_blocks(_checked, starts, name, drop_axis=1, dtype=rows.dtype, meta=np.empty(0, rows.dtype))
     starts = [sum(heights[:k]) for k in range(len(heights))]
     if isinstance(rows, MemoryRows):
-        import dask
-
-        parts = [dask.delayed(rows.read(s, s + h), traverse=False) for s, h in zip(starts, heights, strict=True)]
-        arrays = [
-            da.from_delayed(p, (h,), dtype=rows.dtype, meta=np.empty(0, rows.dtype))
-            for p, h in zip(parts, heights, strict=True)
+        parts = [
+            da.from_delayed(
+                dask.delayed(_finite(rows.read(s, s + h), name, s), traverse=False),
+                (h,),
+                dtype=rows.dtype,
+                meta=np.empty(0, rows.dtype),
+            )
+            for s, h in zip(starts, heights, strict=True)
         ]
-        return da.concatenate(arrays)
+        return da.concatenate(parts)
     return da.map_blocks(
-        _read, rows, starts, heights, chunks=(heights,), dtype=rows.dtype, meta=np.empty(0, rows.dtype)
+        _read, rows, starts, heights, name, chunks=(heights,), dtype=rows.dtype, meta=np.empty(0, rows.dtype)
     )
 
 
-def _same(block: Any) -> Any:
+def _finite(block: Any, name: str, start: int) -> Any:
+    check_finite(block, name, start)
     return block
 
 
-def _read(rows: Rows, starts: list[int], heights: tuple[int, ...], block_info: Any = None) -> Any:
+def _checked(block: Any, starts: list[int], name: str, block_info: Any = None) -> Any:
+    return _finite(block, name, starts[block_info[0]["chunk-location"][0]])
+
+
+def _read(rows: Rows, starts: list[int], heights: tuple[int, ...], name: str, block_info: Any = None) -> Any:
     (k,) = block_info[None]["chunk-location"]
-    return rows.read(starts[k], starts[k] + heights[k])
+    return _finite(rows.read(starts[k], starts[k] + heights[k]), name, starts[k])
 
 
 def _block(x: Any, y: Any, kernel: Kernel, out_dtype: Any) -> Any:
-    check_finite(x, "X")
     out = np.empty((x.shape[0], y.shape[0]), out_dtype)
     if x is y:
         kernel(x, out=out)
     else:
-        check_finite(y, "Y")
         fill_gram(kernel, x, y, out)
     return out

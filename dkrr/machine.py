@@ -47,8 +47,10 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
     process = psutil.Process().memory_info().rss
-    available = int(AVAILABLE_FRACTION * (available_bytes() + process))
-    local_limit = available if limit_bytes is None else limit_bytes
+    available = available_bytes()
+    # What this process holds already is part of its own limit, but not there for workers.
+    local_limit = int(AVAILABLE_FRACTION * (available + process)) if limit_bytes is None else limit_bytes
+    workers_limit = int(AVAILABLE_FRACTION * available) if limit_bytes is None else limit_bytes
     common: dict[str, Any] = {
         "local_threads": len(os.sched_getaffinity(0)),
         "local_limit_bytes": local_limit,
@@ -60,13 +62,14 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
-    n_workers = workers or setting("local.workers") or len(os.sched_getaffinity(0))
+    n_workers = setting("local.workers") if workers is None else workers
+    n_workers = len(os.sched_getaffinity(0)) if n_workers is None else n_workers
     if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
         raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
-        worker_limit_bytes=local_limit // n_workers,
+        worker_limit_bytes=workers_limit // n_workers,
         worker_baseline_bytes=WORKER_BASELINE_BYTES,
         usable_fraction=LOCAL_FRACTION,
         **common,

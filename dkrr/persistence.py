@@ -1,5 +1,6 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
+import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -56,7 +57,12 @@ def save(model: KernelRidge, path: str | Path) -> None:
     local = local_path(url)
     if local is not None and local.exists():
         raise InputError(f"{url} exists already; delete it or give another path")
-    create_group(url, {})
+    parameters = {name: _plain(getattr(model, name)) for name in _PARAMETERS}
+    json.dumps([parameters, fitted.kernel.to_dict()])  # what cannot be described is found before anything is written
+    try:
+        create_group(url, {})
+    except (ValueError, OSError) as error:
+        raise InputError(f"cannot create {url}: {error}") from error
     arrays = {
         "intercept": fitted.intercept,
         "coef": fitted.coef,
@@ -68,7 +74,6 @@ def save(model: KernelRidge, path: str | Path) -> None:
             create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
     if fitted.rows is not None:
         write_rows(fitted.rows, f"{url}/rows")
-    parameters = {name: _plain(getattr(model, name)) for name in _PARAMETERS}
     # The description is written last: a model without it was never finished.
     _describe(
         url,
@@ -130,7 +135,9 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
         arrays = {name: np.asarray(open_array(f"{url}/{name}")[...]) for name in found["arrays"]}
         feature_map = None if found["feature_map"] is None else feature_map_from_dict(found["feature_map"])
         rows = _rows(f"{url}/rows", found["rows"])
-        model = KernelRidge(kernel=value, **{**found["parameters"], "gamma": None})
+        # The kernel value carries what gamma, degree and coef0 said.
+        settings = {k: v for k, v in found["parameters"].items() if k not in ("gamma", "degree", "coef0")}
+        model = KernelRidge(kernel=value, **settings)
         coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
         fitted = FittedRidge(
             kernel=value,
@@ -143,7 +150,7 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
         )
         _check(fitted)
         model._take(fitted, dual_coef, is_vector=bool(found["vector"]))
-    except (KeyError, TypeError, AssertionError) as error:
+    except (KeyError, TypeError) as error:
         raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
     model.n_features_in_ = fitted.n_features
     if found["feature_names"] is not None:
@@ -187,12 +194,14 @@ def _rows(url: str, kind: str | None) -> Rows | None:
 def _check(fitted: FittedRidge) -> None:
     t = fitted.n_targets
     if fitted.coef is not None:
-        assert fitted.feature_map is not None, "feature map"
-        assert fitted.coef.shape == (fitted.feature_map.dimension(fitted.n_features), t), "shape of coef"
+        found = fitted.coef.shape
+        expected = (0 if fitted.feature_map is None else fitted.feature_map.dimension(fitted.n_features), t)
     else:
-        assert fitted.dual_coef is not None, "dual_coef"
+        found = () if fitted.dual_coef is None else fitted.dual_coef.shape
         n = fitted.n_features if fitted.kernel.is_precomputed else fitted.rows.shape[0] if fitted.rows else -1
-        assert fitted.dual_coef.shape == (n, t), "shape of dual_coef"
+        expected = (n, t)
+    if found != expected:
+        raise KeyError(f"coefficients of shape {found}, expected {expected}")
 
 
 def _callables(description: Any, function: Any) -> dict[str, Any]:
@@ -207,6 +216,6 @@ def _callables(description: Any, function: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, str | None):
+        return value
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else np.asarray(value).tolist()

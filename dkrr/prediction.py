@@ -1,7 +1,9 @@
 """Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
 
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -129,14 +131,24 @@ def _lazy(model: FittedRidge, rows: Rows) -> Any:
         )
     else:
         return predict_in_memory(model, rows)
-    return da.map_blocks(
+    starts = np.concatenate([[0], np.cumsum(x.chunks[0])[:-1]])
+    lazy = da.map_blocks(
         _predict_checked,
         x,
-        model=model,
+        # Its temporary folder stays here: the array below owns it too.
+        model=replace(model, keep_alive=None),
+        starts=starts,
         chunks=(x.chunks[0], (model.n_targets,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
     )
+    if model.keep_alive is not None:
+        weakref.finalize(lazy, _let_go, model.keep_alive)
+    return lazy
+
+
+def _let_go(owner: Any) -> None:
+    """Hold the owner of a temporary folder for as long as an array that reads it."""
 
 
 def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
@@ -144,6 +156,6 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
     return rows.read(start, min(start + height, rows.shape[0]))
 
 
-def _predict_checked(x: Any, model: FittedRidge) -> NDArray[np.float64]:
-    check_finite(x, "X")
+def _predict_checked(x: Any, model: FittedRidge, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+    check_finite(x, "X", int(starts[block_info[0]["chunk-location"][0]]))
     return predict_in_memory(model, MemoryRows(x))

@@ -119,6 +119,8 @@ def stored_layout(store: str) -> Layout | None:
     found = RunStore(store).description()
     if found is None or found["fingerprint"] is None:
         return None
+    if found["layout"].get("form") not in get_args(Form):
+        raise StoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
         return Layout(**found["layout"])
     except TypeError as error:

@@ -68,6 +68,10 @@ def test_bad_input(data):
     with pytest.raises(InputError, match="symmetric"):
         dkrr.gram(data.X, data.X_new, store="somewhere")
     X = data.X.copy()
-    X[0, 0] = np.nan
-    with pytest.raises(InputError, match="NaN"):
-        dkrr.gram(X, kernel="rbf").compute()
+    X[107, 2] = np.nan
+    for given in (X, da.from_array(X, chunks=50)):
+        with pytest.raises(InputError, match="NaN.*row 107, column 2"):
+            dkrr.gram(given, kernel="rbf", chunks=40).compute()
+    for chunks in (0, -1, (5, 0)):
+        with pytest.raises(InputError, match="chunks"):
+            dkrr.gram(data.X, chunks=chunks)

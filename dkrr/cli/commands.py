@@ -124,6 +124,8 @@ def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, 
     with _readable_errors(), _cluster(scheduler):
         if "://" not in out_path and Path(out_path).exists():
             raise InputError(f"--out {out_path} exists already; delete it or give another path")
+        if not out_path.endswith((".zarr", ".npy")):
+            raise InputError(f"--out {out_path} must end in .zarr or .npy")
         model = library.load(model_path)
         predictions = model.predict(open_path(x_path))
         write_predictions(predictions, out_path)

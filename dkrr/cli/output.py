@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.errors import InputError
 from dkrr.tiles.arrays import chunk_rows, create_array
 from dkrr.units import format_bytes, format_seconds
 
@@ -64,10 +63,8 @@ def write_predictions(predictions: Any, path: str) -> None:
     blocks = _blocks(predictions)
     if path.endswith(".npy"):
         out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=predictions.shape)
-    elif path.endswith(".zarr"):
-        out = create_array(path, predictions.shape, np.float64, chunk_rows(predictions.shape, np.float64))
     else:
-        raise InputError(f"--out {path} must end in .zarr or .npy")
+        out = create_array(path, predictions.shape, np.float64, chunk_rows(predictions.shape, np.float64))
     for start, stop in blocks:
         part = predictions[start:stop]
         out[start:stop] = part.compute() if hasattr(part, "compute") else part

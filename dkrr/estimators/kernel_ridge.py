@@ -185,7 +185,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             n_targets=columns.shape[1],
             alphas=tuple(np.unique(alphas).tolist()),
             fit_intercept=bool(self.fit_intercept),
-            weighted=weights is not None,
+            n_counting=None if weights is None else int(np.count_nonzero(weights)),
             form=form,
             tile=tile,
         )
@@ -251,8 +251,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
                 y_numeric=True,
                 ensure_all_finite=False,
             )
-        elif y is None:
-            raise InputError("y is None; give the targets")
+        else:
+            if y is None:
+                raise InputError("y is None; give the targets")
+            self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         targets = load_array(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,9 @@ def fit(
     start = time.perf_counter()
     solution: DualSolution | PrimalSolution
     record, owner = RunRecord(), None
-    if plan.execution == "memory":
+    if plan.execution != "dask":
         reset_peak()
+    if plan.execution == "memory":
         with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
             solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
         peak = peak_resident_bytes()
@@ -70,8 +72,9 @@ def fit(
         bytes_read=record.bytes_read,
         bytes_written=record.bytes_written,
         peak_bytes=peak,
-        seconds_by_kind=record.seconds_by_kind(),
-        record=record,
+        seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
+        # What the tasks returned has been used, and may be large.
+        record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )
     if result.status is Status.INACCURATE:
         warnings.warn(

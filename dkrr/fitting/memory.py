@@ -47,8 +47,11 @@ def fit_dual(data: TrainingData) -> DualSolution:
 def _matrix(data: TrainingData, rows: Rows, scale: Array | None) -> Array:
     if not data.kernel.is_precomputed:
         return dense_gram(data.kernel, rows, scale)
-    matrix = np.array(data.kernel(dense(rows.read(0, data.n))), np.float64, order="C")  # checks symmetry
-    return matrix if scale is None else matrix * scale[:, None] * scale
+    matrix = np.asarray(data.kernel(dense(rows.read(0, data.n))), np.float64)  # a copy, checked for symmetry
+    if scale is not None:
+        matrix *= scale[:, None]
+        matrix *= scale
+    return matrix
 
 
 def loaded(rows: Rows) -> Rows:
@@ -74,8 +77,7 @@ def fit_primal(data: TrainingData, row_block: int) -> PrimalSolution:
     if data.fit_intercept:
         total = data.n if data.weights is None else data.weights.sum()
         centre = feature_sums(meter, data.feature_map, segment) / total
-    matrix, moments = np.zeros((dimension, dimension)), np.zeros(data.targets[:1].shape[1:])
-    moments = np.zeros((dimension, data.targets.shape[1]))
+    matrix, moments = np.zeros((dimension, dimension)), np.zeros((dimension, data.targets.shape[1]))
     everything = slice(0, dimension)
     accumulate(meter, data.feature_map, segment, centre, matrix, moments, everything, everything)
     mirror_lower_blocks(matrix)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError, NotPositiveDefiniteError
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
@@ -13,10 +13,10 @@ from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
 from dkrr.rows import Rows
-from dkrr.rows.sources import dense
-from dkrr.runtime import Meter, Task
+from dkrr.runtime import Task
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import not_positive_definite
 from dkrr.tiles import ChunkedArray, TileGrid
@@ -39,7 +39,7 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     stored_scale = None if scale is None else work.vectors("weights", "scale", grid, 1, scale)
     source: TileSource
     if data.kernel.is_precomputed:
-        work.run("checking symmetry", symmetry_tasks(rows, grid))
+        refuse_asymmetry(list(work.run("checking symmetry", symmetry_tasks(rows, grid)).values().values()))
         source = MatrixTiles(rows, stored_scale)
     else:
         source = GramTiles(data.kernel, rows, stored_scale)
@@ -157,30 +157,3 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
     gradient = np.sum([values[t.key][1] for t in tasks], axis=0) - coef * data.alphas
     residual = relative([((gradient**2).sum(axis=0), (moments**2).sum(axis=0))])
     return PrimalSolution.build(data, coef, means, centre, errors, residual)
-
-
-def symmetry_tasks(rows: Rows, grid: TileGrid) -> list[Task]:
-    """Tasks that compare each block of a precomputed matrix with its mirror image."""
-    return [Task(f"symmetry-{i}-{j}", check_symmetric, (rows, grid, i, j)) for i, j in grid.lower()]
-
-
-def check_symmetric(meter: Meter, rows: Rows, grid: TileGrid, i: int, j: int) -> None:
-    """Task: refuse a block that is not its mirror image.
-
-    Raises
-    ------
-    InputError
-        Naming the first entry that differs.
-    """
-    here, there = grid.rows(i), grid.rows(j)
-    with meter.time("read"):
-        block = dense(rows.read(here.start, here.stop, there))
-        mirror = dense(rows.read(there.start, there.stop, here)).T
-    size = max(float(np.abs(block).max()), 1e-300)
-    bad = np.abs(block - mirror) > 1e-10 * size
-    if bad.any():
-        r, c = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        raise InputError(
-            f"the precomputed Gram matrix is not symmetric: entry ({here.start + r}, {there.start + c}) is "
-            f"{block[r, c]:g}, its mirror image {mirror[r, c]:g}"
-        )

@@ -2,12 +2,14 @@
 
 import shutil
 import tempfile
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +29,7 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="dkrr-", dir=setting("temporary-directory"))
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self._finalizer = weakref.finalize(self, _remove, self.path)
 
     def delete(self) -> None:
         """Delete it now."""
@@ -38,6 +40,15 @@ class TemporaryFolder:
             "this model's training rows lie in a temporary folder of this process; use dkrr.save(model, path), or "
             "fit with store=, to keep it"
         )
+
+
+def _remove(path: str) -> None:
+    """Delete a folder that a task which cannot be cancelled may still be writing to."""
+    for _ in range(20):
+        shutil.rmtree(path, ignore_errors=True)
+        if not Path(path).exists():
+            return
+        time.sleep(0.1)
 
 
 @dataclass
@@ -103,16 +114,10 @@ class Workspace:
         if isinstance(rows, DaskRows):
             # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
             name = f"rows-{uuid.uuid4().hex[:8]}"
-            rows = self._stage(rows, name, rows_per_chunk)
-        executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
-        tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
-        with self.progress.stage("checking X", sum(t.flops for t in tasks)):
-            scanned = executor.run(tasks, self.progress)
-        if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
-            self.record.add(scanned)
-        digests = [t.value for t in sorted(scanned.tasks, key=lambda t: int(t.key.rsplit("-", 1)[1]))]
         try:
-            self.store.claim(fingerprint(combine(digests)), layout)
+            if name is not None:
+                rows = self._stage(rows, name, rows_per_chunk)
+            self.store.claim(fingerprint(self._scan(rows)), layout)
         except BaseException:
             if name is not None:
                 self.store.delete(name)
@@ -131,6 +136,17 @@ class Workspace:
             rows = self._stage(rows, name, rows_per_chunk)
         self.store.set_staged_rows(name)
         return rows
+
+    def _scan(self, rows: Rows) -> str:
+        """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store)."""
+        executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
+        tasks = scan_tasks(rows, "X", digest=self.keeps, n_tasks=4 * self.slots)
+        with self.progress.stage("checking X", sum(t.flops for t in tasks)):
+            scanned = executor.run(tasks, self.progress)
+        if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
+            self.record.add(scanned)
+        values = scanned.values()
+        return combine([values[t.key] for t in tasks])
 
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
         with self.progress.stage("copying X", 1.0):
@@ -158,6 +174,14 @@ def dask_executor() -> ModuleType:
     return import_module("dkrr.runtime.dask_executor")
 
 
+def check_store_is_shared(client: Any, url: str) -> None:
+    """Refuse a store on this machine's disk that some worker does not see."""
+    path = local_path(url)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dask_executor().check_folder_is_shared(client, path.parent)
+
+
 def absolute_url(url: str) -> str:
     """URL that means the same in another process."""
     # Workers may have another current directory.
@@ -172,10 +196,7 @@ def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         return
     client = dask_executor().ambient_client()
     if plan.resources.cluster_is_running and client is not None:
-        path = local_path(store.url)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            dask_executor().check_folder_is_shared(client, path.parent)
+        check_store_is_shared(client, store.url)
         yield dask_executor().DaskExecutor(client), client
         return
     with (

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -66,7 +67,7 @@ class CallableKernel(Kernel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the function's source and bound keyword arguments: whether it looks the same as before."""
+        """SHA-256 of the function's source and of what it has bound: whether it looks the same as before."""
         return hashlib.sha256(_text(self.function).encode()).hexdigest()
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -212,11 +213,36 @@ def _qualified_name(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _text(function: Callable[..., Any]) -> str:
-    """Return what identifies a function across processes: addresses and byte code would not."""
-    if isinstance(function, functools.partial):
-        return f"{_text(function.func)} {function.args!r} {sorted(function.keywords.items())!r}"
+def _text(value: Any, depth: int = 4) -> str:
+    """Return what identifies a function (or a value it uses) in every process: addresses would not.
+
+    Source text alone would not do: closures of one factory share it. So what a function has bound belongs to it: cells,
+    defaults, and the plain values that it reads from its module.
+    """
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+    if depth == 0 or isinstance(value, type | ModuleType):
+        return getattr(value, "__qualname__", getattr(value, "__name__", type(value).__qualname__))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_text(value[key], depth - 1)}" for key in sorted(value, key=repr)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_text(item, depth - 1) for item in value) + "]"
+    if isinstance(value, functools.partial):
+        return _text([value.func, value.args, value.keywords], depth)
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        names = {name: value.__globals__[name] for name in code.co_names if name in value.__globals__}
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return f"{_source(value)} {_text([cells, value.__defaults__, value.__kwdefaults__, names], depth - 1)}"
+    if callable(value) and hasattr(value, "__dict__"):
+        return f"{_source(type(value))} {_text(vars(value), depth - 1)}"
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def _source(thing: Any) -> str:
     try:
-        return inspect.getsource(cast("Any", function if hasattr(function, "__code__") else type(function)))
-    except (OSError, TypeError):
-        return _qualified_name(function)
+        return inspect.getsource(thing)
+    except (OSError, TypeError):  # made in an interpreter
+        code = getattr(thing, "__code__", None)
+        return _qualified_name(thing) + ("" if code is None else code.co_code.hex() + _text(code.co_consts, 1))

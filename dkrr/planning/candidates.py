@@ -25,6 +25,8 @@ ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
 CHAIN_SECONDS = 0.011
 """From the end of a task to the start of one that waits for it, on Dask (measured: the client sends every 10 ms)."""
+THREAD_BUFFER_BYTES = 32 * 2**20
+"""What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
 
@@ -97,6 +99,7 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         + loaded
         + dense_bytes(n, p.n_right_sides)
         + gram_block_bytes(p.kernel, n, p.d)
+        + resources.local_threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES,
         limit_bytes=resources.local_limit_bytes,
     )
@@ -130,6 +133,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         + rows
         + 3 * 8 * p.n * p.n_targets
         + p.read_overhead_bytes
+        + resources.local_threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES,
         limit_bytes=resources.local_limit_bytes,
     )

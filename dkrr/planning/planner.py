@@ -111,19 +111,19 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
             f"form='primal' needs a kernel with a finite feature map; "
             f"{type(problem.kernel).__name__} has none. Use form='dual' or form='auto'"
         )
+    counting = problem.n if problem.n_counting is None else problem.n_counting
+    rank = counting - (1 if problem.fit_intercept else 0)  # of centred rows
     singular = 0.0 in problem.alphas and wanted is None and dimension is not None
     if wanted != "dual" and dimension is not None:
-        if singular and dimension > problem.n:
-            reasons.append(
-                f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {problem.n:,} < D = {dimension:,}"
-            )
+        if singular and dimension > rank:
+            reasons.append(f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {dimension:,}")
         elif dimension > MAX_DIMENSION and wanted is None:
             reasons.append(f"primal is out of the question: D = {dimension:,} features")
         else:
             forms.append("primal")
     if wanted != "primal":
-        if singular and dimension is not None and dimension < problem.n:
-            reasons.append(f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {problem.n:,}")
+        if singular and dimension is not None and dimension < counting:
+            reasons.append(f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {counting:,}")
         else:
             forms.append("dual")
     return forms, reasons

@@ -36,7 +36,8 @@ class Problem:
     alphas: tuple[float, ...] = (1.0,)
     """Distinct values of λ; one factorisation each."""
     fit_intercept: bool = False
-    weighted: bool = False
+    n_counting: int | None = None
+    """Rows whose weight is not zero; None: all."""
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
     x_bytes: int | None = None

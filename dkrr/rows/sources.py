@@ -201,6 +201,12 @@ class DaskRows(Rows):
         """See base class."""
         return self.array.dtype
 
+    @property
+    def read_overhead_bytes(self) -> int:
+        """See base class."""
+        # A chunk is computed whole.
+        return int(np.prod([max(c) for c in self.array.chunks])) * int(np.dtype(self.dtype).itemsize)
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
         block = self.array[start:stop, columns].compute()
