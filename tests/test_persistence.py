@@ -139,3 +139,35 @@ def test_a_model_with_rows_in_a_temporary_folder_says_how_to_keep_it(data):
     assert np.isfinite(model.predict(data.X_new)).all()
     with pytest.raises(TypeError, match=r"dkrr\.save"):
         pickle.dumps(model)
+
+
+def test_a_loaded_model_can_be_fitted_and_cloned(data, tmp_path):
+    from sklearn.base import clone
+
+    alpha = [np.int64(1), np.float32(2), 3]
+    model = KernelRidge(kernel="polynomial", degree=2, coef0=0.5, alpha=alpha).fit(data.X, data.y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = clone(dkrr.load(tmp_path / "m.zarr")).fit(data.X, data.y)
+    assert np.allclose(again.predict(data.X_new), model.predict(data.X_new))
+
+
+def test_lazy_predictions_own_the_rows_they_read(data, tmp_path):
+    from dkrr.runtime.dask_executor import local_client
+
+    X = da.from_array(data.X, chunks=50)
+    with local_client(1, 2**30, str(tmp_path)) as client, client.as_current():
+        model = KernelRidge(kernel="rbf", tile=60).fit(X, data.y)
+        assert model.plan_.execution == "dask"
+        expected = model.predict(data.X_new)
+        lazy = model.predict(da.from_array(data.X_new, chunks=10))
+        del model
+        assert np.allclose(client.compute(lazy).result(), expected, rtol=0, atol=1e-12)
+
+
+def test_names_of_columns_do_not_survive_a_fit_without_them(data):
+    import pandas as pd
+
+    model = KernelRidge(kernel="rbf").fit(pd.DataFrame(data.X, columns=list("abcde")), data.y)
+    assert list(model.feature_names_in_) == list("abcde")
+    model.fit(da.from_array(data.X), data.y)
+    assert not hasattr(model, "feature_names_in_")

@@ -58,17 +58,18 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     form : {"auto", "primal", "dual"}, default="auto"
     solver : {"auto", "cholesky"} or settings object, default="auto"
     tol : float, default=1e-8
-        Relative residual asked of an iterative solver; Cholesky does not need it.
+        Relative residual asked of an iterative solver. Cholesky, the only solver so far, does not need it.
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for this fit over all workers of one machine. None: what the workers report,
-        or 0.8 of the memory that is available.
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
+        them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
+        memory that is available.
     tile : int, optional
         Rows in a tile; None: the planner chooses.
     store : str, optional
         Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again. None: a
         temporary one, and none at all if the work fits in memory.
     progress : bool, optional
-        None shows progress on a terminal, True also in a log file, False nowhere.
+        None shows the progress of work in tiles on a terminal, True also in a log file, False nowhere.
 
     Attributes
     ----------
@@ -77,8 +78,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     coef_ : ndarray of shape (D,) or (D, n_targets)
         w. Only where the model predicts in primal form.
     intercept_ : float or ndarray of shape (n_targets,)
-    X_fit_ : as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed".
+    X_fit_ : ndarray, scipy.sparse array, or as given to fit
+        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `plan_`
+        and `solve_result_`.
     n_features_in_ : int
     plan_ : Plan
         What was chosen and why; print it.

@@ -129,12 +129,13 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
     spread = segments(2 * work.slots)
     centre, stored_centre = None, None
     if data.fit_intercept:
-        tasks = [Task(f"mean-{k}", feature_sums, (phi, s), flops=s.stop - s.start) for k, s in enumerate(spread)]
-        sums = work.run("feature means", tasks).values()
-        # In the order of the rows, so that a run that goes on finds the identical mean.
-        total = data.n if data.weights is None else data.weights.sum()
-        centre = np.sum([sums[t.key] for t in tasks], axis=0) / total
-        stored_centre = work.vectors("normal", "centre", grid, 1, centre)
+        stored_centre = work.vectors("normal", "centre", grid, 1)
+        if len(stored_centre.present()) < grid.n_tiles:  # else of an earlier run, which rounded in its own order
+            tasks = [Task(f"mean-{k}", feature_sums, (phi, s), flops=s.stop - s.start) for k, s in enumerate(spread)]
+            sums = work.run("feature means", tasks).values()
+            total = data.n if data.weights is None else data.weights.sum()
+            stored_centre.fill((np.sum([sums[t.key] for t in tasks], axis=0) / total)[:, None])
+        centre = stored_centre.load()[:, 0]
     cut = segments(chosen.row_parts)
     parts = NormalParts(
         segments=tuple(cut),

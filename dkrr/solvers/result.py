@@ -27,7 +27,8 @@ class SolveResult:
 
     status: Status
     residual: float
-    """Largest ‖b − (A + λ) x‖ / ‖b‖ over the targets, computed from A itself."""
+    """Largest ‖b − (A + λI) x‖ / ‖b‖ over the targets, computed from A itself: of the dual system, scaled by √w where
+    there are weights, or of the normal equations in the primal form."""
     iterations: int
     """0 for a direct solver."""
     seconds: float
@@ -37,9 +38,9 @@ class SolveResult:
     bytes_written: int
     """To the store, by all workers."""
     peak_bytes: int
-    """Highest resident memory of any process that did the work."""
+    """Highest resident memory of any process that did the work (of a user's workers: since they started)."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
-    """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in the calling process."""
+    """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

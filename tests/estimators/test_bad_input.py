@@ -231,3 +231,37 @@ def test_predict_refuses_other_columns_and_an_unfitted_model(data):
     X[3, 1] = np.nan
     with pytest.raises(InputError, match="NaN.*row 3, column 1"):
         model.predict(X)
+
+
+def test_another_kernel_function_of_the_same_source_is_another_problem(data, tmp_path):
+    def make(scale):
+        return lambda X, Z: np.exp(-scale * ((X[:, None] - Z[None]) ** 2).sum(axis=2))
+
+    settings = {"tile": 100, "store": str(tmp_path / "run.zarr")}
+    KernelRidge(kernel=make(1.0), **settings).fit(data.X, data.y)
+    KernelRidge(kernel=make(1.0), **settings).fit(data.X, data.y)
+    with pytest.raises(StoreError, match="another problem.*kernel"):
+        KernelRidge(kernel=make(2.0), **settings).fit(data.X, data.y)
+
+
+def test_least_squares_counts_only_rows_with_a_weight():
+    rng = np.random.default_rng(0)
+    X, y, weights = rng.normal(size=(10, 6)), rng.normal(size=10), np.repeat([0.0, 1.0], 5)
+    model = KernelRidge(alpha=0.0).fit(X, y, sample_weight=weights)
+    assert model.plan_.form == "dual"
+    assert np.allclose(model.predict(X)[5:], y[5:])
+
+
+def test_nothing_is_left_of_a_copy_that_was_refused(data, tmp_path):
+    X = data.X.copy()
+    X[5, 1] = np.nan
+    with pytest.raises(InputError, match="row 5"):
+        KernelRidge(kernel="rbf", tile=60, store=str(tmp_path / "run.zarr")).fit(da.from_array(X, chunks=50), data.y)
+    assert [p.name for p in (tmp_path / "run.zarr").iterdir()] == ["zarr.json"]
+
+
+def test_rounding_beside_the_largest_entry_is_no_asymmetry(data):
+    K = 100.0 * np.eye(211)
+    K[150, 3] = 1e-17
+    for tile in (None, 48):
+        KernelRidge(kernel="precomputed", tile=tile).fit(K, data.y)
