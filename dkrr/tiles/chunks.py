@@ -70,6 +70,10 @@ class ChunkedArray:
         """
         chunks = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
         array = cls(url, shape, chunks, dtype)
+        path = local_path(url)
+        if path is not None and not path.exists():
+            _create(array)  # asking Zarr for what is not there takes longer than making it
+            return array
         try:
             found = cls.open(url)
         except StoreError:
