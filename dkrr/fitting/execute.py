@@ -58,7 +58,9 @@ def fit(
             solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
         peak = peak_resident_bytes()
     else:
-        with open_workspace(plan, store, progress) as work:
+        # In one process, threads pay for large tiles only.
+        small = plan.execution == "serial" and 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS
+        with blas.one_thread(small), open_workspace(plan, store, progress) as work:
             solution = tiled.fit_dual(data, plan, work) if plan.form == "dual" else tiled.fit_primal(data, plan, work)
             record, peak, owner = work.record, work.record.peak_bytes, work.temporary
     model = _fitted(data, plan, solution, owner)

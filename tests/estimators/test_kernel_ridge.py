@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dkrr import KernelRidge
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Scaled
 from tests.oracles import naive_gram, naive_kernel_ridge
 
@@ -203,7 +204,8 @@ def test_custom_callable_kernel(data, place):
 def test_any_shape(n, d, t, n_tiles, form, kernel, fit_intercept):
     if form == "primal" and isinstance(kernel, RBF):
         form = "dual"
-    tile = None if n_tiles is None else -(-n // n_tiles)
+    size = n if form != "primal" else feature_map(kernel, d).dimension(d)
+    tile = None if n_tiles is None else -(-size // n_tiles)
     rng = np.random.default_rng(n * 1000 + d)
     X, y = rng.normal(size=(n, d)), rng.normal(size=(n, t))
     kernel = kernel.resolved(d)
