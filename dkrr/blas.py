@@ -147,6 +147,14 @@ def gemm(
     if m == 0 or n == 0:
         return
     scalar = _SCALAR[c.dtype.char]
+    if n == 1 and k > 0:
+        # One column: GEMM would copy a to its own format first, which takes longer than the product.
+        _call(
+            cython_blas, _PREFIX[c.dtype.char] + "gemv", "N" if transpose_a else "T",
+            a.shape[1], a.shape[0], scalar(alpha), a, _leading(a), b, 1 if transpose_b else _leading(b),
+            scalar(beta), c, _leading(c),
+        )  # fmt: skip
+        return
     _call(
         cython_blas, _PREFIX[c.dtype.char] + "gemm", "T" if transpose_b else "N", "T" if transpose_a else "N",
         n, m, k, scalar(alpha), b, _leading(b), a, _leading(a), scalar(beta), c, _leading(c),
@@ -298,3 +306,31 @@ def rank_update(c: Array, a: Array) -> None:
         stop = min(start + _RANK_BLOCK, c.shape[0])
         syrk(c[start:stop, start:stop], a[start:stop], alpha=-1.0, beta=1.0)
         gemm(c[stop:, start:stop], a[stop:], a[start:stop], transpose_b=True, alpha=-1.0, beta=1.0)
+
+
+def pivoted_cholesky_in_place(a: Array) -> tuple[NDArray[np.intp], int]:
+    """Overwrite the lower triangle of a symmetric positive semidefinite matrix by L, with a[p][:, p] = L Lᵀ.
+
+    LAPACK's PSTRF: the next pivot is the largest diagonal entry that is left, and it stops where that is below
+    n · eps · the largest at first. The columns of L from there on are not set.
+
+    Parameters
+    ----------
+    a : ndarray of shape (n, n)
+
+    Returns
+    -------
+    order : ndarray of int, shape (n,)
+        p, the rows in the order of the pivots.
+    rank : int
+        Number of columns of L.
+    """
+    n = a.shape[0]
+    pivots, work = np.arange(1, n + 1, dtype=np.int32)[None], np.empty((1, 2 * n), a.dtype)
+    rank, info = ctypes.c_int(0), ctypes.c_int(0)
+    # A negative tolerance means LAPACK's own.
+    _call(
+        cython_lapack, _PREFIX[a.dtype.char] + "pstrf", "U",
+        n, a, _leading(a), pivots, rank, _SCALAR[a.dtype.char](-1.0), work, info,
+    )  # fmt: skip
+    return pivots[0].astype(np.intp) - 1, int(rank.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -16,10 +17,12 @@ from dkrr.kernels.blocks import (
     Fill,
     FloatArray,
     Rows,
+    Scratch,
     as_buffer,
     as_row_pair,
     as_rows,
     mirror_lower,
+    pieces_below,
     positive,
     strips,
 )
@@ -97,6 +100,42 @@ class Kernel(ABC):
             index = np.arange(len(target))
             target[index, index] = kernel.diagonal(left)
         return target
+
+    def pieces(
+        self, X: Rows, Y: Rows | None = None, *, dtype: npt.DTypeLike = np.float64
+    ) -> Iterator[tuple[slice, slice, FloatArray]]:
+        """Yield the block of kernel values in pieces that stay in cache, for work that uses each at once.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+        Y : ndarray or CSR, shape (n_columns, n_features), optional
+            None means Y = X: then only what is on or below the diagonal; the squares on the diagonal (`rows` equals
+            `columns`) come whole and exactly symmetric.
+        dtype : dtype
+            float64 or float32: precision of the arithmetic.
+
+        Yields
+        ------
+        rows, columns : slice
+            Where the piece belongs.
+        piece : ndarray, shape (len(rows), len(columns))
+            Overwritten by the next one.
+        """
+        left, right = as_row_pair(X, Y)
+        shape, symmetric = (left.shape[0], right.shape[0]), right is left
+        if 0 in shape:
+            return
+        kernel = self.resolved(left.shape[1])
+        fill, scratch = kernel._filler(left, right, np.dtype(dtype)), Scratch(dtype)
+        diagonal = kernel._diagonal(left) if symmetric else None
+        for rows, columns in pieces_below(shape[0]) if symmetric else strips(*shape):
+            piece = scratch.of_shape(rows.stop - rows.start, columns.stop - columns.start)
+            fill(rows, columns, piece)
+            if diagonal is not None and rows == columns:
+                mirror_lower(piece)
+                np.fill_diagonal(piece, diagonal[rows])
+            yield rows, columns, piece
 
     def diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
         """Return k(x, x) for each row, without forming a block.

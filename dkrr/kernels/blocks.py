@@ -166,6 +166,15 @@ def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tupl
             yield slice(top, bottom), slice(left, min(left + width, end))
 
 
+def pieces_below(n: int) -> Iterator[tuple[slice, slice]]:
+    """Cut the lower triangle of a square block into strips left of the diagonal and squares on it."""
+    for top in range(0, n, STRIP_ROWS):
+        rows = slice(top, min(top + STRIP_ROWS, n))
+        for left in range(0, top, STRIP_COLUMNS):
+            yield rows, slice(left, min(left + STRIP_COLUMNS, top))
+        yield rows, rows
+
+
 class Scratch:
     """One strip of working memory, allocated on first use and used again for every strip."""
 
@@ -175,10 +184,14 @@ class Scratch:
 
     def like(self, strip: FloatArray) -> FloatArray:
         """Return a C-contiguous uninitialised buffer of the strip's shape."""
+        return self.of_shape(*strip.shape)
+
+    def of_shape(self, n_rows: int, n_columns: int) -> FloatArray:
+        """Return a C-contiguous uninitialised buffer of this shape."""
         if self._memory is None:
             # All at once: strips of a triangle grow, and pages that are never touched cost nothing.
             self._memory = np.empty(STRIP_ENTRIES, dtype=self._dtype)
-        return self._memory[: strip.size].reshape(strip.shape)
+        return self._memory[: n_rows * n_columns].reshape(n_rows, n_columns)
 
 
 def mirror_lower(out: FloatArray) -> None:

@@ -1,7 +1,17 @@
 """Running tasks: serially in this process, or on a Dask cluster."""
 
 from dkrr.runtime.progress import Progress, make_progress
-from dkrr.runtime.serial import SerialExecutor
+from dkrr.runtime.serial import SerialExecutor, ThreadExecutor
 from dkrr.runtime.task import Executor, Meter, RunRecord, Task, TaskRecord
 
-__all__ = ["Executor", "Meter", "Progress", "RunRecord", "SerialExecutor", "Task", "TaskRecord", "make_progress"]
+__all__ = [
+    "Executor",
+    "Meter",
+    "Progress",
+    "RunRecord",
+    "SerialExecutor",
+    "Task",
+    "TaskRecord",
+    "ThreadExecutor",
+    "make_progress",
+]

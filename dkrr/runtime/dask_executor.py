@@ -11,23 +11,32 @@ import multiprocessing.spawn
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dask
+import numpy as np
 from distributed import Client, LocalCluster, as_completed
+from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.errors import DkrrError, InputError, StoreError
+from dkrr.runtime import resident
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
-from dkrr.runtime.task import RunRecord, Task, execute_on_one_thread
+from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
+FAN_IN = 4
+"""Values that one task of a tree of sums adds."""
+MAX_ATTEMPTS = 4
+"""Times that one pass is begun when workers are lost."""
 
 
 class DaskExecutor:
@@ -35,6 +44,7 @@ class DaskExecutor:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._places: list[str] = []
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`.
@@ -82,15 +92,103 @@ class DaskExecutor:
         record.seconds = time.perf_counter() - start
         return record
 
+    def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
+        """See `Executor.map`."""
+        start = time.perf_counter()
+        records = self._again(lambda: self.client.gather(self._submit(tasks, shared), direct=True))
+        return RunRecord(time.perf_counter() - start, records)
+
+    def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
+        """See `Executor.total`; the workers add the values up in a tree."""
+        start = time.perf_counter()
+
+        def run() -> _Sum:
+            futures = self._submit(tasks, shared)
+            while True:
+                groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
+                futures = [
+                    self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False) for group in groups
+                ]
+                if len(futures) == 1:
+                    return self.client.gather(futures, direct=True)[0]  # type: ignore[no-any-return]
+
+        found: _Sum = self._again(run)
+        return found.value, RunRecord(time.perf_counter() - start, found.records)
+
+    def forget(self, run: str) -> None:
+        """See `Executor.forget`."""
+        self.client.run(resident.forget, run)
+
+    def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
+        vectors = self.client.scatter([shared], broadcast=True, hash=False, direct=True)[0]
+        places = self._workers_of_places()
+        run_id, futures = uuid.uuid4().hex[:8], []
+        for task in tasks:
+            where: dict[str, Any] = {}
+            if task.place is not None:
+                where = {"workers": [places[task.place % len(places)]], "allow_other_workers": True}
+            key = f"dkrr-{run_id}-{task.key}"
+            futures.append(self.client.submit(execute_with, vectors, task, key=key, pure=False, **where))
+        return futures
+
+    def _workers_of_places(self) -> list[str]:
+        """Address of the worker of every place; places keep theirs for as long as it lives."""
+        threads = self.client.nthreads()
+        now = [address for address in sorted(threads) for _ in range(threads[address])]
+        if not self._places:
+            self._places = now
+        new = [address for address in now if address not in self._places]
+        for k, address in enumerate(self._places):
+            if address not in threads and new:
+                self._places[k] = new.pop(0)
+        return self._places
+
+    def _again(self, run: Callable[[], Any]) -> Any:
+        """Run, and run again where a lost worker took data with it that only this process can send again."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return run()
+            except KilledWorker as error:
+                raise _killed(error, "of an iteration") from None
+            except (CancelledError, FutureCancelledError, CommClosedError, TimeoutError):
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.5)
+                self.client.wait_for_workers(1, timeout=60)
+        raise AssertionError
+
+
+@dataclass
+class _Sum:
+    """Value and records of tasks whose values were added."""
+
+    value: Any
+    records: list[TaskRecord]
+
+
+def _add(parts: list[Any]) -> _Sum:
+    """Add values of tasks, or sums of them."""
+    value: Any = None
+    records: list[TaskRecord] = []
+    for part in parts:
+        # The first value is copied: what a task returned may be asked for again.
+        value = np.array(part.value) if value is None else np.add(value, part.value, out=value)
+        records += part.records if isinstance(part, _Sum) else [replace(part, value=None)]
+    return _Sum(value, records)
+
+
+def _killed(error: KilledWorker, what: str) -> DkrrError:
+    return DkrrError(
+        f"the workers that ran task {what} died {error.allowed_failures + 1} times, killed for memory by "
+        f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a given "
+        f"store: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
+    )
+
 
 def _readable(future: Any, result: Any, task: Task) -> BaseException:
     error = result[1] if isinstance(result, tuple) else future.exception()
     if isinstance(error, KilledWorker):
-        return DkrrError(
-            f"the workers that ran task {task.key} died {error.allowed_failures + 1} times, killed for memory by "
-            f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a given "
-            f"store: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
-        )
+        return _killed(error, task.key)
     return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
 

@@ -50,6 +50,8 @@ class Task:
     """Weight in the progress display."""
     priority: tuple[int, ...] = ()
     """Of the tasks that are ready, the smallest goes first."""
+    place: int | None = None
+    """Number of the place (a worker's thread) that keeps in memory what the task needs; None: any place will do."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,34 @@ class Executor(Protocol):
         """
         ...
 
+    def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
+        """Run tasks that wait for nothing, each called with `shared` (vectors) as its last argument.
 
-def execute(task: Task) -> TaskRecord:
+        The records are in the order of the tasks.
+        """
+        ...
+
+    def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
+        """Run tasks as `map` does and return the sum of their values, which never come together in one place.
+
+        The order of summation is that of the tasks, so that the same tasks give the same bits.
+        """
+        ...
+
+    def forget(self, run: str) -> None:
+        """Let every process go of what it kept in memory for a run (see `resident`)."""
+        ...
+
+
+NOTHING: Any = object()
+"""No shared argument."""
+
+
+def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
     """Run one task in this process, on one BLAS thread unless the executor is alone in the process."""
     meter = Meter()
     started, clock = time.time(), time.perf_counter()
-    value = task.function(meter, *task.arguments)
+    value = task.function(meter, *task.arguments, *(() if shared is NOTHING else (shared,)))
     return TaskRecord(
         key=task.key,
         value=value,
@@ -155,6 +179,12 @@ def execute_on_one_thread(task: Task) -> TaskRecord:
     """Run one task beside others: Dask has as many threads as cores, so BLAS must not add its own."""
     with blas.one_thread():
         return execute(task)
+
+
+def execute_with(shared: Any, task: Task) -> TaskRecord:
+    """Run one task on one BLAS thread with shared vectors."""
+    with blas.one_thread():
+        return execute(task, shared)
 
 
 def peak_resident_bytes() -> int:

@@ -74,6 +74,7 @@ class Cholesky:
         NotPositiveDefiniteError
             If a pivot is not positive.
         """
+        assert system.right_sides is not None and system.forward is not None
         grid, record = system.grid, RunRecord()
         tasks = cholesky_tasks(system)
         total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, system.segment))

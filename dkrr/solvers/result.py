@@ -14,6 +14,16 @@ class Status(Enum):
         "solved, but the system is so ill-conditioned that the true residual is large; "
         "increase alpha, or scale the columns of X"
     )
+    CONVERGED = "converged: the true residual is what was asked for"
+    STALLED = (
+        "stalled: the true residual is above what was asked for, and no iteration makes it smaller. It is what this "
+        "problem and these settings attain: increase tol or alpha, give the preconditioner a larger rank or the fit "
+        "more memory, or use solver='cholesky'"
+    )
+    MAX_ITERATIONS = (
+        "stopped at max_iterations with a true residual above what was asked for: raise max_iterations (with store= "
+        "a fit goes on where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
+    )
 
 
 INACCURATE_ABOVE = 1e-6

@@ -1,0 +1,111 @@
+"""Single columns of a symmetric matrix: what a partial Cholesky factorisation needs of it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.kernels import Kernel
+from dkrr.rows import MemoryRows, Rows
+from dkrr.rows.sources import Block, dense
+
+Array = NDArray[np.float64]
+
+
+class ColumnSource(ABC):
+    """Gives the diagonal and any columns of a symmetric matrix; travels to workers."""
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Rows (and columns) of the matrix."""
+
+    @abstractmethod
+    def diagonal(self, rows: slice) -> Array:
+        """Part of the diagonal, of shape (len(rows),)."""
+
+    @abstractmethod
+    def take(self, index: NDArray[np.intp]) -> Any:
+        """What stands for these columns in `block` and `among`; small enough to be sent to workers."""
+
+    @abstractmethod
+    def block(self, rows: slice, taken: Any) -> Array:
+        """Rows of taken columns, of shape (len(rows), number of columns)."""
+
+    @abstractmethod
+    def among(self, left: Any, right: Any) -> Array:
+        """Entries where taken rows and taken columns meet."""
+
+
+@dataclass(frozen=True)
+class GramColumns(ColumnSource):
+    """Columns of a Gram matrix Kᵢⱼ = k(xᵢ, xⱼ), computed from the rows."""
+
+    kernel: Kernel
+    rows: Rows
+
+    @property
+    def n(self) -> int:
+        """See base class."""
+        return self.rows.shape[0]
+
+    def diagonal(self, rows: slice) -> Array:
+        """See base class."""
+        return self.kernel.diagonal(self.rows.read(rows.start, rows.stop))
+
+    def take(self, index: NDArray[np.intp]) -> Block:
+        """Rows of X."""
+        return gather(self.rows, index)
+
+    def block(self, rows: slice, taken: Block) -> Array:
+        """See base class."""
+        return np.asarray(self.kernel(self.rows.read(rows.start, rows.stop), taken), np.float64)
+
+    def among(self, left: Block, right: Block) -> Array:
+        """See base class."""
+        return np.asarray(self.kernel(left, right), np.float64)
+
+
+@dataclass(frozen=True)
+class MatrixColumns(ColumnSource):
+    """Columns of a symmetric matrix given whole as rows; being symmetric, its rows are its columns."""
+
+    rows: Rows
+
+    @property
+    def n(self) -> int:
+        """See base class."""
+        return self.rows.shape[0]
+
+    def diagonal(self, rows: slice) -> Array:
+        """See base class."""
+        return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
+
+    def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Their numbers."""
+        return index
+
+    def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:
+        """See base class."""
+        return np.ascontiguousarray(np.array([_row(self.rows, int(i), rows) for i in taken]).T)
+
+    def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
+        """See base class."""
+        return np.array([_row(self.rows, int(i), slice(0, self.n))[right] for i in left]).reshape(
+            len(left), len(right)
+        )
+
+
+def _row(rows: Rows, i: int, columns: slice) -> Array:
+    return np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
+
+
+def gather(rows: Rows, index: NDArray[np.intp]) -> Block:
+    """Rows of these numbers, in this order."""
+    if isinstance(rows, MemoryRows):
+        return rows.array[index]
+    found = [rows.read(int(i), int(i) + 1) for i in index]
+    return sp.csr_array(sp.vstack(found, format="csr")) if rows.is_sparse else np.concatenate(found)

@@ -1,0 +1,279 @@
+"""Products A P of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
+
+The lower triangle is cut into slabs, a few to a worker. One task multiplies one slab by all vectors and uses every
+off-diagonal piece twice, for y_I += A_IJ p_J and y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles
+that fit are kept in the memory of the worker that first formed them; the others are formed (or read) at every pass,
+and their pieces never leave the cache.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.linalg.sources import Piece, TileSource, cut_tile
+from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
+from dkrr.tiles import TileGrid
+
+Vectors = NDArray[np.float64]
+Precision = Literal["float64", "float32"]
+
+SLABS_PER_PLACE = 3
+"""Slabs of tiles that are not kept, for each place: whoever is early takes one more."""
+
+
+class Operator(ABC):
+    """A symmetric matrix that is only ever multiplied by vectors; remembers what its tasks did."""
+
+    n: int
+    """Rows (and columns)."""
+    record: RunRecord
+
+    @abstractmethod
+    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
+        """Product with a block of vectors.
+
+        Parameters
+        ----------
+        vectors : ndarray of shape (n, m)
+        precision : {"float64", "float32"}
+            Of the entries and their products; sums are always float64.
+
+        Returns
+        -------
+        ndarray of shape (n, m)
+        """
+
+
+@dataclass
+class MatrixOperator(Operator):
+    """Product with a matrix in memory, for tests and for small problems."""
+
+    matrix: NDArray[np.float64]
+    record: RunRecord = field(default_factory=RunRecord)
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """Rows."""
+        return int(self.matrix.shape[0])
+
+    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
+        """See base class."""
+        return np.asarray(self.matrix.astype(precision) @ vectors.astype(precision), np.float64)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Tiles on or below the diagonal that one task multiplies."""
+
+    source: TileSource
+    grid: TileGrid
+    tiles: tuple[tuple[int, int], ...]
+    run: str
+    """Name under which a worker keeps what it keeps."""
+    number: int
+    keeps: Precision | None
+    """Precision in which its tiles stay in memory; None: they are formed at every use."""
+    slabs_a_process: int
+    """Slabs that one process may keep."""
+
+
+@dataclass
+class TiledOperator(Operator):
+    """Product with diag(c) A diag(c), A given by tiles.
+
+    Parameters
+    ----------
+    source : TileSource
+        Tiles of A.
+    grid : TileGrid
+    executor : Executor
+    run : str
+        Name of what is kept in memory; `close` lets go of it.
+    slots : int
+        Tasks that run at once.
+    slots_a_process : int
+        Tasks that run at once in one process.
+    kept_tiles : int
+        Tiles that every slot keeps in memory.
+    keeps : {"float64", "float32"}
+        Their precision. Float64 products of tiles kept in float32 are formed again.
+    scale : ndarray of shape (n,), optional
+        c.
+    """
+
+    source: TileSource
+    grid: TileGrid
+    executor: Executor
+    run: str
+    slots: int = 1
+    slots_a_process: int = 1
+    kept_tiles: int = 0
+    keeps: Precision = "float64"
+    scale: NDArray[np.float64] | None = None
+    on_pass: Callable[[], None] = lambda: None
+    record: RunRecord = field(default_factory=RunRecord)
+
+    def __post_init__(self) -> None:
+        self.n = self.grid.n
+        self._slabs = self._cut()
+
+    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
+        """See base class."""
+        if self.scale is not None:
+            vectors = vectors * self.scale[:, None]
+        tasks = [
+            Task(f"multiply-{slab.number}", multiply_slab, (slab, precision), place=place)
+            for slab, place in self._slabs
+        ]
+        sizes = np.ones(vectors.shape[1])
+        if precision == "float32":
+            # Powers of two keep the vectors within float32's range and change no digit.
+            sizes = np.exp2(np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300))))
+        product, record = self.executor.total(tasks, np.ascontiguousarray((vectors / sizes).astype(precision)))
+        self.record.add(record)
+        product *= sizes
+        if self.scale is not None:
+            product *= self.scale[:, None]
+        self.on_pass()
+        return product  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let every process go of the tiles it kept."""
+        self.executor.forget(self.run)
+
+    def _cut(self) -> list[tuple[Slab, int | None]]:
+        """Slabs with the place of those that are kept there."""
+        grid = self.grid
+        tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
+        # Tiles on the diagonal save half as much for their memory, so they are kept last.
+        n_kept = min(len(tiles), self.kept_tiles * self.slots)
+        parts: list[tuple[list[tuple[int, int]], int | None]] = [
+            (part, k) for k, part in enumerate(evenly(grid, tiles[:n_kept], self.slots, self.kept_tiles)) if part
+        ]
+        rest = tiles[n_kept:]
+        parts += [(part, None) for part in evenly(grid, rest, SLABS_PER_PLACE * self.slots) if part]
+        return [
+            (
+                Slab(
+                    source=self.source,
+                    grid=grid,
+                    tiles=tuple(sorted(part)),
+                    run=self.run,
+                    number=number,
+                    keeps=None if place is None else self.keeps,
+                    slabs_a_process=self.slots_a_process,
+                ),
+                place,
+            )
+            for number, (part, place) in enumerate(parts)
+        ]
+
+
+def tile_work(grid: TileGrid, i: int, j: int) -> float:
+    """Entries of a tile that are formed: half of them on the diagonal."""
+    return grid.height(i) * grid.height(j) * (0.5 if i == j else 1.0)
+
+
+def evenly(
+    grid: TileGrid, tiles: Sequence[tuple[int, int]], n_parts: int, most: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """Divide tiles, the largest first, so that the parts have about as much work, and at most `most` tiles each."""
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(n_parts)]
+    work = [0.0] * n_parts
+    for tile in tiles:
+        open_parts = [k for k in range(n_parts) if most is None or len(parts[k]) < most]
+        k = min(open_parts, key=lambda k: work[k])
+        parts[k].append(tile)
+        work[k] += tile_work(grid, *tile)
+    return parts
+
+
+def multiply_slab(meter: Meter, slab: Slab, precision: Precision, vectors: NDArray[Any]) -> Vectors:
+    """Task: product of one slab, and of its mirror image, with all vectors.
+
+    Parameters
+    ----------
+    meter : Meter
+    slab : Slab
+    precision : {"float64", "float32"}
+    vectors : ndarray of shape (n, m)
+        In that precision.
+
+    Returns
+    -------
+    ndarray of shape (n, m)
+    """
+    total = np.zeros(vectors.shape)
+    with meter.time("multiply"):
+        for rows, columns, piece in _pieces(meter, slab, precision):
+            _add_product(total, piece, rows, vectors[columns], transpose=False)
+            if rows != columns:
+                _add_product(total, piece, columns, vectors[rows], transpose=True)
+    return total
+
+
+def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
+    if piece.dtype == np.float64:
+        blas.gemm(total[rows], piece, vectors, transpose_a=transpose, beta=1.0)
+        return
+    part = np.empty((rows.stop - rows.start, vectors.shape[1]), piece.dtype)
+    blas.gemm(part, piece, vectors, transpose_a=transpose)
+    total[rows] += part
+
+
+def _pieces(meter: Meter, slab: Slab, precision: Precision) -> Iterator[Piece]:
+    keeps = slab.keeps == precision and resident.has_room(slab.run, "slab", slab.number, slab.slabs_a_process)
+    for i, j in slab.tiles:
+        rows, columns = slab.grid.rows(i), slab.grid.rows(j)
+        if not keeps:
+            yield from slab.source.pieces(meter, rows, columns, precision)
+            continue
+
+        def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
+            tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
+            for r, c, piece in slab.source.pieces(meter, rows, columns, precision):
+                tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
+                    piece
+                )
+            return tile
+
+        yield from cut_tile(resident.kept(slab.run, (slab.number, i, j), form), rows, columns)
+
+
+class ResidentRows(Rows):
+    """Rows that every process reads once and then keeps in memory.
+
+    Parameters
+    ----------
+    rows : Rows
+        Shared rows.
+    run : str
+        Name under which they are kept.
+    """
+
+    is_shared = True
+
+    def __init__(self, rows: Rows, run: str) -> None:
+        self._rows, self._run = rows, run
+        self.is_sparse = rows.is_sparse
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See base class."""
+        return self._rows.shape
+
+    @property
+    def dtype(self) -> Any:
+        """See base class."""
+        return self._rows.dtype
+
+    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
+        """See base class."""
+        block = resident.kept(self._run, "rows", lambda: MemoryRows(self._rows.read(0, self._rows.shape[0])))
+        return block.read(start, stop, columns)

@@ -1,0 +1,64 @@
+"""Choosing rows that represent the others, for Nyström features."""
+
+import uuid
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.kernels import Kernel
+from dkrr.linalg.columns import GramColumns, gather
+from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime import SerialExecutor
+
+CANDIDATES_TO_RANK = 20
+"""Rows from which pivots are chosen, for each one wanted: the factor of all of millions of rows would not fit."""
+MIN_CANDIDATES = 10_000
+
+
+def choose_pivots(
+    kernel: Kernel, rows: Rows, rank: int, method: Literal["rpcholesky", "uniform", "greedy"], seed: int
+) -> NDArray[np.intp]:
+    """Choose rows by which the kernel matrix is best approximated.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    rows : Rows
+        Of shape (n, d).
+    rank : int
+        How many.
+    method : {"rpcholesky", "uniform", "greedy"}
+    seed : int
+
+    Returns
+    -------
+    ndarray of shape (rank,) or shorter, where the kernel has a smaller rank
+        In the order in which they were chosen. RPCholesky and greedy choose from a random sample of
+        CANDIDATES_TO_RANK × rank rows where there are more.
+    """
+    n = rows.shape[0]
+    rng = np.random.default_rng(seed)
+    if method == "uniform":
+        return np.sort(rng.choice(n, size=min(rank, n), replace=False))
+    candidates = np.arange(n)
+    most = max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank)
+    if n > most:
+        candidates = np.sort(rng.choice(n, size=most, replace=False))
+    block = gather(rows, candidates) if n > most else rows.read(0, n)
+    factor = PivotedCholesky(
+        GramColumns(kernel.resolved(rows.shape[1]), MemoryRows(block)),
+        SerialExecutor(),
+        run=f"pivots-{uuid.uuid4().hex}",
+        slots=1,
+        capacity=rank,
+        pivots=method,
+        seed=seed,
+        dtype=np.float32,
+    )
+    try:
+        factor.grow(rank)
+        return candidates[factor.index]
+    finally:
+        factor.close()

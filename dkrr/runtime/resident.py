@@ -1,0 +1,66 @@
+"""What a process keeps in memory from one task to the next: blocks of a matrix, rows of a factor.
+
+Only ever a cache: a task that finds nothing here makes it again (on another worker, say, after one was lost).
+"""
+
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_guard = Lock()
+_locks: dict[tuple[str, Hashable], Lock] = {}
+_kept: dict[str, dict[Hashable, Any]] = {}
+
+
+def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
+    """Return what this process keeps under a name, made at the first call.
+
+    Parameters
+    ----------
+    run : str
+        What `forget` lets go of together.
+    name : hashable
+    make : callable
+        Makes it; called by one thread at a time for each name.
+    """
+    with _guard:
+        lock = _locks.setdefault((run, name), Lock())
+    with lock:
+        found = _kept.setdefault(run, {})
+        if name not in found:
+            found[name] = make()
+        value: T = found[name]
+        return value
+
+
+def found(run: str, name: Hashable) -> Any:
+    """Return what is kept under a name, or None."""
+    return _kept.get(run, {}).get(name)
+
+
+def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
+    """Whether (kind, name) is kept already, or fewer than `most` of its kind are.
+
+    A task that was sent to another worker than planned must not add to what that one was planned to keep.
+    """
+    with _guard:
+        names = _reserved.setdefault((run, kind), set())
+        if name in names or len(names) < most:
+            names.add(name)
+            return True
+        return False
+
+
+_reserved: dict[tuple[str, str], set[Hashable]] = {}
+
+
+def forget(run: str) -> None:
+    """Let go of everything that was kept for a run."""
+    with _guard:
+        _kept.pop(run, None)
+        for key in [k for k in _locks if k[0] == run]:
+            del _locks[key]
+        for pair in [k for k in _reserved if k[0] == run]:
+            del _reserved[pair]

@@ -1,0 +1,457 @@
+"""Preconditioned conjugate gradient for (A + diag(s)) X = B, with A known by its products alone.
+
+All right-hand sides share the products with A; each has its own step lengths, and drops out when it has converged.
+The iteration runs in cycles: within one the residual follows the recurrence, at its end the true residual
+R = B − (A + diag(s)) X is computed in float64 and the next cycle solves for it. So products in float32 only ever
+make a cycle cheaper, never the answer worse: a cycle reduces the residual by as much as float32 can, and what is
+reported is the true residual.
+
+References
+----------
+M. R. Hestenes, E. Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
+Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd ed., SIAM 2003, chapter 9. N. J. Higham, "Accuracy and
+Stability of Numerical Algorithms", 2nd ed., SIAM 2002, chapter 12 (iterative refinement). R. A. Nicolaides, "Deflation
+of conjugate gradients", SIAM J. Numer. Anal. 24 (1987).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, log
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError, NotPositiveDefiniteError
+from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.runtime import Progress
+from dkrr.solvers.result import Status
+
+Array = NDArray[np.float64]
+
+AIM = 0.9
+"""Part of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
+LOW_PRECISION_DROP = 10**-3.5
+"""What a cycle in float32 may reduce the residual by before it is computed again in float64."""
+USELESS_CYCLE = 0.5
+"""A cycle that leaves more of the true residual than this has met the limit of its precision."""
+WINDOW = 60
+"""Iterations in which the residual must at least be halved, or conjugate gradient stalls."""
+
+
+@dataclass(frozen=True)
+class RPCholesky:
+    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices.
+
+    Parameters
+    ----------
+    rank : int, optional
+        Columns of the factor; None: as many as pay, found while it is built, within the memory.
+    seed : int
+        Of the random pivots.
+    """
+
+    rank: int | None = None
+    seed: int = 0
+    pivots: Literal["rpcholesky"] = field(default="rpcholesky", init=False)
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank)
+
+
+@dataclass(frozen=True)
+class UniformNystroem:
+    """Preconditioner of Nyström with pivots drawn uniformly. Parameters as in RPCholesky."""
+
+    rank: int | None = None
+    seed: int = 0
+    pivots: Literal["uniform"] = field(default="uniform", init=False)
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank)
+
+
+@dataclass(frozen=True)
+class GreedyCholesky:
+    """Preconditioner of partial Cholesky with the largest remaining pivots. Parameters as in RPCholesky."""
+
+    rank: int | None = None
+    seed: int = 0
+    pivots: Literal["greedy"] = field(default="greedy", init=False)
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank)
+
+
+@dataclass(frozen=True)
+class Float32Cholesky:
+    """Preconditioner of a complete Cholesky factorisation in float32: half the disk and about half the time of
+    the direct solver, and a few iterations bring the residual to float64's."""
+
+
+LowRankSettings = RPCholesky | UniformNystroem | GreedyCholesky
+PreconditionerSettings = LowRankSettings | Float32Cholesky
+
+
+def _check_rank(rank: int | None) -> None:
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
+        raise InputError(f"rank={rank!r} must be a whole number, at least 1, or None")
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Settings of the iterative solver.
+
+    Parameters
+    ----------
+    preconditioner : RPCholesky, UniformNystroem, GreedyCholesky, Float32Cholesky, "auto" or None
+        "auto": the planner chooses; None: none.
+    precision : {"auto", "mixed", "float64"}
+        "mixed" multiplies in float32 where that is an accelerator; the residual that is asked for is always met in
+        float64. "auto" is "mixed" for tolerances that need more than one pass of refinement less than they save.
+    max_iterations : int
+        Over all cycles.
+    """
+
+    preconditioner: PreconditionerSettings | Literal["auto"] | None = "auto"
+    precision: Literal["auto", "mixed", "float64"] = "auto"
+    max_iterations: int = 1000
+
+    def __post_init__(self) -> None:
+        if not (self.preconditioner in ("auto", None) or isinstance(self.preconditioner, PreconditionerSettings)):
+            raise InputError(
+                f"preconditioner={self.preconditioner!r} is unknown; use 'auto', None, or RPCholesky, UniformNystroem, "
+                f"GreedyCholesky or Float32Cholesky of dkrr.solvers"
+            )
+        if self.precision not in ("auto", "mixed", "float64"):
+            raise InputError(f"precision={self.precision!r} is unknown; use 'auto', 'mixed' or 'float64'")
+        most = self.max_iterations
+        if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
+            raise InputError(f"max_iterations={most!r} must be a whole number, at least 1")
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """One line of a convergence history."""
+
+    iteration: int
+    seconds: float
+    """Since the iteration began (in the run that wrote this line)."""
+    largest: float
+    """Largest relative residual over the right-hand sides."""
+    is_true: bool
+    """Computed from A in float64; otherwise by the recurrence."""
+
+
+@dataclass
+class State:
+    """Everything that the iteration goes on from; what a checkpoint holds."""
+
+    x: Array
+    """Solution at the start of the cycle, (n, m)."""
+    residual: Array
+    """True residual at the start of the cycle, (n, m); NaN before the first."""
+    precision: Precision
+    iteration: int = 0
+    history: list[Residuals] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    cycle: "Cycle | None" = None
+    """None between cycles."""
+
+
+@dataclass
+class Cycle:
+    """Inside of a cycle, for the k right-hand sides that are not done."""
+
+    columns: NDArray[np.intp]
+    """Their numbers."""
+    goal: Array
+    """Norms at which they are done, (k,)."""
+    correction: Array
+    """What is to be added to X, (n, k)."""
+    residual: Array
+    """By the recurrence, (n, k)."""
+    direction: Array
+    """Next direction, (n, k)."""
+    product: Array
+    """rᵀz, (k,)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What conjugate gradient found."""
+
+    x: Array
+    residuals: Array
+    """True relative residual of every right-hand side, (m,)."""
+    status: Status
+    iterations: int
+    history: tuple[Residuals, ...]
+    messages: tuple[str, ...]
+
+
+@dataclass
+class Iteration:
+    """One solve.
+
+    Parameters
+    ----------
+    operator : Operator
+        A.
+    shift : ndarray of shape (n, 1) or (1, m)
+        s ≥ 0.
+    right_sides : ndarray of shape (n, m)
+    preconditioner : Preconditioner
+    tol : float
+        Relative residual that is asked for, of every right-hand side.
+    max_iterations : int
+    mixed : bool
+        Begin with products in float32.
+    deflate : ndarray of shape (n,), optional
+        A direction that every residual is kept free of: the constant, whose eigenvalue towers above the others.
+    progress : Progress
+    on_iteration : callable, optional
+        Called with the State after every iteration; it may save it.
+    """
+
+    operator: Operator
+    shift: Array
+    right_sides: Array
+    preconditioner: Preconditioner = field(default_factory=Identity)
+    tol: float = 1e-8
+    max_iterations: int = 1000
+    mixed: bool = False
+    deflate: Array | None = None
+    progress: Progress = field(default_factory=Progress)
+    on_iteration: Callable[[State], None] = lambda _: None
+
+    def run(self, start: Array | None = None, state: State | None = None) -> Outcome:
+        """Iterate until every true residual is met, or no more can be had.
+
+        Parameters
+        ----------
+        start : ndarray of shape (n, m), optional
+            First guess.
+        state : State, optional
+            To go on from.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a direction has negative curvature in float64.
+        """
+        self._begun = time.perf_counter()
+        norms = np.linalg.norm(self.right_sides, axis=0)
+        self._norms = np.where(norms > 0, norms, 1.0)
+        resumed = state is not None
+        if state is None:
+            state = self._first_state(start)
+        self._shown = 0.0
+        with self.progress.stage("conjugate gradient", -log(self.tol)):
+            if resumed and state.history:
+                self._show(state.history[-1].largest)
+            status = self._cycles(state)
+        relative = np.linalg.norm(state.residual, axis=0) / self._norms
+        return Outcome(state.x, relative, status, state.iteration, tuple(state.history), tuple(state.messages))
+
+    def _first_state(self, start: Array | None) -> State:
+        b = self.right_sides
+        state = State(np.zeros_like(b), b.copy(), "float32" if self.mixed else "float64")
+        if self.deflate is not None:
+            self._prepare_deflation(state.precision)
+        if start is not None:
+            state.x = np.array(start, np.float64)
+            state.residual = self._true_residual(state.x)
+        elif self.deflate is not None:
+            # The best multiple of the deflated direction; only a first guess, so float32 will do.
+            w = self.deflate[:, None]
+            state.x = w * ((w.T @ b) / self._w_a_w)
+            state.residual = b - self._a_w[:, None] * (state.x[:1] / w[:1]) - self.shift * state.x
+        return state
+
+    def _prepare_deflation(self, precision: Precision) -> None:
+        assert self.deflate is not None
+        w = self.deflate
+        self._a_w = self.operator.multiply(w[:, None], precision)[:, 0]
+        self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
+
+    def _cycles(self, state: State) -> Status:
+        while True:
+            if state.cycle is None:
+                relative = np.linalg.norm(state.residual, axis=0) / self._norms
+                columns = np.flatnonzero(~(relative <= self.tol))
+                if len(columns) == 0:
+                    return Status.CONVERGED
+                if state.iteration >= self.max_iterations:
+                    return Status.MAX_ITERATIONS
+                state.cycle = self._new_cycle(state, columns)
+            columns, precision = state.cycle.columns, state.precision
+            before = np.linalg.norm(state.residual[:, columns], axis=0) / self._norms[columns]
+            ended = self._iterate(state)
+            correction = state.cycle.correction
+            state.cycle = None
+            x = state.x.copy()
+            x[:, self._cycle_columns] += correction
+            residual = self._true_residual(x)
+            after = np.linalg.norm(residual, axis=0) / self._norms
+            better = np.max(after[columns] / before)
+            if np.isfinite(better) and better < 1.0:
+                state.x, state.residual = x, residual
+                self._note_residual(state, float(after.max()), is_true=True)
+            if ended == "curvature" and precision == "float64":
+                self._refuse_curvature(state)
+            if (np.linalg.norm(state.residual, axis=0) / self._norms <= self.tol).all():
+                return Status.CONVERGED
+            if ended == "stalled":
+                if not self._grow(state):
+                    return Status.STALLED
+            elif better > USELESS_CYCLE or ended == "curvature":
+                if precision == "float64":
+                    return Status.STALLED if ended != "limit" else Status.MAX_ITERATIONS
+                self._say(state, "products in float32 reduce the true residual no further: going on in float64")
+                state.precision = "float64"
+
+    def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
+        residual = np.ascontiguousarray(state.residual[:, columns])
+        norms = np.linalg.norm(residual, axis=0)
+        goal = AIM * self.tol * self._norms[columns]
+        if state.precision == "float32":
+            # As few cycles as float32 allows, each with the same part of the way.
+            n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
+            goal = norms * (goal / norms) ** (1 / n_cycles)
+        z = self._precondition(residual, columns)
+        product = (residual * z).sum(axis=0)
+        return Cycle(columns, goal, np.zeros_like(residual), residual, z, product)
+
+    def _precondition(self, residual: Array, columns: NDArray[np.intp]) -> Array:
+        z = self.preconditioner.apply(residual, columns)
+        if self.deflate is not None:
+            shift = self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
+            w = self.deflate[:, None]
+            z -= w * ((self._a_w @ z + (w * shift * z).sum(axis=0)) / self._w_a_w[columns])
+        return z
+
+    def _multiply(self, vectors: Array, columns: NDArray[np.intp], precision: Precision) -> Array:
+        shift = self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
+        return self.operator.multiply(vectors, precision) + shift * vectors
+
+    def _true_residual(self, x: Array) -> Array:
+        return self.right_sides - self._multiply(x, np.arange(x.shape[1]), "float64")
+
+    def _iterate(self, state: State) -> Literal["done", "stalled", "limit", "curvature"]:
+        """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
+        cycle = state.cycle
+        assert cycle is not None
+        self._cycle_columns = cycle.columns
+        open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
+        best = [np.inf]
+        while len(open_):
+            if state.iteration >= self.max_iterations:
+                return "limit"
+            direction = np.ascontiguousarray(cycle.direction[:, open_])
+            columns = cycle.columns[open_]
+            q = self._multiply(direction, columns, state.precision)
+            curvature = (direction * q).sum(axis=0)
+            if not (curvature > 0).all():
+                return "curvature"
+            step = cycle.product[open_] / curvature
+            cycle.correction[:, open_] += step * direction
+            old = cycle.residual[:, open_]
+            new = old - step * q
+            cycle.residual[:, open_] = new
+            norms = np.linalg.norm(new, axis=0)
+            state.iteration += 1
+            going = norms > cycle.goal[open_]
+            self._note_residual(state, float((norms / self._norms[columns]).max()), is_true=False)
+            open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
+            if len(open_):
+                z = self._precondition(new, cycle.columns[open_])
+                # Polak and Ribière's formula forgives a preconditioner or products that are not quite linear.
+                beta = ((new - old) * z).sum(axis=0) / cycle.product[open_]
+                cycle.product[open_] = (new * z).sum(axis=0)
+                cycle.direction[:, open_] = z + beta * direction[:, going]
+                if not (cycle.product[open_] > 0).all():
+                    return "curvature"
+            self.on_iteration(state)
+            best.append(min(best[-1], float((norms / self._norms[columns]).max())))
+            if len(best) > WINDOW and best[-1] > 0.5 * best[-1 - WINDOW]:
+                return "stalled"
+        return "done"
+
+    def _grow(self, state: State) -> bool:
+        before = self.preconditioner.rank
+        if not self.preconditioner.grow():
+            return False
+        self._say(
+            state,
+            f"slow convergence (relative residual {state.history[-1].largest:.1e} after {state.iteration} iterations): "
+            f"the preconditioner's rank grows from {before:,} to {self.preconditioner.rank:,}",
+        )
+        return True
+
+    def _refuse_curvature(self, state: State) -> None:
+        raise NotPositiveDefiniteError(
+            f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
+            f"direction of negative curvature",
+            -1,
+        )
+
+    def _say(self, state: State, message: str) -> None:
+        state.messages.append(message)
+        self.progress.note(message)
+
+    def _note_residual(self, state: State, largest: float, *, is_true: bool) -> None:
+        state.history.append(Residuals(state.iteration, time.perf_counter() - self._begun, largest, is_true))
+        self._show(largest)
+
+    def _show(self, largest: float) -> None:
+        """Progress is how much of the way to the tolerance is gone, in digits."""
+        way = min(max(-log(max(largest, 1e-300)), 0.0), -log(self.tol))
+        if way > self._shown:
+            self.progress.advance(way - self._shown)
+            self._shown = way
+
+
+def cycles_in_low_precision(tol: float) -> int:
+    """True residuals that a mixed solve computes, each a product in float64."""
+    return max(1, ceil(log(tol) / log(LOW_PRECISION_DROP)))
+
+
+def state_arrays(state: State) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and plain values that a checkpoint writes."""
+    arrays = {"x": state.x, "residual": state.residual}
+    plain: dict[str, Any] = {
+        "precision": state.precision,
+        "iteration": state.iteration,
+        "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in state.history],
+        "messages": state.messages,
+        "columns": None,
+    }
+    if (c := state.cycle) is not None:
+        arrays |= {"correction": c.correction, "recurrence": c.residual, "direction": c.direction}
+        plain |= {"columns": c.columns.tolist(), "goal": c.goal.tolist(), "product": c.product.tolist()}
+    return arrays, plain
+
+
+def state_from_arrays(arrays: dict[str, Array], plain: dict[str, Any]) -> State:
+    """Undo `state_arrays`."""
+    state = State(
+        arrays["x"],
+        arrays["residual"],
+        plain["precision"],
+        plain["iteration"],
+        [Residuals(*line) for line in plain["history"]],
+        list(plain["messages"]),
+    )
+    if plain["columns"] is not None:
+        state.cycle = Cycle(
+            np.array(plain["columns"], np.intp),
+            np.array(plain["goal"]),
+            arrays["correction"],
+            arrays["recurrence"],
+            arrays["direction"],
+            np.array(plain["product"]),
+        )
+    return state
