@@ -10,7 +10,8 @@ import numpy as np
 
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelRidge
-from dkrr.features import feature_map_from_dict
+from dkrr.features import Nystroem, arrays_of, feature_map_from_dict
+from dkrr.features.descriptions import parts_of
 from dkrr.kernels import kernel_from_dict
 from dkrr.model import FittedRidge
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
@@ -58,7 +59,12 @@ def save(model: KernelRidge, path: str | Path) -> None:
     if local is not None and local.exists():
         raise InputError(f"{url} exists already; delete it or give another path")
     parameters = {name: _plain(getattr(model, name)) for name in _PARAMETERS}
-    json.dumps([parameters, fitted.kernel.to_dict()])  # what cannot be described is found before anything is written
+    # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
+    asked = model._kernel()
+    request = asked.to_dict() if any(isinstance(part, Nystroem) for part in parts_of(asked)) else None
+    json.dumps(
+        [parameters, request, fitted.kernel.to_dict()]
+    )  # what cannot be described is found before anything is written
     try:
         create_group(url, {})
     except (ValueError, OSError) as error:
@@ -74,6 +80,9 @@ def save(model: KernelRidge, path: str | Path) -> None:
             create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
     if fitted.rows is not None:
         write_rows(fitted.rows, f"{url}/rows")
+    of_features = {digest: MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
+    for digest, array in of_features.items():
+        write_rows(array, f"{url}/features-{digest}")
     # The description is written last: a model without it was never finished.
     _describe(
         url,
@@ -83,12 +92,14 @@ def save(model: KernelRidge, path: str | Path) -> None:
             "estimator": "KernelRidge",
             "kernel": fitted.kernel.to_dict(),
             "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
+            "feature_arrays": {digest: _kind(array) for digest, array in of_features.items()},
+            "request": request,
             "parameters": parameters,
             "n_features": fitted.n_features,
             "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
             "vector": model._is_vector,
             "arrays": sorted(name for name, array in arrays.items() if array is not None),
-            "rows": None if fitted.rows is None else ("sparse" if fitted.rows.is_sparse else "dense"),
+            "rows": None if fitted.rows is None else _kind(fitted.rows),
             "solve": {
                 "form": model.plan_.form if hasattr(model, "plan_") else None,
                 "status": model.solve_result_.status.name,
@@ -131,13 +142,22 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
     found = describe_model(url)
     try:
         callables = None if kernel is None else _callables(found["kernel"], kernel)
-        value = kernel_from_dict(found["kernel"], callables)
+        of_features = {
+            digest: _whole(_stored(f"{url}/features-{digest}", kind))
+            for digest, kind in found.get("feature_arrays", {}).items()
+        }
+        value = kernel_from_dict(found["kernel"], callables, of_features)
+        request = found.get("request")
         arrays = {name: np.asarray(open_array(f"{url}/{name}")[...]) for name in found["arrays"]}
-        feature_map = None if found["feature_map"] is None else feature_map_from_dict(found["feature_map"])
+        feature_map = (
+            None
+            if found["feature_map"] is None
+            else feature_map_from_dict(found["feature_map"], callables, of_features)
+        )
         rows = _rows(f"{url}/rows", found["rows"])
         # The kernel value carries what gamma, degree and coef0 said.
         settings = {k: v for k, v in found["parameters"].items() if k not in ("gamma", "degree", "coef0")}
-        model = KernelRidge(kernel=value, **settings)
+        model = KernelRidge(kernel=value if request is None else kernel_from_dict(request, callables), **settings)
         coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
         fitted = FittedRidge(
             kernel=value,
@@ -187,8 +207,20 @@ def _describe(url: str, description: dict[str, Any]) -> None:
 def _rows(url: str, kind: str | None) -> Rows | None:
     if kind is None:
         return None
-    rows: Rows = SparseRows(url) if kind == "sparse" else ZarrRows(url)
-    return MemoryRows(rows.read(0, rows.shape[0])) if rows.n_bytes <= IN_MEMORY_BYTES else rows
+    rows = _stored(url, kind)
+    return MemoryRows(_whole(rows)) if rows.n_bytes <= IN_MEMORY_BYTES else rows
+
+
+def _whole(rows: Rows) -> Any:
+    return rows.read(0, rows.shape[0])
+
+
+def _stored(url: str, kind: str) -> Rows:
+    return SparseRows(url) if kind == "sparse" else ZarrRows(url)
+
+
+def _kind(rows: Rows) -> str:
+    return "sparse" if rows.is_sparse else "dense"
 
 
 def _check(fitted: FittedRidge) -> None:

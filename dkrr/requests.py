@@ -8,14 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, StoreError
-from dkrr.features import feature_map
+from dkrr.features import FeatureMap, feature_map
+from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form
 from dkrr.rows import Rows, as_rows, load_array
-from dkrr.solvers import Cholesky
+from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.tiles import RunStore
+
+SMALLEST_TOL = 1e-15
 
 
 def plan(
@@ -34,6 +37,7 @@ def plan(
     fit_intercept: bool = False,
     form: str = "auto",
     solver: Any = "auto",
+    tol: float = 1e-8,
     memory_limit: int | str | None = None,
     tile: int | None = None,
     store: str | Path | None = None,
@@ -47,7 +51,8 @@ def plan(
         Instead of n, d and n_targets.
     n, d, n_targets : int
         Rows, columns and targets, instead of X and y.
-    kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, memory_limit, tile, store
+    kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, tol, memory_limit,
+    tile, store
         As in KernelRidge.
     workers : int, optional
         Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
@@ -70,22 +75,25 @@ def plan(
     >>> plan.form, plan.execution, plan.peak_bytes < 4 * 2**30
     ('dual', 'dask', True)
     """
-    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     settings: dict[str, Any] = {
         "fit_intercept": fit_intercept,
         "form": checked_form(form),
         "tile": checked_tile(tile),
+        "solver": checked_solver(solver),
+        "tol": checked_tol(tol),
         "keeps_store": store is not None,
         "layout": None if store is None else stored_layout(str(store)),
     }
-    checked_solver(solver)
     if X is not None:
         rows = as_rows(X)
+        refuse_more_components_than_rows(value, rows.shape[0])
         targets = n_targets if y is None else _width(y)
         alphas = checked_alphas(alpha, targets)
         problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
     else:
         n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (n_targets, "n_targets")))
+        refuse_more_components_than_rows(value, n)
         alphas = checked_alphas(alpha, targets)
         value = value.resolved(d)
         problem = Problem(
@@ -103,6 +111,7 @@ def plan(
 
 def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | None, **settings: Any) -> Plan:
     """Plan of a fit whose arguments have been checked; `settings` are fields of Problem."""
+    refuse_more_components_than_rows(kernel, rows.shape[0])
     layout = None if store is None else stored_layout(store)
     problem = Problem.of_rows(rows, kernel, keeps_store=store is not None, layout=layout, **settings)
     return make_plan(problem, detect(memory_limit, store))
@@ -127,6 +136,11 @@ def stored_layout(store: str) -> Layout | None:
         raise StoreError(f"the run in {store} was begun by another version of dkrr; give another store=") from error
 
 
+def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
+    """Kernel that was asked for, by any argument of `as_kernel` or by a feature map in its place."""
+    return as_kernel(kernel.kernel() if isinstance(kernel, FeatureMap) else kernel, **settings)
+
+
 def checked_form(form: Any) -> Form | None:
     """Form that was asked for; None for "auto"."""
     if form not in ("auto", *get_args(Form)):
@@ -134,13 +148,38 @@ def checked_form(form: Any) -> Form | None:
     return None if form == "auto" else form
 
 
-def checked_solver(solver: Any) -> Cholesky:
-    """Solver that was asked for."""
-    if isinstance(solver, Cholesky):
+def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
+    """Solver that was asked for; None for "auto"."""
+    if isinstance(solver, Cholesky | ConjugateGradient):
         return solver
-    if solver not in ("auto", "cholesky"):
-        raise InputError(f"solver={solver!r} is unknown; use 'auto', 'cholesky' or dkrr.solvers.Cholesky()")
-    return Cholesky()
+    named: dict[str, Cholesky | ConjugateGradient | None] = {
+        "auto": None,
+        "cholesky": Cholesky(),
+        "cg": ConjugateGradient(),
+    }
+    if not isinstance(solver, str) or solver not in named:
+        raise InputError(
+            f"solver={solver!r} is unknown; use 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
+            f"dkrr.solvers.ConjugateGradient(...)"
+        )
+    return named[solver]
+
+
+def checked_tol(tol: Any) -> float:
+    """Relative residual that was asked for.
+
+    Raises
+    ------
+    InputError
+        If it is not a number between what float64 can mean and 1.
+    """
+    number = isinstance(tol, float | int | np.floating | np.integer) and not isinstance(tol, bool)
+    if not number or not SMALLEST_TOL <= tol < 1:
+        raise InputError(
+            f"tol={tol!r} must be a relative residual of at least {SMALLEST_TOL:g} (float64 has no digits below) and "
+            f"less than 1"
+        )
+    return float(tol)
 
 
 def checked_tile(tile: Any) -> int | None:

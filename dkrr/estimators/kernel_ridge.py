@@ -10,16 +10,18 @@ from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.errors import InputError
-from dkrr.fitting import TrainingData, fit
-from dkrr.kernels import Kernel, as_kernel
+from dkrr.fitting import TrainingData, drawn, fit
+from dkrr.kernels import Kernel
 from dkrr.model import FittedRidge
 from dkrr.planning import Plan
 from dkrr.prediction import predict
 from dkrr.requests import (
     checked_alphas,
     checked_form,
+    checked_kernel,
     checked_solver,
     checked_tile,
+    checked_tol,
     checked_weights,
     plan_for_rows,
 )
@@ -41,10 +43,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     ----------
     alpha : float or array-like of shape (n_targets,), default=1.0
         λ ≥ 0, the regularisation strength; 0 is kernel least squares.
-    kernel : str, Kernel or callable, default="linear"
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
         A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
         "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)).
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map, such
+        as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000): an approximation, and the only way to one.
     gamma : float, optional
         γ > 0 of the kernels that have one; None means 1 / n_features.
     degree : float, default=3
@@ -56,9 +59,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
-    solver : {"auto", "cholesky"} or settings object, default="auto"
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
+        whichever should be faster, conjugate gradient only if it should be so by a factor of 2.
     tol : float, default=1e-8
-        Relative residual asked of an iterative solver. Cholesky, the only solver so far, does not need it.
+        Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ asked of conjugate gradient, for every target. Cholesky
+        goes to the level of rounding without being asked.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
         them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
@@ -164,7 +170,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         """
         kernel = self._kernel()
         form, tile = checked_form(self.form), checked_tile(self.tile)
-        checked_solver(self.solver)
+        solver, tol = checked_solver(self.solver), checked_tol(self.tol)
         rows, targets = self._training(X, y)
         n, d = rows.shape
         if targets.shape[0] != n:
@@ -179,18 +185,21 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
         alphas = checked_alphas(self.alpha, columns.shape[1])
         store = None if self.store is None else str(self.store)
-        plan = plan_for_rows(
-            rows,
-            kernel,
-            self.memory_limit,
-            store,
-            n_targets=columns.shape[1],
-            alphas=tuple(np.unique(alphas).tolist()),
-            fit_intercept=bool(self.fit_intercept),
-            n_counting=None if weights is None else int(np.count_nonzero(weights)),
-            form=form,
-            tile=tile,
-        )
+        settings = {
+            "n_targets": columns.shape[1],
+            "alphas": tuple(np.unique(alphas).tolist()),
+            "fit_intercept": bool(self.fit_intercept),
+            "n_counting": None if weights is None else int(np.count_nonzero(weights)),
+            "form": form,
+            "tile": tile,
+            "solver": solver,
+            "tol": tol,
+        }
+        plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
+        # What has no plan is refused above, before anything is drawn; what is drawn may be smaller.
+        known = drawn(plan.problem.kernel, rows)
+        if known is not plan.problem.kernel:
+            plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
         data = TrainingData(
             rows=rows,
             targets=columns,
@@ -200,7 +209,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
             feature_map=plan.problem.feature_map,
             fit_intercept=bool(self.fit_intercept),
         )
-        progress = make_progress(False if plan.execution == "memory" else self.progress)
+        direct = plan.execution == "memory" and plan.solver == "cholesky"
+        progress = make_progress(False if direct else self.progress)
         model, result, dual_coef = fit(data, plan, store, progress)
         self._take(model, dual_coef, is_vector=is_vector)
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
@@ -234,7 +244,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         return values[:, 0] if self._is_vector else values
 
     def _kernel(self) -> Kernel:
-        return as_kernel(
+        return checked_kernel(
             self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
 

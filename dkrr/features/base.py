@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import Rows, as_rows
+from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows
 
 COPY_SECONDS = 1e-9
 """Time of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
+GEMM_FLOPS = 55e9
+"""Rate of matrix products on the core that the other times of an entry were measured on."""
+PRODUCT_ENTRIES = 2**22
+"""Entries of Φ that a product with it has in memory at once (32 MiB)."""
+
+Array = npt.NDArray[np.float64]
 
 
 class FeatureMap(ABC):
@@ -36,9 +43,24 @@ class FeatureMap(ABC):
             d, number of columns of X.
         """
 
-    def entry_seconds(self) -> float:
-        """Return the time of one entry of Φ on one core, for dense rows."""
+    def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
+        """Return the time of one entry of Φ on one core, for dense rows of `n_features` columns."""
         return COPY_SECONDS
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """Whether `multiply` and `adjoint` work on the stored entries of CSR rows alone."""
+        return False
+
+    def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
+        """Return the memory that the map's own arrays and the temporaries of a call take, if that is much."""
+        return 0
+
+    def resolved(self, n_features: int) -> FeatureMap:
+        """Return the map with the kernels inside resolved: their gamma=None becomes 1 / n_features."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        known = {k: v.resolved(n_features) for k, v in parts.items() if isinstance(v, FeatureMap | Kernel)}
+        return self if all(v is parts[k] for k, v in known.items()) else replace(self, **known)  # type: ignore[type-var]
 
     @abstractmethod
     def kernel(self) -> Kernel:
@@ -69,17 +91,84 @@ class FeatureMap(ABC):
             self._fill(rows, start, stop, out)
         return out
 
+    def multiply(self, X: Rows, coef: Array) -> Array:
+        """Return Φ w, without Φ as a whole.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+        coef : ndarray, shape (D, t)
+
+        Returns
+        -------
+        ndarray of float64, shape (n_rows, t)
+
+        Raises
+        ------
+        InputError
+            If shapes do not fit.
+        """
+        rows = as_rows(X)
+        return self._multiply(rows, _matrix(coef, self.dimension(rows.shape[1]), "coef", "feature"))
+
+    def adjoint(self, X: Rows, values: Array) -> Array:
+        """Return Φᵀ v, without Φ as a whole.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+        values : ndarray, shape (n_rows, t)
+
+        Returns
+        -------
+        ndarray of float64, shape (D, t)
+
+        Raises
+        ------
+        InputError
+            If shapes do not fit.
+        """
+        rows = as_rows(X)
+        return self._adjoint(rows, _matrix(values, rows.shape[0], "values", "row of X"))
+
     def to_dict(self) -> dict[str, Any]:
         """Return a description of JSON's types only, from which `feature_map_from_dict` makes the value."""
         description: dict[str, Any] = {"feature_map": self.tag}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            description[field.name] = value.to_dict() if isinstance(value, FeatureMap) else value
+            description[field.name] = value.to_dict() if isinstance(value, FeatureMap | Kernel) else value
         return description
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        """`multiply` of checked arguments."""
+        out = np.zeros((X.shape[0], coef.shape[1]))
+        for columns in self._panels(X):
+            blas.gemm(out, self.transform(X, columns), coef[columns], beta=1.0)
+        return out
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        """`adjoint` of checked arguments."""
+        out = np.zeros((self.dimension(X.shape[1]), values.shape[1]))
+        for columns in self._panels(X):
+            blas.gemm(out[columns], self.transform(X, columns), values, transpose_a=True)
+        return out
+
+    def _panels(self, X: Rows) -> list[slice]:
+        """Ranges of features for which Φ is in memory at once; none if X has no rows."""
+        dimension = self.dimension(X.shape[1])
+        width = max(STRIP_COLUMNS, PRODUCT_ENTRIES // max(X.shape[0], 1))
+        return [slice(k, min(k + width, dimension)) for k in range(0, dimension if X.shape[0] else 0, width)]
 
     @abstractmethod
     def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         """Write columns start...stop of Φ, for checked rows and a range that is not empty."""
+
+
+def _matrix(values: Array, n_rows: int, name: str, what: str) -> Array:
+    """Return a C-ordered float64 matrix with `n_rows` rows."""
+    if np.ndim(values) != 2 or np.shape(values)[0] != n_rows:
+        raise InputError(f"{name} has shape {np.shape(values)}; expected ({n_rows}, t): a row for every {what}")
+    return np.ascontiguousarray(values, np.float64)
 
 
 def column_range(columns: slice | None, dimension: int) -> tuple[int, int]:

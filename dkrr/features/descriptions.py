@@ -1,19 +1,25 @@
 """From kernels and descriptions to feature maps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import singledispatch
 from typing import Any
 
 from dkrr.errors import InputError
 from dkrr.features.base import FeatureMap
+from dkrr.features.fourier import RandomFourier
+from dkrr.features.map_kernel import MapKernel
 from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap
-from dkrr.kernels import Cosine, Kernel, Linear, Polynomial, Scaled, Sum
+from dkrr.features.nystroem import Nystroem, NystroemMap
+from dkrr.kernels import Cosine, Kernel, Linear, Polynomial, Scaled, Sum, kernel_from_dict
+from dkrr.kernels.descriptions import MADE_ELSEWHERE
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
-    for feature_map in (IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap)
-}
+    for feature_map in (
+        IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
+    )
+}  # fmt: skip
 
 
 @singledispatch
@@ -63,6 +69,11 @@ def _(kernel: Polynomial, n_features: int) -> FeatureMap | None:
 
 
 @feature_map.register
+def _(kernel: MapKernel, n_features: int) -> FeatureMap | None:
+    return kernel.feature_map.resolved(n_features)
+
+
+@feature_map.register
 def _(kernel: Scaled, n_features: int) -> FeatureMap | None:
     base = feature_map(kernel.base, n_features)
     return None if base is None else ScaledMap(base, kernel.scale)
@@ -74,18 +85,58 @@ def _(kernel: Sum, n_features: int) -> FeatureMap | None:
     return None if left is None or right is None else ConcatenatedMap(left, right)
 
 
-def feature_map_from_dict(description: Mapping[str, Any]) -> FeatureMap:
+def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
+    """Return a kernel or feature map and all that it consists of, itself first."""
+    parts = [getattr(value, field.name) for field in fields(value)]  # type: ignore[arg-type]
+    inner = [parts_of(part) for part in parts if isinstance(part, Kernel | FeatureMap)]
+    return [value, *(part for several in inner for part in several)]
+
+
+def arrays_of(value: Kernel | FeatureMap) -> dict[str, Any]:
+    """Return the arrays that a description names by their checksums.
+
+    Parameters
+    ----------
+    value : Kernel or FeatureMap
+
+    Returns
+    -------
+    dict from checksum to ndarray or CSR
+    """
+    maps = [part for part in parts_of(value) if isinstance(part, NystroemMap)]
+    return {digest: array for one in maps for digest, array in one.arrays().items()}
+
+
+def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:
+    """Raise InputError if a Nyström approximation is to draw more centres than there are rows."""
+    for part in parts_of(kernel):
+        if isinstance(part, Nystroem) and part.n_components > n_rows:
+            raise InputError(
+                f"Nystroem has n_components={part.n_components}, but there are only {n_rows} training rows; expected "
+                f"at most {n_rows}: use fewer, or the kernel itself, which is exact"
+            )
+
+
+def feature_map_from_dict(
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> FeatureMap:
     """Return the feature map that `FeatureMap.to_dict` described.
 
     Parameters
     ----------
     description : mapping
         For example ``{"feature_map": "polynomial", "degree": 2, "gamma": 1.0, "coef0": 1.0}``.
+    callables : mapping from name to function, optional
+        The functions of callable kernels, as for `kernel_from_dict`.
+    arrays : mapping from checksum to ndarray or CSR, optional
+        What `arrays_of` gave for the map.
 
     Raises
     ------
     InputError
-        If the description is damaged.
+        If the description is damaged, or an array is needed and not given.
     """
     name = description.get("feature_map") if isinstance(description, Mapping) else None
     if not isinstance(name, str) or name not in _DESCRIBED:
@@ -94,7 +145,7 @@ def feature_map_from_dict(description: Mapping[str, Any]) -> FeatureMap:
             f'{{"feature_map": name, ...}} with one of {", ".join(map(repr, _DESCRIBED))}'
         )
     settings = {
-        key: feature_map_from_dict(value) if isinstance(value, Mapping) else value
+        key: _part_from_dict(value, callables, arrays or {}) if isinstance(value, Mapping) else value
         for key, value in description.items()
         if key != "feature_map"
     }
@@ -104,3 +155,26 @@ def feature_map_from_dict(description: Mapping[str, Any]) -> FeatureMap:
             f"the description of feature map {name!r} has the parameters {sorted(settings)}; expected {known}"
         )
     return _DESCRIBED[name](**settings)
+
+
+def _part_from_dict(
+    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any]
+) -> Any:
+    """Return the feature map, kernel or array that is part of a feature map."""
+    if "array" in description:
+        if description["array"] not in arrays:
+            raise InputError(f"the array {description['array']!r} of a feature map is missing; expected it in `arrays`")
+        return arrays[description["array"]]
+    if isinstance(description.get("kernel"), str):
+        return kernel_from_dict(description, callables, arrays)
+    return feature_map_from_dict(description, callables, arrays)
+
+
+def _map_kernel(
+    settings: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
+) -> Kernel:
+    return MapKernel(feature_map_from_dict(settings.get("feature_map", {}), callables, arrays))
+
+
+# Kernels lie below feature maps and cannot know them.
+MADE_ELSEWHERE[MapKernel.tag] = _map_kernel

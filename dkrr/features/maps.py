@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import multisets
-from dkrr.features.base import COPY_SECONDS, FeatureMap
+from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Cosine, Kernel, Linear, Polynomial
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Rows, Scratch, finite, is_sparse, positive
 from dkrr.kernels.dot import unit_rows
@@ -28,6 +29,7 @@ class IdentityMap(FeatureMap):
     """
 
     tag: ClassVar[str] = "identity"
+    keeps_sparse: ClassVar[bool] = True
 
     def dimension(self, n_features: int) -> int:
         """Return D = d."""
@@ -39,6 +41,12 @@ class IdentityMap(FeatureMap):
 
     def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         out[...] = _dense(X[:, start:stop])
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        return _product(X, coef)
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        return _transposed_product(X, values)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class NormalisedMap(FeatureMap):
     """
 
     tag: ClassVar[str] = "normalised"
+    keeps_sparse: ClassVar[bool] = True
 
     def dimension(self, n_features: int) -> int:
         """Return D = d."""
@@ -67,6 +76,12 @@ class NormalisedMap(FeatureMap):
         for top in range(0, len(out), STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
             out[rows] = _dense(unit_rows(X[rows])[:, start:stop])
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        return _product(unit_rows(X), coef)
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        return _transposed_product(unit_rows(X), values)
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ class PolynomialMap(FeatureMap):
             raise InputError(f"coef0 is {self.coef0!r}; expected at least 0: below, the kernel has no real feature map")
         object.__setattr__(self, "coef0", coef0)
 
-    def entry_seconds(self) -> float:
+    def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         """See base class; each further factor of a monomial costs as much as the first."""
         return COPY_SECONDS + 1.0e-9 * self.degree
 
@@ -186,9 +201,18 @@ class ScaledMap(FeatureMap):
         _check_part(self.base)
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a feature map"))
 
-    def entry_seconds(self) -> float:
+    def entry_seconds(self, n_features: int) -> float:
         """See base class."""
-        return self.base.entry_seconds() + COPY_SECONDS
+        return self.base.entry_seconds(n_features) + COPY_SECONDS
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """See base class."""
+        return self.base.keeps_sparse
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class."""
+        return self.base.held_bytes(n_features)
 
     def dimension(self, n_features: int) -> int:
         """Return that of the part."""
@@ -201,6 +225,12 @@ class ScaledMap(FeatureMap):
     def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         self.base._fill(X, start, stop, out)
         out *= sqrt(self.scale)
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        return sqrt(self.scale) * self.base._multiply(X, coef)
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        return sqrt(self.scale) * self.base._adjoint(X, values)
 
 
 @dataclass(frozen=True)
@@ -222,9 +252,18 @@ class ConcatenatedMap(FeatureMap):
         _check_part(self.left)
         _check_part(self.right)
 
-    def entry_seconds(self) -> float:
+    def entry_seconds(self, n_features: int) -> float:
         """See base class."""
-        return max(self.left.entry_seconds(), self.right.entry_seconds())
+        return max(self.left.entry_seconds(n_features), self.right.entry_seconds(n_features))
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """See base class."""
+        return self.left.keeps_sparse and self.right.keeps_sparse
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class."""
+        return self.left.held_bytes(n_features) + self.right.held_bytes(n_features)
 
     def dimension(self, n_features: int) -> int:
         """Return D = D₁ + D₂."""
@@ -243,10 +282,34 @@ class ConcatenatedMap(FeatureMap):
             begin = max(start, border)
             self.right._fill(X, begin - border, stop - border, out[:, begin - start :])
 
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        border = self.left.dimension(X.shape[1])
+        return self.left._multiply(X, coef[:border]) + self.right._multiply(X, coef[border:])
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        return np.vstack([self.left._adjoint(X, values), self.right._adjoint(X, values)])
+
 
 def _dense(X: Rows) -> npt.NDArray[np.float64]:
     dense: npt.NDArray[np.float64] = X.toarray() if is_sparse(X) else X
     return dense
+
+
+def _product(X: Rows, coef: Array) -> Array:
+    """Return X w; only the result is dense."""
+    product: Array = X @ coef if is_sparse(X) else blas.product(X, coef)
+    return product
+
+
+def _transposed_product(X: Rows, values: Array) -> Array:
+    """Return Xᵀ v; only the result is dense."""
+    if is_sparse(X):
+        product: Array = X.T @ values
+        return product
+    out = np.zeros((X.shape[1], values.shape[1]))
+    if len(values):
+        blas.gemm(out, np.ascontiguousarray(X, np.float64), values, transpose_a=True)
+    return out
 
 
 def _check_part(part: object) -> None:

@@ -2,5 +2,6 @@
 
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.execute import fit
+from dkrr.fitting.sampled import drawn
 
-__all__ = ["TrainingData", "fit"]
+__all__ = ["TrainingData", "drawn", "fit"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import ConvergenceWarning
-from dkrr.fitting import memory, tiled
+from dkrr.fitting import iterative, memory, tiled
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import open_workspace
@@ -53,34 +53,50 @@ def fit(
     record, owner = RunRecord(), None
     if plan.execution != "dask":
         reset_peak()
-    if plan.execution == "memory":
+    if plan.execution == "memory" and plan.solver == "cg":
+        here = iterative.fit_dual_here if plan.form == "dual" else iterative.fit_primal_here
+        solution, record = here(data, plan, progress)
+        peak = peak_resident_bytes()
+    elif plan.execution == "memory":
         with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
             solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.
-        small = plan.execution == "serial" and 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS
+        small = plan.execution == "serial" and (plan.solver == "cg" or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS)
+        room = iterative if plan.solver == "cg" else tiled
         with blas.one_thread(small), open_workspace(plan, store, progress) as work:
-            solution = tiled.fit_dual(data, plan, work) if plan.form == "dual" else tiled.fit_primal(data, plan, work)
+            fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
+            solution = fit_here(data, plan, work)
             record, peak, owner = work.record, work.record.peak_bytes, work.temporary
     model = _fitted(data, plan, solution, owner)
     if owner is not None and model.keep_alive is None:
         owner.delete()
+    outcome = solution.outcome
     result = SolveResult(
-        status=direct_status(solution.residual),
+        status=direct_status(solution.residual) if outcome is None else outcome.status,
         residual=solution.residual,
-        iterations=0,
+        iterations=0 if outcome is None else outcome.iterations,
         seconds=time.perf_counter() - start,
         bytes_read=record.bytes_read,
         bytes_written=record.bytes_written,
         peak_bytes=peak,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
+        residuals=() if outcome is None else tuple(outcome.residuals.tolist()),
+        rank=0 if outcome is None else outcome.rank,
+        history=() if outcome is None else outcome.history,
+        messages=() if outcome is None else outcome.messages,
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )
-    if result.status is Status.INACCURATE:
+    if result.status not in (Status.SOLVED, Status.CONVERGED):
+        asked = (
+            "" if outcome is None else f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked"
+        )
         warnings.warn(
-            f"true relative residual {result.residual:.1e}: {result.status.value}", ConvergenceWarning, stacklevel=3
+            f"true relative residual {result.residual:.1e}{asked}: {result.status.value}",
+            ConvergenceWarning,
+            stacklevel=3,
         )
     return model, result, solution.dual_coef
 

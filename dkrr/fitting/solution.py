@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
 from dkrr.rows import Rows
+from dkrr.solvers.conjugate_gradient import Outcome
 
 Array = NDArray[np.float64]
 
@@ -24,6 +25,8 @@ class DualSolution:
     """The training rows, readable after the fit."""
     residual: float
     """Largest true relative residual."""
+    outcome: Outcome | None = None
+    """What an iterative solver reports besides."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class PrimalSolution:
     dual_coef: Array | None
     """Shape (n, t); None where some λ is 0 (it is then not determined)."""
     residual: float
+    outcome: Outcome | None = None
 
     @classmethod
     def build(

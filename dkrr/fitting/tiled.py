@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
@@ -24,7 +25,7 @@ from dkrr.tiles import ChunkedArray, TileGrid
 Array = NDArray[np.float64]
 
 
-def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
+def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     """Factor K + λW⁻¹ out of core; every tile of K is computed where it is used.
 
     Raises
@@ -33,6 +34,7 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
         Naming λ and the row of the failing pivot.
     """
     rows = _share(data, plan, work, plan.chosen.panel)
+    kernel = by_name(data.kernel, work)
     grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.panel)
     scale, means = data.dual_scale(), data.target_means()
     work.store.create_group("weights")
@@ -42,7 +44,7 @@ def fit_dual(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
         refuse_asymmetry(list(work.run("checking symmetry", symmetry_tasks(rows, grid)).values().values()))
         source = MatrixTiles(rows, stored_scale)
     else:
-        source = GramTiles(data.kernel, rows, stored_scale)
+        source = GramTiles(kernel, rows, stored_scale)
     coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides = data.dual_right_sides(columns, means)
@@ -103,7 +105,7 @@ def _solve(
     return x, residual
 
 
-def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
+def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
     """Form ΦᵀWΦ in tiles by segments of rows, and factor it out of core.
 
     Raises
@@ -111,9 +113,9 @@ def fit_primal(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolutio
     NotPositiveDefiniteError
         Naming λ and the feature of the failing pivot.
     """
-    phi = data.feature_map
-    assert phi is not None
+    assert data.feature_map is not None
     rows, chosen = _share(data, plan, work, plan.chosen.row_block), plan.chosen
+    phi = by_name(data.feature_map, work)
     grid = TileGrid(phi.dimension(rows.shape[1]), chosen.tile, chosen.panel)
     by_rows = TileGrid(data.n, chosen.row_block, chosen.row_block)
     means, n_targets = data.target_means(), data.targets.shape[1]

@@ -19,7 +19,7 @@ from dkrr.config import setting
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
-from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
+from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 
@@ -191,6 +191,10 @@ def absolute_url(url: str) -> str:
 
 @contextmanager
 def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
+    if plan.execution != "dask" and plan.solver == "cg":
+        with ThreadExecutor(plan.chosen.slots) as threads:
+            yield threads, None
+        return
     if plan.execution != "dask":
         yield SerialExecutor(), None
         return

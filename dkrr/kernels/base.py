@@ -27,6 +27,8 @@ from dkrr.kernels.blocks import (
     strips,
 )
 
+_UNIT_DIAGONAL = frozenset({"rbf", "laplacian", "matern", "cosine", "chi2"})
+
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024
 
@@ -188,6 +190,11 @@ class Kernel(ABC):
             value = getattr(self, field.name)
             description[field.name] = value.to_dict() if isinstance(value, Kernel) else value
         return description
+
+    @property
+    def has_unit_diagonal(self) -> bool:
+        """Whether k(x, x) = 1 for every x (zero rows of a cosine apart), so that λ alone says how much it counts."""
+        return self.tag in _UNIT_DIAGONAL
 
     @property
     def is_precomputed(self) -> bool:

@@ -22,6 +22,11 @@ _DESCRIBED: dict[str, type[Kernel]] = {
     )
 }  # fmt: skip
 
+MADE_ELSEWHERE: dict[
+    str, Callable[[Mapping[str, Any], Mapping[str, Callable[..., Any]], Mapping[str, Any]], Kernel]
+] = {}
+"""From settings, functions and arrays to the kernels of higher rooms (dkrr.features), which enrol here by tag."""
+
 # scikit-learn's metric names, and "matern"; which of its three settings each takes (the others are ignored,
 # as there, so that a grid search may vary gamma over several kernels).
 _NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
@@ -93,7 +98,9 @@ def as_kernel(
 
 
 def kernel_from_dict(
-    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None = None
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None = None,
+    arrays: Mapping[str, Any] | None = None,
 ) -> Kernel:
     """Return the kernel that `Kernel.to_dict` described.
 
@@ -103,6 +110,8 @@ def kernel_from_dict(
         For example ``{"kernel": "rbf", "gamma": 0.1}``; sums, products and multiples nest.
     callables : mapping from name to function, optional
         The functions of callable kernels, by the names in the description.
+    arrays : mapping from checksum to array, optional
+        The arrays of feature maps, by the checksums in the description.
 
     Returns
     -------
@@ -124,6 +133,8 @@ def kernel_from_dict(
     name = settings.pop("kernel")
     if name == CallableKernel.tag:
         return _given_function(settings, callables or {})
+    if name in MADE_ELSEWHERE:
+        return MADE_ELSEWHERE[name](settings, callables or {}, arrays or {})
     if name not in _DESCRIBED:
         raise InputError(
             f"unknown kernel {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come "
@@ -131,7 +142,7 @@ def kernel_from_dict(
         )
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            settings[key] = kernel_from_dict(value, callables)
+            settings[key] = kernel_from_dict(value, callables, arrays)
     return _made(_DESCRIBED[name], name, settings)
 
 

@@ -131,6 +131,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         peak_bytes=resources.local_baseline_bytes
         + dense_bytes(dimension, p.n_targets)
         + rows
+        + feature_bytes(p)
         + 3 * 8 * p.n * p.n_targets
         + p.read_overhead_bytes
         + resources.local_threads * THREAD_BUFFER_BYTES
@@ -255,7 +256,9 @@ def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: Ti
         + (groups if p.keeps_store else 1) * (one + 8 * grid.n * (4 * t + 2))
         + partial_bytes(grid, t, segment)
         + 8 * p.n * (t + 1),
-        peak_bytes=place.baseline_bytes + place.threads * max(forming_bytes, solving_bytes) + PROCESS_MARGIN_BYTES,
+        peak_bytes=place.baseline_bytes
+        + place.threads * (max(forming_bytes, solving_bytes) + feature_bytes(p))
+        + PROCESS_MARGIN_BYTES,
         limit_bytes=place.limit_bytes,
     )
 
@@ -266,6 +269,11 @@ def row_block(problem: Problem, tile: int, dimension: int) -> int:
     return int(max(1, min(problem.n, ROW_BLOCK_BYTES // max(width, 1), 65536)))
 
 
+def feature_bytes(problem: Problem) -> int:
+    """Arrays of the feature map and temporaries of its calls."""
+    return 0 if problem.feature_map is None else problem.feature_map.held_bytes(problem.d)
+
+
 def feature_seconds(problem: Problem) -> float:
     """Elementwise work of the feature map for one entry of Φ."""
-    return 0.0 if problem.feature_map is None else problem.feature_map.entry_seconds()
+    return 0.0 if problem.feature_map is None else problem.feature_map.entry_seconds(problem.d)

@@ -44,13 +44,38 @@ class Candidate:
     """Most memory of any process that works."""
     limit_bytes: int
     """What that process is allowed."""
+    solver: Literal["cholesky", "cg"] = "cholesky"
+    iterations: int = 0
+    """Expected of conjugate gradient."""
+    rank: int = 0
+    """Expected columns of the preconditioner's factor."""
+    rank_limit: int = 0
+    """Columns that there is memory for."""
+    kept_tiles: int = 0
+    """Tiles of the matrix that each place keeps in memory; the others are formed at every pass."""
+    precision: Literal["float64", "float32"] = "float64"
+    """Of the products (of conjugate gradient) or of the factor (that preconditions it)."""
+    keeps_rows: bool = False
+    """Every process keeps X in memory."""
+    n_tiles: int = 0
+    """Tiles along one side (conjugate gradient)."""
+    slots: int = 1
+    """Tasks that run at once (conjugate gradient)."""
     refused: str = ""
     """Why it cannot be chosen; empty if it can."""
+
+    @property
+    def touches_disk(self) -> bool:
+        """Whether tiles of the matrix are stored."""
+        return self.execution != "memory" and self.solver == "cholesky"
 
     @property
     def name(self) -> str:
         """Short description."""
         where = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        if self.solver == "cg":
+            where |= {"memory": "in this process", "serial": "in this process"}
+            return f"{self.form}, conjugate gradient, {where[self.execution]}, {_products(self)}"
         tiles = "" if self.execution == "memory" else f", tiles of {self.tile:,}"
         return f"{self.form}, Cholesky, {where[self.execution]}{tiles}"
 
@@ -78,8 +103,8 @@ class Plan:
 
     @property
     def solver(self) -> str:
-        """Name of the solver."""
-        return "cholesky"
+        """Name of the solver: "cholesky" or "cg"."""
+        return self.chosen.solver
 
     @property
     def execution(self) -> Execution:
@@ -127,11 +152,14 @@ class Plan:
         what = "K + λI" if c.form == "dual" else "ΦᵀΦ + λI"
         lines = [
             f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {_plural(p.n_targets, 'target')}, {_describe(p)}",
-            f"  form        {c.form}: factor {what}, {matrix:,} × {matrix:,}; predict in {self.prediction} form",
-            "  solver      tiled Cholesky" + (f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""),
+            f"  form        {c.form}: {'factor' if c.solver == 'cholesky' else 'iterate with'} {what}, {matrix:,} × "
+            f"{matrix:,}; predict in {self.prediction} form",
+            f"  solver      {_solver(c, p)}" + (f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""),
             f"  where       {_where(c)}",
         ]
-        if c.execution != "memory":
+        if c.solver == "cg":
+            lines.append(f"  products    {_products(c)}")
+        elif c.execution != "memory":
             n_tiles = -(-matrix // c.tile)
             by = f", {c.segment} tile columns a task" if c.segment else ""
             lines.append(
@@ -154,7 +182,33 @@ class Plan:
         return "\n".join(lines)
 
 
+def _solver(c: Candidate, p: Problem) -> str:
+    if c.solver == "cholesky":
+        return "tiled Cholesky"
+    rank = f"rank up to {c.rank_limit:,}, about {c.rank:,}" if c.rank < c.rank_limit else f"rank {c.rank:,}"
+    how = f"preconditioned ({rank})" if c.rank_limit else "not preconditioned by a factor"
+    return (
+        f"conjugate gradient, {how}, to a true residual of {p.tol:.0e}; about {c.iterations} iterations (an estimate)"
+    )
+
+
+def _products(c: Candidate) -> str:
+    if c.form == "primal":
+        return "float64, the rows streamed at every pass"
+    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
+    kept = min(n_tiles, c.kept_tiles * c.slots)
+    low = "mixed precision" if c.precision == "float32" else "float64"
+    if kept == n_tiles:
+        return f"{low}, the matrix kept in memory"
+    part = f", {kept / n_tiles:.0%} of them kept in memory" if kept else ""
+    return f"{low}, tiles of {c.tile:,} formed at every pass{part}"
+
+
 def _where(c: Candidate) -> str:
+    if c.solver == "cg" and c.execution != "dask":
+        return "in the calling process"
+    if c.solver == "cg":
+        return f"on Dask workers ({_plural(c.n_workers, 'process', 'es')})"
     return f"{_WHERE[c.execution]}" + (f" ({_plural(c.n_workers, 'process', 'es')})" if c.execution == "dask" else "")
 
 
@@ -173,6 +227,9 @@ def _plural(count: int, word: str, ending: str = "s") -> str:
 def _describe(p: Problem) -> str:
     description = p.kernel.to_dict()
     name = description.pop("kernel")
+    if "feature_map" in description:  # the kernel of a map: what it is a map of says more
+        description = dict(description["feature_map"])
+        name = description.pop("feature_map")
     parameters = ", ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in description.items()

@@ -5,9 +5,11 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.planning.candidates import MAX_TILES_A_SIDE, TILES, dual_in_memory, primal_in_memory, tiled
+from dkrr.planning.iterative import dual_iterative, primal_iterative
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
+from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import format_bytes, format_seconds
 
 SMALL_SECONDS = 3.0
@@ -20,6 +22,11 @@ EQUAL_TIME = 1.03
 """Projected times that differ by less are alike; then the disk decides, and after it the bytes that are read."""
 MORE_DISK = 1.25
 """Needs of disk that differ by less are alike."""
+
+SURELY_FASTER = 2.0
+"""By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
+SPECTRUM_UNKNOWN = "its iterations cannot be estimated before the fit; give solver='cg' to use it"
+NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, which the estimate of its iterations may be off by"
 
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 NOT_SMALL = "there is a Dask client, and the work is not small"
@@ -51,15 +58,9 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     forms, impossible = _forms(problem)
     if not forms:
         raise PlanError("; ".join(impossible))
-    candidates = []
-    for form in forms:
-        if not problem.wants_tiles:
-            in_memory = dual_in_memory if form == "dual" else primal_in_memory
-            candidates.append(in_memory(problem, resources))
-            if candidates[-1].seconds < TINY_SECONDS and _checked(candidates[-1], resources) is candidates[-1]:
-                continue
-        candidates += tiled(problem, resources, form)
-    candidates = [_checked(c, resources) for c in candidates]
+    candidates = [_checked(c, resources) for form in forms for c in _ways(problem, resources, form)]
+    if problem.solver is None:
+        candidates = _without_gambles(candidates, problem)
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, problem, resources)
@@ -78,10 +79,55 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     )
 
 
+def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:
+    """Candidates of one form, of the solvers that may be used."""
+    layout, solver = problem.layout, problem.solver
+    wants_direct = not isinstance(solver, ConjugateGradient) and (layout is None or layout.solver == "cholesky")
+    wants_iterative = not isinstance(solver, Cholesky) and (layout is None or layout.solver == "cg")
+    ways: list[Candidate] = []
+    if wants_direct:
+        if not problem.wants_tiles:
+            ways.append((dual_in_memory if form == "dual" else primal_in_memory)(problem, resources))
+            if ways[0].seconds < TINY_SECONDS and not _checked(ways[0], resources).refused:
+                return ways
+        ways += tiled(problem, resources, form)
+    if wants_iterative:
+        settings = solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
+        if form == "dual":
+            ways += dual_iterative(problem, resources, settings)
+        elif settings.preconditioner in ("auto", None):
+            ways += primal_iterative(problem, resources)
+        elif problem.form == "primal" or problem.kernel.is_precomputed:
+            raise InputError(
+                f"preconditioner={settings.preconditioner!r} is made of columns of K and serves the dual form only; "
+                f"use preconditioner='auto' or form='dual'"
+            )
+    return ways
+
+
+def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Candidate]:
+    """Refuse conjugate gradient where nobody asked for it and a direct solver may well be faster."""
+    direct = min((c.seconds for c in candidates if c.solver == "cholesky" and not c.refused), default=None)
+    if direct is None:
+        return candidates
+    known = problem.kernel.has_unit_diagonal and min(problem.alphas) > 0
+
+    def judged(c: Candidate) -> Candidate:
+        if c.solver == "cholesky" or c.refused:
+            return c
+        if c.form == "primal" or not known:
+            return replace(c, refused=SPECTRUM_UNKNOWN)
+        return c if SURELY_FASTER * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)
+
+    return [judged(c) for c in candidates]
+
+
 def _check_tile(problem: Problem) -> None:
     """Refuse tiles so small that the scheduler would drown in tasks, in the form that has fewer of them."""
     sizes = {"dual": problem.n, "primal": problem.dimension or problem.n}
     n = min(sizes.values()) if problem.form is None else sizes[problem.form]
+    if isinstance(problem.solver, ConjugateGradient):
+        return  # its tiles are not tasks
     if problem.tile is not None and -(-n // problem.tile) > MAX_TILES_A_SIDE:
         raise InputError(
             f"tile={problem.tile} would cut a matrix of {n:,} rows into {-(-n // problem.tile):,} tiles a side; the "
@@ -188,16 +234,19 @@ def _needed_limit(c: Candidate, resources: Resources) -> int:
 
 def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[Candidate]:
     """Best of each form, place and outcome, so that the explanation stays short."""
-    best: dict[tuple[str, str, bool], Candidate] = {}
+    best: dict[tuple[str, str, str, bool], Candidate] = {}
     for c in sorted(candidates, key=lambda c: (bool(c.refused), c.seconds)):
-        best.setdefault((c.form, c.execution, bool(c.refused)), c)
+        best.setdefault((c.form, c.solver, c.execution, bool(c.refused)), c)
     kept = [
         c
         for c in best.values()
         # A refused tile size says nothing where another of the same kind works.
         if not (
             c.refused
-            and ((c.form, c.execution, False) in best or (c.form, c.execution) == (chosen.form, chosen.execution))
+            and (
+                (c.form, c.solver, c.execution, False) in best
+                or (c.form, c.solver, c.execution) == (chosen.form, chosen.solver, chosen.execution)
+            )
         )
     ]
     return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
@@ -221,6 +270,8 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         time = best[other]
         against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
         reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
+    if chosen.solver == "cg":
+        return reasons + _iterative_reasons(problem, chosen, candidates)
     if chosen.execution == "memory":
         reasons.append("in the calling process, since everything fits in memory and that is fastest")
     elif p.keeps_store:
@@ -245,5 +296,40 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
     elif chosen.execution != "memory" and p.layout is None:
         reasons.append(
             "larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"
+        )
+    return reasons
+
+
+def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
+    c, reasons = chosen, []
+    direct = [d for d in candidates if d.solver == "cholesky" and d.form == c.form]
+    possible = min((d for d in direct if not d.refused), key=lambda d: d.seconds, default=None)
+    if isinstance(problem.solver, ConjugateGradient):
+        reasons.append("conjugate gradient was asked for")
+    elif possible is not None:
+        reasons.append(
+            f"conjugate gradient, since a factorisation would take about {format_seconds(possible.seconds)} and "
+            f"{format_bytes(possible.disk_bytes)} of disk"
+        )
+    elif direct:
+        reasons.append(f"conjugate gradient, since a factorisation {direct[0].refused}")
+    else:
+        reasons.append("conjugate gradient, since the matrix is too large for a factorisation")
+    if c.execution == "memory":
+        reasons.append("in the calling process, since its threads do as much as workers would")
+    elif c.execution == "serial":
+        reasons.append("in the calling process, with checkpoints in the store")
+    if c.rank:
+        reasons.append(
+            f"a preconditioner of rank {c.rank:,}: more would take longer to make than it saves, or not fit in memory; "
+            f"the spectrum, once seen, may stop it earlier or let it grow to {c.rank_limit:,}"
+        )
+    if c.form == "dual" and c.precision == "float32":
+        reasons.append("products in float32 are about half the time; the residual that counts is computed in float64")
+    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
+    if c.form == "dual" and c.kept_tiles * c.slots < n_tiles:
+        whole = n_tiles * c.tile**2 * (4 if c.precision == "float32" else 8)
+        reasons.append(
+            f"the whole matrix would take {format_bytes(whole)} of memory; forming tiles again costs less than a disk"
         )
     return reasons

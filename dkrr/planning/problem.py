@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
 from dkrr.rows import MemoryRows, Rows
+from dkrr.solvers import Cholesky, ConjugateGradient
 
 Form = Literal["primal", "dual"]
 
@@ -19,6 +20,7 @@ class Layout:
     panel: int
     segment: int
     row_parts: int
+    solver: Literal["cholesky", "cg"] = "cholesky"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Problem:
     """Bytes of one row of X in memory; None: 8 d."""
     x_bytes: int | None = None
     """Bytes of X where it is stored; None: n × row_bytes."""
+    is_sparse: bool = False
+    """X is sparse."""
     x_is_shared: bool = False
     """X is in a store that workers can read; otherwise they get a copy of it."""
     x_in_memory: bool = True
@@ -56,6 +60,10 @@ class Problem:
     """None: the planner chooses."""
     layout: Layout | None = None
     """Of the run that this one goes on with."""
+    solver: Cholesky | ConjugateGradient | None = None
+    """None: the planner chooses."""
+    tol: float = 1e-8
+    """True relative residual asked of an iterative solver."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
@@ -76,6 +84,7 @@ class Problem:
             feature_map=feature_map(kernel, d),
             row_bytes=rows.row_bytes,
             x_bytes=rows.n_bytes,
+            is_sparse=rows.is_sparse,
             x_is_shared=rows.is_shared,
             x_in_memory=isinstance(rows, MemoryRows),
             read_overhead_bytes=rows.read_overhead_bytes,

@@ -38,6 +38,11 @@ class Rows(ABC):
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """Rows start ... stop − 1 (of some columns) as they are stored: ndarray, or CSR if `is_sparse`."""
 
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        """Some rows, by number, as they are stored; nothing else is read where the container can do that."""
+        blocks = [self.read(int(k), int(k) + 1) for k in indices]
+        return sp.csr_array(sp.vstack(blocks, format="csr")) if self.is_sparse else np.concatenate(blocks)
+
     @property
     def n_bytes(self) -> int:
         """Bytes of the whole table in memory."""
@@ -81,6 +86,10 @@ class MemoryRows(Rows):
         block = self.array[start:stop]
         return block if columns == ALL else block[:, columns]
 
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        """See base class."""
+        return self.array[indices]
+
     @property
     def n_bytes(self) -> int:
         """See base class."""
@@ -122,6 +131,10 @@ class ZarrRows(Rows):
         if self._array.ndim == 1:
             return self._array[start:stop][:, None][:, columns]
         return np.asarray(self._array[start:stop, columns])
+
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        """See base class."""
+        return np.asarray(self._array.oindex[indices]).reshape(len(indices), self.shape[1])
 
     @property
     def read_overhead_bytes(self) -> int:
@@ -210,6 +223,11 @@ class DaskRows(Rows):
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
         block = self.array[start:stop, columns].compute()
+        return block.tocsr() if sp.issparse(block) else np.asarray(block)
+
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        """See base class."""
+        block = self.array[indices].compute()
         return block.tocsr() if sp.issparse(block) else np.asarray(block)
 
 

@@ -16,6 +16,14 @@ from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+@every_kind
+def test_rows_by_number(kind, tmp_path):
+    case = table(kind, tmp_path)
+    rows = as_rows(case.handed_in)
+    for some in ([0, 3, 11, 22], [5], [9, 2, 2]):
+        assert_array_equal(dense(rows.take(np.array(some))), case.array[some])
+
+
 @st.composite
 def ranges(draw, size):
     start = draw(st.integers(0, size))

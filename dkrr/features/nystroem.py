@@ -1,0 +1,280 @@
+"""The Nyström approximation of any kernel by some of the training rows, as a feature map."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dkrr import blas
+from dkrr.errors import InputError
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap
+from dkrr.features.map_kernel import MapKernel
+from dkrr.features.settings import as_base, whole
+from dkrr.kernels import Kernel
+from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows, is_sparse
+
+STRIP_ENTRIES = 2**21
+"""Entries of k(x, C) in memory at once (16 MiB)."""
+MOST_STRIP_ROWS = 512
+
+Pivots = Literal["rpcholesky", "uniform"]
+
+
+@dataclass(frozen=True)
+class Nystroem(FeatureMap):
+    """The Nyström approximation with centres that are yet to be drawn from the training rows.
+
+    `KernelRidge(kernel=Nystroem(...))` draws the centres C when it is fitted and fits the model of the kernel
+    k(x, C) K_CC⁻¹ k(C, z), by the features of a `NystroemMap`: an approximation of that of the kernel, by name. Until
+    then this value has a size and a cost but no features.
+
+    Parameters
+    ----------
+    base : Kernel or name of a kernel
+        Positive semidefinite.
+    n_components : int
+        Number of centres, at most the number of training rows. The features may be fewer: see `whitened`.
+    pivots : {"rpcholesky", "uniform"}
+        How the centres are drawn: by randomly pivoted Cholesky, which looks at all rows and adapts to the kernel's
+        spectrum, or each row with the same probability.
+    random_state : int
+        Seed of the draw.
+
+    References
+    ----------
+    C. K. I. Williams, M. Seeger, "Using the Nyström method to speed up kernel machines", NIPS 2000.
+    Y. Chen, E. N. Epperly, J. A. Tropp, R. J. Webber, "Randomly pivoted Cholesky", Communications on Pure and Applied
+    Mathematics 78, 2025.
+
+    Examples
+    --------
+    >>> from dkrr.features import Nystroem
+    >>> from dkrr.kernels import RBF
+    >>> Nystroem(RBF(gamma=0.5), n_components=300).dimension(n_features=7)
+    300
+    """
+
+    tag: ClassVar[str] = "nystroem"
+
+    base: Kernel
+    n_components: int
+    pivots: Pivots = "rpcholesky"
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", as_base(self.base, "Nystroem"))
+        object.__setattr__(self, "n_components", whole(self.n_components, "n_components", 1))
+        if self.pivots not in ("rpcholesky", "uniform"):
+            raise InputError(f"pivots is {self.pivots!r}; expected 'rpcholesky' or 'uniform'")
+        object.__setattr__(self, "random_state", whole(self.random_state, "random_state", 0))
+
+    def entry_seconds(self, n_features: int) -> float:
+        """See base class."""
+        return entry_seconds(self.base.resolved(n_features), self.n_components, n_features)
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class; centres are taken as dense."""
+        return held_bytes(self.base, self.n_components, n_features)
+
+    def dimension(self, n_features: int) -> int:  # noqa: ARG002
+        """Return the number of centres, which is the largest D."""
+        return self.n_components
+
+    def kernel(self) -> Kernel:
+        """Return the kernel of the features-to-be."""
+        return MapKernel(self)
+
+    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
+        raise InputError(
+            f"{self!r} has no centres yet, and so no features; expected a fitted map: KernelRidge(kernel=...).fit "
+            "draws the centres from the training rows, dkrr.features.whitened(kernel, centres) takes given ones"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NystroemMap(FeatureMap):
+    """φ(x) = k(x, C) W with W Wᵀ = K_CC⁻¹, so that φ(x)ᵀφ(z) = k(x, C) K_CC⁻¹ k(C, z). Made by `whitened`.
+
+    Parameters
+    ----------
+    base : Kernel
+    centres : ndarray or CSR of float64, shape (D, n_features)
+        C.
+    whitening : ndarray of float64, shape (D, D)
+        W, upper triangular: the first features need the first centres only.
+    """
+
+    tag: ClassVar[str] = "nystroem_map"
+
+    base: Kernel
+    centres: Rows
+    whitening: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", as_base(self.base, "NystroemMap"))
+        object.__setattr__(self, "centres", as_rows(self.centres, "centres"))
+        size = self.centres.shape[0]
+        if self.whitening.shape != (size, size) or self.whitening.dtype != np.float64:
+            raise InputError(
+                f"whitening is {self.whitening.dtype} of shape {self.whitening.shape}; expected float64 of "
+                f"{(size, size)}: a row and a column for every centre"
+            )
+
+    def __repr__(self) -> str:
+        return f"NystroemMap({self.base!r}, {len(self.whitening)} centres)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NystroemMap) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.base, *self._digests))
+
+    def entry_seconds(self, n_features: int) -> float:
+        """See base class."""
+        return entry_seconds(self.base, len(self.whitening), n_features)
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class."""
+        return held_bytes(self.base, len(self.whitening), n_features)
+
+    def dimension(self, n_features: int) -> int:  # noqa: ARG002
+        """Return the number of centres."""
+        return len(self.whitening)
+
+    def kernel(self) -> Kernel:
+        """Return the kernel k(x, C) K_CC⁻¹ k(C, z)."""
+        return MapKernel(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description of JSON's types only; the arrays are named by their checksum, and given by `arrays`."""
+        centres, whitening = ({"array": digest} for digest in self._digests)
+        return {"feature_map": self.tag, "base": self.base.to_dict(), "centres": centres, "whitening": whitening}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays that `to_dict` names."""
+        return dict(zip(self._digests, (self.centres, self.whitening), strict=True))
+
+    @cached_property
+    def _digests(self) -> tuple[str, str]:
+        return _digest(self.centres), _digest(self.whitening)
+
+    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+        for rows, gram in self._strips(X, stop):
+            # W is triangular, so a panel of features needs what is left of its end only: half the work in all.
+            for left in range(start, stop, STRIP_COLUMNS):
+                right = min(left + STRIP_COLUMNS, stop)
+                target = out[rows, left - start : right - start]
+                blas.gemm(target, gram[:, :right], self.whitening[:right, left:right])
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        # (k(x, C) W) w = k(x, C) (W w): the whitening is applied to t columns instead of n rows.
+        weights, out = blas.product(self.whitening, coef), np.empty((X.shape[0], coef.shape[1]))
+        for rows, gram in self._strips(X, len(weights)):
+            blas.gemm(out[rows], gram, weights)
+        return out
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        total, out = np.zeros((len(self.whitening), values.shape[1])), np.empty((len(self.whitening), values.shape[1]))
+        for rows, gram in self._strips(X, len(total)):
+            blas.gemm(total, gram, values[rows], transpose_a=True, beta=1.0)
+        blas.gemm(out, self.whitening, total, transpose_a=True)
+        return out
+
+    def _strips(self, X: Rows, stop: int) -> Any:
+        """Yield ranges of rows, each with its k(x, C) for the first `stop` centres."""
+        height = strip_rows(stop)
+        gram = np.empty((min(height, X.shape[0]), stop))
+        centres = self.centres[:stop]
+        for top in range(0, X.shape[0], height):
+            rows = slice(top, min(top + height, X.shape[0]))
+            yield rows, self.base(X[rows], centres, out=gram[: rows.stop - top])
+
+
+def strip_rows(n_centres: int) -> int:
+    """Rows whose kernel with the centres is in memory at once."""
+    return max(1, min(MOST_STRIP_ROWS, STRIP_ENTRIES // max(n_centres, 1)))
+
+
+def entry_seconds(base: Kernel, n_centres: int, n_features: int) -> float:
+    """Seconds of one feature: an entry of the kernel, and a column of the triangular W."""
+    cost = base.entry_cost(n_features)
+    return cost.element_seconds + (cost.gemm_flops + n_centres) / GEMM_FLOPS
+
+
+def held_bytes(base: Kernel, n_centres: int, n_features: int) -> int:
+    """Bytes of C and W, and of the temporaries of a strip."""
+    height = strip_rows(n_centres)
+    temporary = 8 * height * n_centres + base.workspace_bytes(height, n_centres, n_features)
+    return 8 * n_centres * (n_centres + n_features) + temporary
+
+
+def whitened(kernel: Kernel, centres: Rows) -> NystroemMap:
+    """Return the Nyström map of given centres.
+
+    By pivoted Cholesky, K_CC = P L Lᵀ Pᵀ and W = L⁻ᵀ for the centres in the order of the pivots. It stops where what
+    is left of every diagonal entry is below n · eps · the largest, as LAPACK does: the centres that remain are
+    duplicates of those before, as far as float64 can tell. They are left out, so D may be less than the number of
+    centres, but never has columns of zeros or of rounding. Everything is float64: features whitened in float32 make
+    normal equations that are worthless.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Positive semidefinite.
+    centres : ndarray or CSR, shape (n_centres, n_features)
+
+    Returns
+    -------
+    NystroemMap
+
+    Raises
+    ------
+    InputError
+        If the kernel is not positive semidefinite on the centres.
+
+    References
+    ----------
+    N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, SIAM 2002, section 10.3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.features import whitened
+    >>> from dkrr.kernels import RBF
+    >>> X = np.array([[0.0], [1.0], [1.0]])
+    >>> phi = whitened(RBF(gamma=0.5), X)
+    >>> phi.dimension(1), bool(np.allclose(phi.transform(X) @ phi.transform(X).T, RBF(gamma=0.5)(X)))
+    (2, True)
+    """
+    rows = as_rows(centres, "centres")
+    rows = rows.astype(np.float64, copy=False)
+    kernel = as_base(kernel, "a Nyström map").resolved(rows.shape[1])
+    factor = kernel(rows)
+    diagonal = factor.diagonal().copy()
+    order, rank = blas.pivoted_cholesky_in_place(factor)
+    tolerance = len(diagonal) * np.finfo(np.float64).eps * float(diagonal.max(initial=0.0))
+    dropped = factor[rank:, :rank]
+    left = diagonal[order[rank:]] - np.einsum("ij,ij->i", dropped, dropped)
+    # What is left of a positive semidefinite matrix is zero but for rounding, about `tolerance` again.
+    if rank == 0 or (len(left) and left.min() < -10 * tolerance):
+        raise InputError(
+            f"the kernel {kernel!r} is not positive semidefinite on the {len(diagonal)} centres of its Nyström "
+            "approximation, or zero there; expected k(x, C) with K_CC positive semidefinite: use another kernel"
+        )
+    whitening = np.eye(rank)
+    blas.solve_lower(factor[:rank, :rank], whitening, transpose=True)
+    return NystroemMap(kernel, rows[order[:rank]], whitening)
+
+
+def _digest(array: Rows) -> str:
+    """Checksum of a dense or CSR array."""
+    parts: list[npt.NDArray[Any]] = [array]
+    if is_sparse(array):
+        parts = [array.data, array.indices.astype(np.int64), array.indptr.astype(np.int64)]
+    sha = hashlib.sha256(str(array.shape).encode())
+    for part in parts:
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()

@@ -1,0 +1,318 @@
+"""Fits by conjugate gradient: the matrix is multiplied, never factored."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.features import FeatureMap
+from dkrr.fitting.checkpoint import Checkpoints
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.memory import loaded
+from dkrr.fitting.sampled import by_name
+from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.workspace import Workspace
+from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
+from dkrr.linalg.normal import Segment
+from dkrr.linalg.normal_product import (
+    Diagonal,
+    NormalOperator,
+    normal_moments,
+    training_errors,
+    weighted_squares,
+    weighted_sums,
+)
+from dkrr.linalg.operator import ResidentRows, TiledOperator, pass_cost
+from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
+from dkrr.linalg.sources import GramTiles, MatrixTiles, TileSource
+from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
+from dkrr.planning import Plan
+from dkrr.planning.iterative import APPLY_SECONDS, FACTOR_ITEMSIZE, factor_seconds
+from dkrr.rows import Rows, scan
+from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.solvers import ConjugateGradient
+from dkrr.solvers.conjugate_gradient import Iteration, LowRankSettings, Outcome, RPCholesky
+from dkrr.tiles import TileGrid
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Team:
+    """Who does the work of one fit, and where it is noted."""
+
+    executor: Executor
+    progress: Progress
+    slots: int
+    slots_a_process: int
+    checkpoints: Checkpoints | None
+    record: RunRecord
+
+    @classmethod
+    @contextmanager
+    def of_threads(cls, plan: Plan, progress: Progress) -> Iterator["Team"]:
+        """Threads of the calling process."""
+        slots = plan.chosen.slots
+        with ThreadExecutor(slots) as executor, blas.one_thread():
+            yield cls(executor, progress, slots, slots, None, RunRecord())
+
+    @classmethod
+    def of_workspace(cls, plan: Plan, work: Workspace) -> "Team":
+        """Workers with a store."""
+        threads = plan.resources.worker_threads if plan.execution == "dask" else plan.chosen.slots
+        checkpoints = Checkpoints(work.store) if work.keeps else None
+        return cls(work.executor, work.progress, plan.chosen.slots, threads, checkpoints, work.record)
+
+
+def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple[DualSolution, RunRecord]:
+    """Solve (K + λW⁻¹) α = y in the calling process, with nothing on disk."""
+    rows = loaded(data.rows)
+    scan(rows, "X")
+    if data.kernel.is_precomputed:
+        grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.tile)
+        _check_symmetry(SerialExecutor(), rows, grid)
+    with Team.of_threads(plan, progress) as team:
+        return _fit_dual(data, plan, team, rows), team.record
+
+
+def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
+    """Solve (K + λW⁻¹) α = y on workers, with checkpoints in a given store."""
+    rows = work.share(data.rows, data.fingerprint, layout(plan), plan.chosen.tile)
+    team, run = Team.of_workspace(plan, work), _run_name()
+    if data.kernel.is_precomputed:
+        _check_symmetry(work.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
+    elif plan.chosen.keeps_rows:
+        rows = ResidentRows(rows, run)
+    try:
+        solution = _fit_dual(replace(data, kernel=by_name(data.kernel, work)), plan, team, rows)
+    finally:
+        work.executor.forget(run)
+    return solution
+
+
+def layout(plan: Plan) -> dict[str, Any]:
+    """How the run is cut, for the runs that go on with it."""
+    c = plan.chosen
+    return {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": 0, "row_parts": 1, "solver": "cg"}
+
+
+def _run_name() -> str:
+    return f"cg-{uuid.uuid4().hex}"
+
+
+def _check_symmetry(executor: Executor, rows: Rows, grid: TileGrid) -> None:
+    values = executor.run(symmetry_tasks(rows, grid), Progress()).values()
+    refuse_asymmetry(list(values.values()))
+
+
+def settings_of(plan: Plan) -> ConjugateGradient:
+    """Settings that the user gave, or the planner's."""
+    solver = plan.problem.solver
+    return solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
+
+
+def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows) -> DualSolution:
+    c, run = plan.chosen, _run_name()
+    scale, means = data.dual_scale(), data.target_means()
+    source: TileSource
+    columns: ColumnSource
+    if data.kernel.is_precomputed:
+        source, columns = MatrixTiles(rows), MatrixColumns(rows)
+    else:
+        source, columns = GramTiles(data.kernel, rows), GramColumns(data.kernel, rows)
+    operator = TiledOperator(
+        source=source,
+        grid=TileGrid(data.n, c.tile, c.tile),
+        executor=team.executor,
+        run=run,
+        slots=team.slots,
+        slots_a_process=team.slots_a_process,
+        kept_tiles=c.kept_tiles,
+        keeps=c.precision,
+        scale=scale,
+    )
+    groups = data.alpha_groups()
+    sides = [data.dual_right_sides(targets, means) for _, targets in groups]
+    right_sides = np.hstack(sides)
+    shift = np.concatenate([np.full(b.shape[1], alpha) for (alpha, _), b in zip(groups, sides, strict=True)])[None, :]
+    try:
+        preconditioner = _preconditioner(data, plan, team, columns, shift, run)
+        outcome = _iterate(plan, team, operator, preconditioner, shift, right_sides, scale)
+    except NotPositiveDefiniteError as error:
+        raise _not_positive_definite(error, data) from None
+    finally:
+        team.executor.forget(run)
+    coef, intercept, first = np.empty(data.targets.shape), means.copy(), 0
+    for (_, targets), b in zip(groups, sides, strict=True):
+        coef[:, targets], offset = data.dual_coefficients(outcome.x[:, first : first + b.shape[1]])
+        intercept[targets] += offset
+        first += b.shape[1]
+    kept = rows.rows if isinstance(rows, ResidentRows) else rows
+    return DualSolution(coef, intercept, kept, float(outcome.residuals.max()), outcome)
+
+
+def _iterate(
+    plan: Plan,
+    team: Team,
+    operator: Any,
+    preconditioner: Preconditioner,
+    shift: Array,
+    right_sides: Array,
+    scale: Array | None,
+) -> Outcome:
+    state = None if team.checkpoints is None else team.checkpoints.load()
+    if state is not None and state.x.shape != right_sides.shape:
+        state = None
+    constant = np.ones(len(right_sides)) if scale is None else scale
+    iteration = Iteration(
+        operator=operator,
+        shift=shift,
+        right_sides=right_sides,
+        preconditioner=preconditioner,
+        tol=plan.problem.tol,
+        max_iterations=settings_of(plan).max_iterations,
+        mixed=plan.chosen.precision == "float32",
+        deflate=None if preconditioner.captures_constant or plan.form == "primal" else constant,
+        progress=team.progress,
+        on_iteration=team.checkpoints.save_in_time if team.checkpoints is not None else lambda _: None,
+        on_end=team.checkpoints.save if team.checkpoints is not None else lambda _: None,
+    )
+    outcome = iteration.run(state=state)
+    team.record.add(operator.record)
+    team.record.add(preconditioner.record)
+    return outcome
+
+
+def _preconditioner(
+    data: TrainingData, plan: Plan, team: Team, columns: ColumnSource, shift: Array, run: str
+) -> Preconditioner:
+    c, p = plan.chosen, plan.problem
+    if c.rank_limit == 0:
+        return Identity()
+    wanted = settings_of(plan).preconditioner
+    settings = wanted if isinstance(wanted, LowRankSettings) else RPCholesky()
+    scale = data.dual_scale()
+    factor = PivotedCholesky(
+        columns=columns,
+        executor=team.executor,
+        run=run,
+        slots=team.slots,
+        capacity=c.rank_limit,
+        pivots=settings.pivots,
+        importance=None if scale is None else scale**2,
+        seed=settings.seed,
+        dtype=np.float32,
+    )
+    saved = None if team.checkpoints is None else team.checkpoints.load_pivots()
+    with team.progress.stage("preconditioner", 1.0):
+        if saved is not None and len(saved) <= factor.capacity:
+            factor.restore(saved)
+        elif settings.rank is not None:
+            factor.grow(settings.rank)
+        else:
+            factor.grow(c.rank_limit, pays_no_more(float(shift.min()), p.tol, *_rates(plan)))
+        if team.checkpoints is not None:
+            team.checkpoints.save_pivots(factor.index)
+        # λ = 0 leaves nothing to tell apart from what the factor does not have.
+        floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0
+        lowest = np.where(shift > 0, shift, max(floor, float(np.finfo(np.float32).eps)))
+        return LowRank(factor, lowest, scale)
+
+
+def _rates(plan: Plan) -> tuple[float, Any]:
+    """Seconds of one product, and of one more pivot at a rank, from what the plan was made with."""
+    c, p, r = plan.chosen, plan.problem, plan.resources
+    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
+    kept = min(1.0, c.kept_tiles * c.slots / n_tiles)
+    product = pass_cost(p.kernel, p.d, p.n**2 / 2, p.n_right_sides, c.precision, kept)
+    apply = 2 * APPLY_SECONDS[FACTOR_ITEMSIZE] * p.n * p.n_right_sides / c.slots
+
+    def pivot_seconds(rank: int) -> float:
+        step = max(1, rank // 50)
+        more = factor_seconds(p, r, c.slots, rank + step) - factor_seconds(p, r, c.slots, rank)
+        return more / step + c.iterations * apply
+
+    return r.rates.seconds(product) / c.slots, pivot_seconds
+
+
+def _not_positive_definite(error: NotPositiveDefiniteError, data: TrainingData) -> NotPositiveDefiniteError:
+    alphas = ", ".join(f"{a:g}" for a in np.unique(data.alphas))
+    return NotPositiveDefiniteError(
+        f"K + λI with λ = alpha = {alphas}: {error}. The kernel is not positive semidefinite on these rows, or λ is "
+        f"below what rounding in K allows: increase alpha, or use a positive semidefinite kernel. dkrr never adds a "
+        f"jitter of its own; checkpoints in a given store are kept",
+        error.row,
+    )
+
+
+def fit_primal_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple[PrimalSolution, RunRecord]:
+    """Solve (ΦᵀWΦ + λI) w = ΦᵀWy in the calling process, streaming the rows."""
+    scan(data.rows, "X")
+    weights = None if data.weights is None else data.weights[:, None]
+    with Team.of_threads(plan, progress) as team:
+        targets = data.targets - data.target_means()
+        assert data.feature_map is not None
+        return _fit_primal(data, plan, team, data.rows, targets, weights, data.feature_map), team.record
+
+
+def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
+    """Solve (ΦᵀWΦ + λI) w = ΦᵀWy on workers, streaming the rows."""
+    rows = work.share(data.rows, data.fingerprint, layout(plan), plan.chosen.row_block)
+    by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
+    work.store.create_group("normal")
+    targets = work.vectors("normal", "targets", by_rows, data.targets.shape[1], data.targets - data.target_means())
+    weights = None if data.weights is None else work.vectors("normal", "weights", by_rows, 1, data.weights)
+    team = Team.of_workspace(plan, work)
+    assert data.feature_map is not None
+    return _fit_primal(data, plan, team, rows, targets, weights, by_name(data.feature_map, work))
+
+
+def _fit_primal(
+    data: TrainingData, plan: Plan, team: Team, rows: Rows, targets: Any, weights: Any, phi: FeatureMap
+) -> PrimalSolution:
+    c, n = plan.chosen, data.n
+    dimension = phi.dimension(rows.shape[1])
+    n_blocks = -(-n // c.row_block)
+    parts = min(n_blocks, 2 * team.slots)
+    cuts = [min(n, round(k * n_blocks / parts) * c.row_block) for k in range(parts + 1)]
+    segments = tuple(Segment(rows, a, b, c.row_block, targets, weights) for a, b in pairwise(cuts) if b > a)
+
+    def total(function: Any, *arguments: Any) -> Array:
+        tasks = [Task(f"{function.__name__}-{k}", function, (phi, s, *arguments[:-1])) for k, s in enumerate(segments)]
+        value, record = team.executor.total(tasks, arguments[-1])
+        team.record.add(record)
+        return np.asarray(value)
+
+    centre, size = None, n if data.weights is None else float(data.weights.sum())
+    if data.fit_intercept:
+        centre = total(weighted_sums, None)[:, 0] / size
+    moments = total(normal_moments, centre, None)
+    # As in the dual form, all values of alpha are columns of the same passes.
+    shift = data.alphas[None, :]
+    preconditioner: Preconditioner = Identity()
+    if settings_of(plan).preconditioner == "auto" and (not rows.is_sparse or _is_linear(phi)):
+        diagonal = total(weighted_squares, None)[:, 0]
+        if centre is not None:
+            diagonal = np.maximum(diagonal - size * centre**2, 0.0)
+        preconditioner = Diagonal(diagonal, shift)
+    operator = NormalOperator(phi, segments, team.executor, dimension, centre)
+    outcome = _iterate(plan, team, operator, preconditioner, shift, moments, None)
+    tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre)) for k, s in enumerate(segments)]
+    record = team.executor.map(tasks, outcome.x)
+    errors = np.concatenate([t.value for t in record.tasks])
+    return replace(
+        PrimalSolution.build(data, outcome.x, data.target_means(), centre, errors, float(outcome.residuals.max())),
+        outcome=outcome,
+    )
+
+
+def _is_linear(phi: FeatureMap) -> bool:
+    return phi.tag == "identity"

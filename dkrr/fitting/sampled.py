@@ -1,0 +1,144 @@
+"""Feature maps that are drawn from the training rows, before the fit is planned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dkrr.features import FeatureMap, MapKernel, Nystroem, NystroemMap, whitened
+from dkrr.features.base import Array
+from dkrr.features.nystroem import entry_seconds, held_bytes
+from dkrr.fitting.workspace import Workspace
+from dkrr.kernels import Kernel
+from dkrr.linalg.pivots import choose_pivots
+from dkrr.rows import MemoryRows, Rows, scan, write_rows
+from dkrr.rows.checks import check_finite
+
+Value = TypeVar("Value", bound=Kernel | FeatureMap)
+
+
+def drawn(value: Value, rows: Rows) -> Value:
+    """Return a kernel or feature map with every Nyström approximation inside fitted to the rows.
+
+    Parameters
+    ----------
+    value : Kernel or FeatureMap
+    rows : Rows
+        The training rows, of shape (n, d).
+
+    Returns
+    -------
+    Kernel or FeatureMap
+        The value itself if there is nothing to draw.
+
+    Raises
+    ------
+    InputError
+        If the rows hold NaN or infinity, or the kernel is not positive semidefinite on the centres.
+    """
+    return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
+
+
+def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:
+    """Draw the centres and whiten them.
+
+    Parameters
+    ----------
+    settings : Nystroem
+    rows : Rows
+        Uniform pivots read the rows of the centres only.
+
+    Returns
+    -------
+    NystroemMap
+        With `n_components` features, or fewer if the kernel has a smaller rank on the rows.
+    """
+    kernel = settings.base.resolved(rows.shape[1])
+    if settings.pivots != "uniform":
+        scan(rows, "X")  # a NaN would become a pivot
+    pivots = choose_pivots(kernel, rows, settings.n_components, settings.pivots, settings.random_state)
+    centres = rows.take(np.sort(pivots))
+    check_finite(centres, "the centres drawn from X")
+    return whitened(kernel, centres)
+
+
+def by_name(value: Value, work: Workspace) -> Value:
+    """Return a kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
+
+    A whitening of 2,000 centres is 32 MB, which every task would carry. Nothing changes where tasks do not travel.
+
+    Parameters
+    ----------
+    value : Kernel or FeatureMap
+    work : Workspace
+    """
+    if work.client is None:
+        return value
+
+    def stored(part: Any) -> Any:
+        if not isinstance(part, NystroemMap):
+            return part
+        places = []
+        for digest, array in part.arrays().items():
+            # A name that holds the checksum: a process never takes the arrays of one run for those of another.
+            name = f"features-{digest}"
+            work.store.delete(name)  # of an earlier call, which may not have finished it
+            places.append(write_rows(MemoryRows(array), work.store.at(name)))
+        return _StoredMap(part.base, *places)
+
+    return _replaced(value, stored)
+
+
+def _replaced(value: Value, change: Callable[[Any], Any]) -> Value:
+    """Return a value with `change` applied to it, or else to its parts; the value itself if that changes nothing."""
+    new: Value = change(value)
+    if new is not value:
+        return new
+    parts = {f.name: getattr(value, f.name) for f in fields(value)}  # type: ignore[arg-type]
+    known = {name: _replaced(part, change) for name, part in parts.items() if isinstance(part, Kernel | FeatureMap)}
+    changed = {name: part for name, part in known.items() if part is not parts[name]}
+    return replace(value, **changed) if changed else value  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class _StoredMap(FeatureMap):
+    """A `NystroemMap` in a store; each process reads it once."""
+
+    tag: ClassVar[str] = "stored"
+
+    base: Kernel
+    centres: Rows
+    whitening: Rows
+
+    def entry_seconds(self, n_features: int) -> float:
+        """See base class."""
+        return entry_seconds(self.base, self.whitening.shape[0], n_features)
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class."""
+        return held_bytes(self.base, self.whitening.shape[0], n_features)
+
+    def dimension(self, n_features: int) -> int:  # noqa: ARG002
+        """Return the number of centres."""
+        return self.whitening.shape[0]
+
+    def kernel(self) -> Kernel:
+        """Return the kernel of the map."""
+        return MapKernel(self)
+
+    def _fill(self, X: Any, start: int, stop: int, out: Array) -> None:
+        _read(self)._fill(X, start, stop, out)
+
+    def _multiply(self, X: Any, coef: Array) -> Array:
+        return _read(self)._multiply(X, coef)
+
+    def _adjoint(self, X: Any, values: Array) -> Array:
+        return _read(self)._adjoint(X, values)
+
+
+@lru_cache(maxsize=2)
+def _read(stored: _StoredMap) -> NystroemMap:
+    centres, whitening = (rows.read(0, rows.shape[0]) for rows in (stored.centres, stored.whitening))
+    return NystroemMap(stored.base, centres, whitening)

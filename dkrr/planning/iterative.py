@@ -1,0 +1,297 @@
+"""The ways to solve a problem by conjugate gradient, each with its projected cost.
+
+What they need that no plan can know is the spectrum of the matrix. TYPICAL stands for it until the factor of the
+preconditioner shows it; the rank is then chosen by what was found.
+"""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from dkrr.linalg.operator import Precision, multiply_bytes, pass_cost
+from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
+from dkrr.linalg.preconditioner import expected_iterations
+from dkrr.planning.candidates import (
+    PROCESS_MARGIN_BYTES,
+    THREAD_BUFFER_BYTES,
+    feature_bytes,
+    feature_seconds,
+    row_block,
+)
+from dkrr.planning.plan import Candidate, Execution
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Resources
+from dkrr.solvers import ConjugateGradient, Float32Cholesky
+from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
+
+TYPICAL_EIGENVALUE = 3.9e-5
+"""Of K / n for k(x, x) = 1, the 1,000th: measured on QM9 with 79 columns and γ = 1 / 79 ..."""
+TYPICAL_DECAY = 2.7
+"""... and the power of their number with which they fall there."""
+MAX_EIGENVALUE = 0.2
+"""The same for the second, when the constant is deflated and there is no factor."""
+
+RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
+"""Ranks that are compared."""
+LARGEST_TILE = 8192
+"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
+LEAST_TILE = 512
+WORKSPACE_PART = 16
+"""The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
+KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the memory left for tiles that are compared; what is not used for tiles is there for the factor."""
+ROWS_PART = 4
+"""X is kept by every process if it takes at most one part in this many of its memory."""
+APPLY_SECONDS = {8: 0.7e-9, 4: 1.0e-9}
+"""An entry of the factor, for both of its products with one vector: read, and converted if it is float32."""
+FACTOR_ITEMSIZE = 4
+"""The factor is stored in float32: rounding makes another factor, as good a preconditioner, of half the size."""
+ROUND_TRIPS = 3
+"""Of an iteration on Dask: one for A and two for the preconditioner."""
+ROUND_TRIP_SECONDS = 0.02
+MIXED_ITERATIONS = 1.15
+"""Iterations with products in float32 over those in float64: every cycle begins anew (measured 1.07 to 1.2)."""
+MAX_ITERATIONS_PLANNED = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Place:
+    execution: Execution
+    n_workers: int
+    slots: int
+    threads: int
+    """Tasks at once in one process."""
+    baseline_bytes: int
+    limit_bytes: int
+    usable_bytes: int
+    start_seconds: float
+
+
+def iterations_expected(problem: Problem, rank: int) -> int:
+    """Iterations for a typical spectrum."""
+    alpha = max(min(problem.alphas), 1e-14)
+    eigenvalue = problem.n * MAX_EIGENVALUE
+    if rank:
+        eigenvalue = min(eigenvalue, problem.n * TYPICAL_EIGENVALUE * (rank / 1000) ** -TYPICAL_DECAY)
+    return int(min(ceil(expected_iterations(eigenvalue, alpha, problem.tol)) + 1, MAX_ITERATIONS_PLANNED))
+
+
+def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGradient) -> list[Candidate]:
+    """Conjugate gradient on K + λW⁻¹: the places, times tiles kept, times ranks, times precisions."""
+    return [
+        candidate
+        for place in _places(problem, resources)
+        for precision in _precisions(settings)
+        for rank in _ranks(problem, settings)
+        for part in KEPT_PARTS
+        for candidate in [_dual(problem, resources, settings, place, precision, rank, part)]
+    ]
+
+
+def _places(problem: Problem, r: Resources) -> list[_Place]:
+    places = []
+    if not r.cluster_is_running:
+        places.append(
+            _Place(
+                execution="serial" if problem.wants_tiles else "memory",
+                n_workers=1,
+                slots=r.local_threads,
+                threads=r.local_threads,
+                baseline_bytes=r.local_baseline_bytes + r.local_threads * THREAD_BUFFER_BYTES,
+                limit_bytes=r.local_limit_bytes,
+                usable_bytes=r.local_limit_bytes,
+                start_seconds=0.0,
+            )
+        )
+    places.append(
+        _Place(
+            execution="dask",
+            n_workers=r.n_workers,
+            slots=r.n_workers * r.worker_threads,
+            threads=r.worker_threads,
+            baseline_bytes=r.worker_baseline_bytes,
+            limit_bytes=r.worker_limit_bytes,
+            usable_bytes=int(r.worker_limit_bytes * r.usable_fraction),
+            start_seconds=0.0 if r.cluster_is_running else r.rates.cluster_start_seconds,
+        )
+    )
+    return places
+
+
+def _precisions(settings: ConjugateGradient) -> tuple[Precision, ...]:
+    return {"auto": ("float64", "float32"), "mixed": ("float32",), "float64": ("float64",)}[settings.precision]  # type: ignore[return-value]
+
+
+def _ranks(problem: Problem, settings: ConjugateGradient) -> list[int]:
+    if settings.preconditioner is None or isinstance(settings.preconditioner, Float32Cholesky):
+        return [0]
+    if settings.preconditioner != "auto" and settings.preconditioner.rank is not None:
+        return [min(settings.preconditioner.rank, problem.n)]
+    return [r for r in RANKS if r <= problem.n // 4] or [max(1, problem.n // 4)]
+
+
+def cg_tile(problem: Problem, place_limit: int, slots: int) -> int:
+    """Tiles as large as the kernel's temporaries allow, and enough of them that every place has as much to do."""
+    n = problem.n
+    if problem.tile is not None:
+        return min(problem.tile, n)
+    n_tiles = max(ceil(n / LARGEST_TILE), min(ceil(n / LEAST_TILE), 5 + ceil(2 * sqrt(slots))))
+    tile = ceil(n / n_tiles)
+    while tile > LEAST_TILE and problem.kernel.workspace_bytes(tile, tile, problem.d) > place_limit // WORKSPACE_PART:
+        tile = ceil(tile / 2)
+    return tile
+
+
+def _dual(
+    problem: Problem,
+    resources: Resources,
+    settings: ConjugateGradient,
+    place: _Place,
+    precision: Precision,
+    rank: int,
+    part: float,
+) -> Candidate:
+    p, rates, m = problem, resources.rates, problem.n_right_sides * len(problem.alphas)
+    itemsize = 4 if precision == "float32" else 8
+    tile = cg_tile(p, place.limit_bytes, place.slots)
+    n_tiles = ceil(p.n / tile)
+    all_tiles = n_tiles * (n_tiles + 1) // 2
+    # X is here already, or every process keeps it if it is small, or its tiles are read at every pass.
+    held = p.x_in_memory and place.execution != "dask"
+    keeps_rows = not held and p.stored_bytes <= place.limit_bytes // ROWS_PART
+    fixed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
+    fixed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
+    fixed += 12 * 8 * p.n * m if place.execution != "dask" else 4 * 8 * p.n * m
+    needed = fixed + _factor_bytes(p, place, rank)
+    free = max(0, place.usable_bytes - needed)
+    kept = min(ceil(all_tiles / place.slots), int(part * free / (itemsize * tile**2 * place.threads)))
+    peak = needed + place.threads * kept * itemsize * tile**2
+    fixed_rank = settings.preconditioner not in ("auto", None) and getattr(settings.preconditioner, "rank", None)
+    limit = rank if fixed_rank or rank == 0 else _largest_rank(p, place, rank, place.usable_bytes - peak)
+    peak += _factor_bytes(p, place, limit) - _factor_bytes(p, place, rank)
+    kept_part = min(1.0, kept * place.slots / all_tiles)
+    entries = float(p.n) ** 2 / 2
+    iterations = iterations_expected(p, rank)
+    cycles = 1
+    if precision == "float32":
+        iterations, cycles = ceil(iterations * MIXED_ITERATIONS), cycles_in_low_precision(p.tol)
+    one = rates.seconds(pass_cost(p.kernel, p.d, entries, m, precision, kept_part)) / place.slots
+    check = one
+    if precision == "float32":
+        check = rates.seconds(pass_cost(p.kernel, p.d, entries, m, "float64", 0.0)) / place.slots
+    apply = 2 * APPLY_SECONDS[FACTOR_ITEMSIZE] * p.n * rank * m / place.slots
+    trips = ROUND_TRIPS * ROUND_TRIP_SECONDS if place.execution == "dask" else 0.0
+    # The first pass forms what is kept.
+    first = rates.seconds(pass_cost(p.kernel, p.d, entries, 1, precision, 0.0)) * kept_part / place.slots
+    staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
+    x_read = 0.0
+    if not held:
+        passes = 1 if keeps_rows else iterations + cycles
+        x_read = passes * (p.stored_bytes * place.n_workers if keeps_rows else p.stored_bytes * (n_tiles + 1) / 2)
+    checkpoint = 5 * 8 * p.n * m if p.keeps_store else 0
+    return Candidate(
+        form="dual",
+        execution=place.execution,
+        n_workers=place.n_workers,
+        tile=tile,
+        panel=tile,
+        segment=0,
+        row_parts=1,
+        row_block=tile,
+        seconds=place.start_seconds
+        + 2 * staged / rates.write_bytes
+        + x_read / rates.read_bytes / place.slots
+        + factor_seconds(p, resources, place.slots, rank)
+        + first
+        + iterations * (one + apply + trips)
+        + cycles * check,
+        read_bytes=x_read,
+        written_bytes=staged + checkpoint,
+        disk_bytes=staged + 2 * checkpoint,
+        peak_bytes=int(peak),
+        limit_bytes=place.limit_bytes,
+        solver="cg",
+        iterations=iterations,
+        rank=rank,
+        rank_limit=limit,
+        kept_tiles=kept,
+        precision=precision,
+        keeps_rows=keeps_rows,
+        n_tiles=n_tiles,
+        slots=place.slots,
+    )
+
+
+def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
+    """Time to make the preconditioner's factor and the small matrix that goes with it."""
+    entry = problem.kernel.entry_cost(problem.d)
+    cost = pivoted_cost(problem.n, rank, entry.gemm_flops, entry.element_seconds)
+    return resources.rates.seconds(cost) / slots + rank**3 / resources.rates.gemm_flops
+
+
+def _factor_bytes(problem: Problem, place: _Place, rank: int) -> int:
+    if rank == 0:
+        return 0
+    rows = place.threads * factor_rows_bytes(problem.n, rank, FACTOR_ITEMSIZE, place.slots)
+    # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
+    square = 8 * rank**2 * (2 * place.threads + (4 if place.execution != "dask" else 2))
+    return rows + square + rank * problem.bytes_of_row
+
+
+def _largest_rank(problem: Problem, place: _Place, rank: int, free: int) -> int:
+    """Twice the rank that is expected to do, if the memory that is left allows it."""
+    least, most = rank, min(problem.n, 2 * rank)
+    while least < most:
+        middle = (least + most + 1) // 2
+        if _factor_bytes(problem, place, middle) - _factor_bytes(problem, place, rank) <= free:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
+    """Conjugate gradient on ΦᵀWΦ + λI, the rows streamed at every pass; a diagonal preconditioner."""
+    p, rates = problem, resources.rates
+    dimension, t = p.dimension or 0, p.n_targets * len(p.alphas)
+    candidates = []
+    for place in _places(p, resources):
+        sparse = p.is_sparse and p.feature_map is not None and p.feature_map.keeps_sparse
+        block = row_block(p, 1 if sparse else dimension, 1 if sparse else dimension)
+        entries = p.n * (p.bytes_of_row / 12 if sparse else float(dimension))
+        iterations = iterations_expected(p, 0)
+        one = entries * (feature_seconds(p) + 1.5e-9 * t) / place.slots
+        held = p.x_in_memory and place.execution != "dask"
+        staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
+        x_read = 0.0 if held else float(iterations) * p.stored_bytes
+        width = p.bytes_of_row if sparse else 8 * dimension
+        checkpoint = 5 * 8 * dimension * t if p.keeps_store else 0
+        candidates.append(
+            Candidate(
+                form="primal",
+                execution=place.execution,
+                n_workers=place.n_workers,
+                tile=dimension,
+                panel=dimension,
+                segment=0,
+                row_parts=1,
+                row_block=block,
+                seconds=place.start_seconds
+                + 2 * staged / rates.write_bytes
+                + iterations * one
+                + x_read / rates.read_bytes / place.slots,
+                read_bytes=x_read,
+                written_bytes=staged + checkpoint,
+                disk_bytes=staged + 2 * checkpoint,
+                peak_bytes=place.baseline_bytes
+                + PROCESS_MARGIN_BYTES
+                + place.threads
+                * (block * (3 * width + p.bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
+                + p.read_overhead_bytes
+                + (12 * 8 * dimension * t + 3 * 8 * p.n * t if place.execution != "dask" else 0),
+                limit_bytes=place.limit_bytes,
+                solver="cg",
+                iterations=iterations,
+                slots=place.slots,
+            )
+        )
+    return candidates
