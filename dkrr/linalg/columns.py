@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
-from dkrr.rows import MemoryRows, Rows
+from dkrr.rows import Rows
 from dkrr.rows.sources import Block, dense
 
 Array = NDArray[np.float64]
@@ -58,7 +57,7 @@ class GramColumns(ColumnSource):
 
     def take(self, index: NDArray[np.intp]) -> Block:
         """Rows of X."""
-        return gather(self.rows, index)
+        return self.rows.take(index)
 
     def block(self, rows: slice, taken: Block) -> Array:
         """See base class."""
@@ -94,18 +93,10 @@ class MatrixColumns(ColumnSource):
 
     def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
         """See base class."""
-        return np.array([_row(self.rows, int(i), slice(0, self.n))[right] for i in left]).reshape(
-            len(left), len(right)
-        )
+        entries = [_row(self.rows, int(i), slice(0, self.n))[right] for i in left]
+        return np.asarray(entries, np.float64).reshape(len(left), len(right))
 
 
 def _row(rows: Rows, i: int, columns: slice) -> Array:
-    return np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
-
-
-def gather(rows: Rows, index: NDArray[np.intp]) -> Block:
-    """Rows of these numbers, in this order."""
-    if isinstance(rows, MemoryRows):
-        return rows.array[index]
-    found = [rows.read(int(i), int(i) + 1) for i in index]
-    return sp.csr_array(sp.vstack(found, format="csr")) if rows.is_sparse else np.concatenate(found)
+    row: Array = np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
+    return row

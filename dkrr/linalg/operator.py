@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cost import Cost
+from dkrr.kernels import Kernel
+from dkrr.kernels.blocks import STRIP_ENTRIES
 from dkrr.linalg.sources import Piece, TileSource, cut_tile
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
@@ -260,20 +263,58 @@ class ResidentRows(Rows):
     is_shared = True
 
     def __init__(self, rows: Rows, run: str) -> None:
-        self._rows, self._run = rows, run
+        self.rows, self._run = rows, run
         self.is_sparse = rows.is_sparse
 
     @property
     def shape(self) -> tuple[int, int]:
         """See base class."""
-        return self._rows.shape
+        return self.rows.shape
 
     @property
     def dtype(self) -> Any:
         """See base class."""
-        return self._rows.dtype
+        return self.rows.dtype
 
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         """See base class."""
-        block = resident.kept(self._run, "rows", lambda: MemoryRows(self._rows.read(0, self._rows.shape[0])))
+        block = resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
         return block.read(start, stop, columns)
+
+
+FLOAT32_ELEMENTS = 0.6
+"""Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7)."""
+USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
+"""Both products of one entry, in cache, with one vector."""
+KEPT_BYTE_SECONDS = 0.17e-9
+"""A byte of a kept tile from memory, with both products, where all cores read at once."""
+
+
+def pass_cost(kernel: Kernel, n_features: int, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
+    """Cost of one product of `n_entries` entries (each used twice) with m vectors.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    n_features : int
+    n_entries : float
+        Entries of the lower triangle.
+    m : int
+    precision : {"float64", "float32"}
+        GEMM in float32 counts half its operations, since it is twice as fast.
+    kept : float
+        Part of the entries that are in memory and not formed.
+    """
+    entry, low = kernel.entry_cost(n_features), precision == "float32"
+    formed = (1.0 - kept) * n_entries
+    itemsize = 4 if low else 8
+    return Cost(
+        gemm_flops=(0.5 if low else 1.0) * (entry.gemm_flops * formed + 4.0 * (m - 1) * n_entries),
+        element_seconds=formed * ((FLOAT32_ELEMENTS if low else 1.0) * entry.element_seconds + USE_SECONDS[precision])
+        + kept * n_entries * itemsize * KEPT_BYTE_SECONDS,
+    )
+
+
+def multiply_bytes(kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int) -> int:
+    """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
+    return 2 * tile * row_bytes + kernel.workspace_bytes(tile, tile, n_features) + 8 * STRIP_ENTRIES + 4 * 8 * n * m

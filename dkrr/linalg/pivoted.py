@@ -18,7 +18,8 @@ approximation by the pivoted Cholesky decomposition", Appl. Numer. Math. 2012.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ BLOCKS_TO_RANK = 12
 MIN_BLOCK = 32
 
 
-class LostRows(Exception):
+class LostRowsError(Exception):
     """A worker does not have its rows of the factor (any more)."""
 
 
@@ -61,12 +62,12 @@ class FactorRows:
 
         Raises
         ------
-        LostRows
+        LostRowsError
             If it is not.
         """
         state: _State | None = resident.found(self.run, ("factor", self.number))
         if state is None:
-            raise LostRows(self.number)
+            raise LostRowsError(self.number)
         return state
 
     def new_state(self) -> "_State":
@@ -110,7 +111,7 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     """Task: add columns; the squares of the new entries summed over each row, of shape (stop − start,)."""
     state = rows.new_state() if new.rank == 0 else rows.state()
     if state.rank < new.rank:
-        raise LostRows(rows.number)
+        raise LostRowsError(rows.number)
     k = len(new.corner)
     squares = np.empty(rows.stop - rows.start)
     state.rank = new.rank
@@ -231,7 +232,7 @@ class PivotedCholesky:
         cuts = [round(k * n / slots) for k in range(slots + 1)]
         self._parts = [
             FactorRows(self.columns, a, b, self.run, k, self.capacity, self.dtype)
-            for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for k, (a, b) in enumerate(pairwise(cuts))
         ]
 
     @property
@@ -349,8 +350,8 @@ class PivotedCholesky:
 
     def _threshold(self) -> Array:
         """What is left of the diagonal below this is rounding."""
-        precision = np.finfo(self.dtype).eps  # type: ignore[arg-type]
-        return 10.0 * precision * self._first_diagonal
+        precision = float(np.finfo(np.dtype(self.dtype)).eps)
+        return np.asarray(10.0 * precision * self._first_diagonal)
 
     def _factor_at(self, taken: Any) -> Array:
         """Rows of F at taken rows, from A at the pivots: shape (k, rank)."""
@@ -406,15 +407,13 @@ class PivotedCholesky:
         return self._map(function, shared)
 
     def _keep(self, record: RunRecord) -> None:
-        from dataclasses import replace
-
         self.record.add(RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]))
 
     def _safely(self, run: Callable[[], Any]) -> Any:
         """Run; where a worker has lost its rows, let it make them again from the pivots."""
         try:
             return run()
-        except LostRows:
+        except LostRowsError:
             whole = self.columns.take(self.index)
             self._map(rebuild_rows, (whole, self._lower))
             return run()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
-from dkrr.linalg.columns import GramColumns, gather
+from dkrr.linalg.columns import GramColumns
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import SerialExecutor
@@ -46,7 +46,7 @@ def choose_pivots(
     most = max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank)
     if n > most:
         candidates = np.sort(rng.choice(n, size=most, replace=False))
-    block = gather(rows, candidates) if n > most else rows.read(0, n)
+    block = rows.take(candidates) if n > most else rows.read(0, n)
     factor = PivotedCholesky(
         GramColumns(kernel.resolved(rows.shape[1]), MemoryRows(block)),
         SerialExecutor(),
@@ -55,7 +55,6 @@ def choose_pivots(
         capacity=rank,
         pivots=method,
         seed=seed,
-        dtype=np.float32,
     )
     try:
         factor.grow(rank)

@@ -67,7 +67,9 @@ MAX_GROWTHS = 6
 
 @dataclass
 class LowRank(Preconditioner):
-    """(diag(c) F Fᵀ diag(c) + diag(s))⁻¹, by the identity of Sherman, Morrison and Woodbury::
+    """(diag(c) F Fᵀ diag(c) + diag(s))⁻¹, by the identity of Sherman, Morrison and Woodbury.
+
+    ::
 
         z = S⁻¹ r − S⁻¹ C F (I + Fᵀ C S⁻¹ C F)⁻¹ Fᵀ C S⁻¹ r
 
@@ -174,7 +176,7 @@ SPREAD = 1.2
 
 
 def next_eigenvalue(factor: PivotedCholesky) -> float:
-    """Estimate of the largest eigenvalue that a partial factor leaves: what the last pivots took off the trace, each."""
+    """Estimate of the largest eigenvalue that a partial factor leaves: what one of the last pivots took off."""
     (before, trace_before), (now, trace) = factor.traces[-2], factor.traces[-1]
     return max(trace_before - trace, 0.0) / max(now - before, 1)
 

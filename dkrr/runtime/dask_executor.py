@@ -117,6 +117,7 @@ class DaskExecutor:
 
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
+        resident.forget(run)
         self.client.run(resident.forget, run)
 
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
-from dkrr.solvers.result import Status
+from dkrr.solvers.result import Residuals, Status
 
 Array = NDArray[np.float64]
 
@@ -87,8 +87,10 @@ class GreedyCholesky:
 
 @dataclass(frozen=True)
 class Float32Cholesky:
-    """Preconditioner of a complete Cholesky factorisation in float32: half the disk and about half the time of
-    the direct solver, and a few iterations bring the residual to float64's."""
+    """Preconditioner of a complete Cholesky factorisation in float32.
+
+    Half the disk and about half the time of the direct solver; a few iterations bring the residual to float64's.
+    """
 
 
 LowRankSettings = RPCholesky | UniformNystroem | GreedyCholesky
@@ -130,19 +132,6 @@ class ConjugateGradient:
         most = self.max_iterations
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
             raise InputError(f"max_iterations={most!r} must be a whole number, at least 1")
-
-
-@dataclass(frozen=True)
-class Residuals:
-    """One line of a convergence history."""
-
-    iteration: int
-    seconds: float
-    """Since the iteration began (in the run that wrote this line)."""
-    largest: float
-    """Largest relative residual over the right-hand sides."""
-    is_true: bool
-    """Computed from A in float64; otherwise by the recurrence."""
 
 
 @dataclass
@@ -188,6 +177,8 @@ class Outcome:
     """True relative residual of every right-hand side, (m,)."""
     status: Status
     iterations: int
+    rank: int
+    """Columns of the preconditioner's factor in the end."""
     history: tuple[Residuals, ...]
     messages: tuple[str, ...]
 
@@ -214,6 +205,8 @@ class Iteration:
     progress : Progress
     on_iteration : callable, optional
         Called with the State after every iteration; it may save it.
+    on_end : callable, optional
+        Called with the last State.
     """
 
     operator: Operator
@@ -226,6 +219,7 @@ class Iteration:
     deflate: Array | None = None
     progress: Progress = field(default_factory=Progress)
     on_iteration: Callable[[State], None] = lambda _: None
+    on_end: Callable[[State], None] = lambda _: None
 
     def run(self, start: Array | None = None, state: State | None = None) -> Outcome:
         """Iterate until every true residual is met, or no more can be had.
@@ -253,22 +247,24 @@ class Iteration:
             if resumed and state.history:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
+        self.on_end(state)
         relative = np.linalg.norm(state.residual, axis=0) / self._norms
-        return Outcome(state.x, relative, status, state.iteration, tuple(state.history), tuple(state.messages))
+        return Outcome(
+            x=state.x,
+            residuals=relative,
+            status=status,
+            iterations=state.iteration,
+            rank=self.preconditioner.rank,
+            history=tuple(state.history),
+            messages=tuple(state.messages),
+        )
 
     def _first_state(self, start: Array | None) -> State:
         b = self.right_sides
         state = State(np.zeros_like(b), b.copy(), "float32" if self.mixed else "float64")
-        if self.deflate is not None:
-            self._prepare_deflation(state.precision)
         if start is not None:
             state.x = np.array(start, np.float64)
             state.residual = self._true_residual(state.x)
-        elif self.deflate is not None:
-            # The best multiple of the deflated direction; only a first guess, so float32 will do.
-            w = self.deflate[:, None]
-            state.x = w * ((w.T @ b) / self._w_a_w)
-            state.residual = b - self._a_w[:, None] * (state.x[:1] / w[:1]) - self.shift * state.x
         return state
 
     def _prepare_deflation(self, precision: Precision) -> None:
@@ -278,6 +274,8 @@ class Iteration:
         self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
 
     def _cycles(self, state: State) -> Status:
+        if self.deflate is not None:
+            self._prepare_deflation(state.precision)
         while True:
             if state.cycle is None:
                 relative = np.linalg.norm(state.residual, axis=0) / self._norms
@@ -321,20 +319,29 @@ class Iteration:
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
             goal = norms * (goal / norms) ** (1 / n_cycles)
+        correction = np.zeros_like(residual)
+        if self.deflate is not None:
+            # The best multiple of the deflated direction, of which all that follows is free.
+            w = self.deflate[:, None]
+            multiple = (self.deflate @ residual) / self._w_a_w[columns]
+            correction = w * multiple
+            residual = residual - self._a_w[:, None] * multiple - self._shift_of(columns) * correction
         z = self._precondition(residual, columns)
         product = (residual * z).sum(axis=0)
-        return Cycle(columns, goal, np.zeros_like(residual), residual, z, product)
+        return Cycle(columns, goal, correction, residual, z, product)
+
+    def _shift_of(self, columns: NDArray[np.intp]) -> Array:
+        return self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
 
     def _precondition(self, residual: Array, columns: NDArray[np.intp]) -> Array:
         z = self.preconditioner.apply(residual, columns)
         if self.deflate is not None:
-            shift = self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
-            w = self.deflate[:, None]
+            shift, w = self._shift_of(columns), self.deflate[:, None]
             z -= w * ((self._a_w @ z + (w * shift * z).sum(axis=0)) / self._w_a_w[columns])
         return z
 
     def _multiply(self, vectors: Array, columns: NDArray[np.intp], precision: Precision) -> Array:
-        shift = self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
+        shift = self._shift_of(columns)
         return self.operator.multiply(vectors, precision) + shift * vectors
 
     def _true_residual(self, x: Array) -> Array:

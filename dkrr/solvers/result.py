@@ -26,6 +26,19 @@ class Status(Enum):
     )
 
 
+@dataclass(frozen=True)
+class Residuals:
+    """One line of a convergence history."""
+
+    iteration: int
+    seconds: float
+    """Since the iteration began (in the run that wrote this line)."""
+    largest: float
+    """Largest relative residual over the right-hand sides."""
+    is_true: bool
+    """Computed from A in float64; otherwise by the recurrence."""
+
+
 INACCURATE_ABOVE = 1e-6
 """Relative residual above which a direct solution is called inaccurate: rounding alone stays far below unless the
 system is close to singular."""
@@ -51,6 +64,15 @@ class SolveResult:
     """Highest resident memory of any process that did the work (of a user's workers: since they started)."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
+    residuals: tuple[float, ...] = ()
+    """The same for every right-hand side of an iterative solver (one for each target and, with a free intercept, one
+    for the constant of each value of alpha)."""
+    rank: int = 0
+    """Columns of the preconditioner's factor."""
+    history: tuple[Residuals, ...] = field(default=(), repr=False)
+    """Residuals of an iterative solver, iteration by iteration."""
+    messages: tuple[str, ...] = ()
+    """What an iterative solver did on its way: growth of the preconditioner, changes of precision."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

@@ -81,6 +81,14 @@ class RunStore:
         """Remember that the copy of X is complete."""
         self._update(rows=name)
 
+    def note(self, name: str) -> Any:
+        """Value noted in the description under a name; None if there is none."""
+        return self._attributes().get("notes", {}).get(name)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Note a value of JSON's types in the description, in one write."""
+        self._update(notes={**self._attributes().get("notes", {}), name: value})
+
     def create_group(self, name: str) -> None:
         """Make a group in the store, unless it is there."""
         zarr.open_group(zarr_store(self.at(name)), mode="a")
