@@ -9,6 +9,10 @@ not grow with n. A stored tile is never updated: Dask may run any task twice, an
 that are there. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
 the forward substitution free: the strips of row j are in memory anyway.
 
+The dtype of the stored factor decides the arithmetic. A factor in float32 takes half the disk, half the reading and
+about half the time of one in float64. It is no solution but a preconditioner, whose right-hand sides change at every
+iteration: its system has none, and the tasks only factor.
+
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
 be cut into segments of tile columns, each a task of its own; all but the last write S as it stands to a store of its
 own (write-once as well), which the next one begins from.
@@ -103,7 +107,7 @@ class PartialSums:
     """S and b − Σ L z of the tiles whose first segments are done."""
 
     matrix: TiledMatrix
-    forward: ChunkedArray
+    forward: ChunkedArray | None = None
 
 
 @dataclass(frozen=True)
@@ -114,16 +118,25 @@ class TiledSystem:
     """Tiles of A."""
     shift: ChunkedArray
     """s, of shape (n, 1), in chunks of tile rows."""
-    right_sides: ChunkedArray
-    """B, of shape (n, m), in chunks of tile rows."""
     factor: TiledMatrix
-    """L, written by the tasks."""
-    forward: ChunkedArray
-    """Z = L⁻¹ B, written by the tasks."""
+    """L, written by the tasks in its dtype."""
+    right_sides: ChunkedArray | None = None
+    """B, of shape (n, m), in chunks of tile rows; None, as always in float32, to factor only."""
+    forward: ChunkedArray | None = None
+    """Z = L⁻¹ B, written by the tasks; None without B."""
     segment: int = 0
     """Tile columns that one task subtracts; 0 means all."""
     partial: tuple[PartialSums, ...] = ()
     """After the first segment, after the second ..."""
+
+    def __post_init__(self) -> None:
+        vectors = [self.right_sides, self.forward, *(p.forward for p in self.partial)]
+        if any((v is None) != (self.right_sides is None) for v in vectors):
+            raise ValueError("right-hand sides come with their forward solution and its partial sums, or none of them")
+        if self.right_sides is not None and self.factor.dtype != np.float64:
+            raise ValueError(f"a factor in {self.factor.dtype} takes no right-hand sides")
+        if any(p.matrix.dtype != self.factor.dtype for p in self.partial):
+            raise ValueError("the partial sums and the factor differ in dtype")
 
     @property
     def grid(self) -> TileGrid:
@@ -167,9 +180,12 @@ def _reads(step: TileStep, i: int, j: int) -> bool:
     return (i, j) != (step.i, step.j) and (in_rows or (i == j and step.i == step.j and j in step.columns))
 
 
-def _complete(matrix: TiledMatrix, forward: ChunkedArray) -> set[tuple[int, int]]:
+def _complete(matrix: TiledMatrix, forward: ChunkedArray | None) -> set[tuple[int, int]]:
+    tiles = matrix.complete_tiles()
+    if forward is None:
+        return tiles
     solved = {k for k, _ in forward.present()}
-    return {(i, j) for i, j in matrix.complete_tiles() if i != j or i in solved}
+    return {(i, j) for i, j in tiles if i != j or i in solved}
 
 
 def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
@@ -178,10 +194,10 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     Raises
     ------
     NotPositiveDefiniteError
-        If a pivot of a diagonal tile is not positive.
+        If a pivot of a diagonal tile is not positive, in the arithmetic of the factor's dtype.
     """
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
-    tile = np.empty((grid.height(i), grid.height(j)))
+    tile = np.empty((grid.height(i), grid.height(j)), matrix.dtype)
     z = _begin(meter, system, step, tile)
     panels = [p for k in step.columns for p in grid.panels(k)]
     left = [matrix.strip_buffer() for _ in range(N_SLOTS)]
@@ -201,6 +217,8 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
             continue
         with meter.time("syrk"):
             blas.syrk(tile, a, alpha=-1.0, beta=1.0)
+        if z is None or system.forward is None:
+            continue
         with meter.time("forward"):
             k, where = grid.tile_of(p), grid.columns(p)
             first = grid.rows(k).start
@@ -210,45 +228,51 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     if not step.is_last:
         _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
     elif i == j:
-        _factor_diagonal(meter, grid, j, tile, z)
+        _factor_diagonal(meter, grid, j, tile)
+        if z is not None:
+            with meter.time("forward"):
+                blas.solve_lower(tile, z)
         _write(meter, matrix, system.forward, step, tile, z)
     else:
         _divide_by_diagonal(meter, matrix, i, j, tile, left)
 
 
-def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array:
-    """Fill the tile with A or with what the segment before left; the same for b, which only diagonal tiles have."""
+def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array | None:
+    """Fill the tile with A or with what the segment before left; return the same for b, if the step has any."""
     grid, i, j = system.grid, step.i, step.j
     if step.part:
         before = system.partial[step.part - 1]
         with meter.time("read"):
             meter.bytes_read += before.matrix.read_tile(i, j, tile)
-            return read_range(before.forward, grid.rows(i)) if i == j else np.empty((0, 0))
+            return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
     system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
     if i != j:
-        return np.empty((0, 0))
+        return None
     tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]
-    return read_range(system.right_sides, grid.rows(i))
+    return None if system.right_sides is None else read_range(system.right_sides, grid.rows(i))
 
 
 def _write(
-    meter: Meter, matrix: TiledMatrix, forward: ChunkedArray, step: TileStep, tile: blas.Array, z: blas.Array
+    meter: Meter,
+    matrix: TiledMatrix,
+    forward: ChunkedArray | None,
+    step: TileStep,
+    tile: blas.Array,
+    z: blas.Array | None,
 ) -> None:
     with meter.time("write"):
-        if step.i == step.j:
+        if z is not None and forward is not None:
             meter.bytes_written += forward.write((step.j, 0), z)
         meter.bytes_written += matrix.write_tile(step.i, step.j, tile)
 
 
-def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array, z: blas.Array) -> None:
+def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array) -> None:
     with meter.time("potrf"):
         failed = blas.cholesky_in_place(tile)
         if failed:
             row = grid.rows(j).start + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
         clear_upper(tile)
-    with meter.time("forward"):
-        blas.solve_lower(tile, z)
 
 
 def _divide_by_diagonal(
@@ -275,27 +299,44 @@ def _divide_by_diagonal(
         meter.bytes_written += sum(write.result() for write in writes)
 
 
-def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0) -> Cost:
-    """Cost of the whole factorisation, forming the tiles of A not included."""
+def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0, itemsize: int = 8) -> Cost:
+    """Cost of the whole factorisation, forming the tiles of A not included.
+
+    Parameters
+    ----------
+    grid : TileGrid
+    n_right_sides : int
+        0 without the forward substitution.
+    segment : int
+        Tile columns that one task subtracts; 0 means all.
+    itemsize : int
+        Bytes of an entry of L. Rates are of float64, so an operation in float32, which takes half the time, counts
+        half in `gemm_flops`.
+    """
     n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
-    strip = 8.0 * grid.tile * grid.panel
+    strip = float(_strip_bytes(grid, itemsize))
     strips_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
     read = sum(
         strip * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
         for j, before in enumerate(strips_before)
     )
-    between = partial_bytes(grid, n_right_sides, segment)
+    between = partial_bytes(grid, n_right_sides, segment, itemsize)
     return Cost(
-        gemm_flops=n**3 / 3 + n**2 * m,
+        gemm_flops=n**3 / 3 * itemsize / 8 + n**2 * m,
         read_bytes=read + between,
-        written_bytes=factor_bytes(grid) + 8.0 * n * m + between,
+        written_bytes=factor_bytes(grid, itemsize) + 8.0 * n * m + between,
         n_tasks=sum((n_tiles - j) * n_segments(j, segment) for j in range(n_tiles)),
     )
 
 
-def partial_bytes(grid: TileGrid, n_right_sides: int, segment: int) -> int:
-    """Bytes on disk of the sums between segments."""
-    strip = 8 * grid.tile * grid.panel + 4
+def _strip_bytes(grid: TileGrid, itemsize: int) -> int:
+    """Bytes on disk of one strip, checksum included."""
+    return itemsize * grid.tile * grid.panel + 4
+
+
+def partial_bytes(grid: TileGrid, n_right_sides: int, segment: int, itemsize: int = 8) -> int:
+    """Bytes on disk of the sums between segments, with `itemsize` bytes to an entry."""
+    strip = _strip_bytes(grid, itemsize)
     return sum(
         (n_segments(j, segment) - 1)
         * ((grid.n_tiles - j) * len(grid.panels(j)) * strip + 8 * grid.tile * n_right_sides)
@@ -303,12 +344,13 @@ def partial_bytes(grid: TileGrid, n_right_sides: int, segment: int) -> int:
     )
 
 
-def factor_bytes(grid: TileGrid) -> int:
-    """Bytes on disk of the tiles of a triangle."""
-    return sum((grid.n_tiles - j) * len(grid.panels(j)) * (8 * grid.tile * grid.panel + 4) for j in range(grid.n_tiles))
+def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
+    """Bytes on disk of the tiles of a triangle, with `itemsize` bytes to an entry."""
+    strip = _strip_bytes(grid, itemsize)
+    return sum((grid.n_tiles - j) * len(grid.panels(j)) * strip for j in range(grid.n_tiles))
 
 
-def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int) -> int:
+def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:
     """Most memory of one task: the tile, then either what forming it needs or four strips and a padded copy.
 
     Parameters
@@ -317,7 +359,9 @@ def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int) -> 
     n_right_sides : int
     form_bytes : int
         What forming one tile of A needs besides the tile.
+    itemsize : int
+        Bytes of an entry of L.
     """
-    tile, strip = 8 * grid.tile**2, 8 * grid.tile * grid.panel
+    tile, strip = itemsize * grid.tile**2, itemsize * grid.tile * grid.panel
     right_sides = 4 * 8 * grid.tile * n_right_sides
     return tile + max(form_bytes, 2 * N_SLOTS * strip + strip) + right_sides

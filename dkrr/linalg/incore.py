@@ -1,22 +1,27 @@
 """The same algebra for a matrix that fits in memory: no Dask, no disk, the calling process and its BLAS threads.
 
 The full symmetric matrix is kept: the factorisation overwrites the lower triangle and leaves the upper one, from
-which the true residual is computed and the lower triangle restored for the next λ.
+which the true residual is computed and the lower triangle restored for the next λ. A preconditioner needs neither:
+`DenseFactor` is a factor alone, in float32 if its matrix is.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
+from dkrr.linalg.triangular import WIDEN_SECONDS, solve_strip
 from dkrr.rows import Rows
 
 _BLOCK = 1024
+_STRIP = 512
+"""Columns of a factor that are applied at a time."""
 
 
 @dataclass
@@ -76,6 +81,46 @@ class DenseSystem:
         return r
 
 
+@dataclass(frozen=True)
+class DenseFactor:
+    """Lower Cholesky factor of a matrix, as the preconditioner (L Lᵀ)⁻¹ of an iterative solver."""
+
+    lower: NDArray[Any]
+    """L, of shape (n, n), float64 or float32; what is above its diagonal means nothing."""
+
+    @classmethod
+    def of(cls, matrix: NDArray[Any], shift: NDArray[np.float64]) -> "DenseFactor":
+        """Factor A + diag(s) in place, in the arithmetic of its dtype.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (n, n)
+            float64 or float32; only its lower triangle is read. Overwritten, and kept.
+        shift : ndarray of shape (n,)
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
+        matrix[np.diag_indices_from(matrix)] += shift
+        failed = blas.cholesky_in_place(matrix)
+        if failed:
+            raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
+        return cls(matrix)
+
+    def apply(self, residual: NDArray[np.float64]) -> NDArray[np.float64]:
+        """L⁻ᵀ L⁻¹ R in float64, for R of shape (n, m)."""
+        x = np.array(residual, np.float64, order="C")
+        n = len(x)
+        columns = [slice(start, min(start + _STRIP, n)) for start in range(0, n, _STRIP)]
+        for c in columns:
+            solve_strip(self.lower[:, c], c, x, transpose=False)
+        for c in reversed(columns):
+            solve_strip(self.lower[:, c], c, x, transpose=True)
+        return x
+
+
 def mirror_upper(a: NDArray[np.float64]) -> None:
     """Copy the upper triangle of a square matrix to its lower one, in blocks that stay in cache."""
     n = a.shape[0]
@@ -91,7 +136,9 @@ def mirror_lower_blocks(a: NDArray[np.float64]) -> None:
     mirror_upper(a.T)
 
 
-def dense_gram(kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def dense_gram(
+    kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None, dtype: DTypeLike = np.float64
+) -> NDArray[Any]:
     """Symmetric matrix diag(c) K diag(c).
 
     Parameters
@@ -101,6 +148,8 @@ def dense_gram(kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None) ->
         Of shape (n, d).
     scale : ndarray of shape (n,), optional
         c; None means ones.
+    dtype : dtype
+        float64 or float32: of the result, and of the arithmetic.
 
     Returns
     -------
@@ -108,7 +157,7 @@ def dense_gram(kernel: Kernel, rows: Rows, scale: NDArray[np.float64] | None) ->
     """
     n = rows.shape[0]
     x = rows.read(0, n)
-    out = np.empty((n, n))
+    out = np.empty((n, n), dtype)
     fill_gram(kernel, x, x, out, lower=True)
     for start in range(0, n, KERNEL_BLOCK):  # blocks on the diagonal are symmetric already
         stop = min(start + KERNEL_BLOCK, n)
@@ -132,6 +181,19 @@ def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
 def dense_bytes(n: int, n_right_sides: int) -> int:
     """Memory of a dense system: the matrix and vectors."""
     return 8 * n * n + 5 * 8 * n * n_right_sides
+
+
+def factor_cost(n: int, itemsize: int = 8) -> Cost:
+    """Cost of a `DenseFactor`, forming the matrix not included; operations in float32 count half, as in `linalg`."""
+    return Cost(gemm_flops=n**3 / 3 * itemsize / 8)
+
+
+def factor_apply_cost(n: int, n_right_sides: int, itemsize: int = 8) -> Cost:
+    """Cost of applying a `DenseFactor` once: L passes through the processor twice, widened if it is in float32."""
+    return Cost(
+        gemm_flops=2.0 * n**2 * n_right_sides,
+        element_seconds=(itemsize / 8e9 + (0.0 if itemsize == 8 else WIDEN_SECONDS)) * n**2,
+    )
 
 
 def gram_block_bytes(kernel: Kernel, n: int, n_features: int) -> int:

@@ -1,10 +1,12 @@
 """Where the tiles of a symmetric matrix come from: computed from rows of data, or read."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
@@ -17,21 +19,72 @@ KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
 
 
+PIECE_ROWS, PIECE_COLUMNS = 512, 2048
+"""Of a tile in memory: large enough for the calls to cost little, small enough to stay in cache for a second use."""
+
+Piece = tuple[slice, slice, NDArray[Any]]
+
+
 class TileSource(ABC):
     """Gives any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
 
     @abstractmethod
-    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """Write the block `rows` × `columns` to `out`.
 
         Parameters
         ----------
         meter : Meter
         out : ndarray of shape (len(rows), len(columns))
-            On the diagonal (`rows` = `columns`) only its lower triangle need be written.
+            float64 or float32; kernels compute in its precision. On the diagonal (`rows` = `columns`) only its lower
+            triangle need be written.
         rows, columns : slice
             Ranges within the matrix, of a tile on or below the diagonal.
         """
+
+    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
+        """Yield a tile in pieces for work that uses each at once; on the diagonal only what is on or below it.
+
+        Parameters
+        ----------
+        meter : Meter
+        rows, columns : slice
+            Ranges within the matrix, of a tile on or below the diagonal.
+        dtype : dtype
+            float64 or float32: precision of the values.
+
+        Yields
+        ------
+        rows, columns : slice
+            Ranges within the matrix. Where they are equal, the piece is on the diagonal, whole and symmetric.
+        piece : ndarray of shape (len(rows), len(columns))
+            Overwritten by the next one.
+        """
+        tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), dtype)
+        self.fill(meter, tile, rows, columns)
+        yield from cut_tile(tile, rows, columns)
+
+
+def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
+    """Yield a tile that is in memory in pieces; of one on the diagonal only its lower triangle is read.
+
+    Parameters
+    ----------
+    tile : ndarray of shape (len(rows), len(columns))
+        Squares on its diagonal are made symmetric in place.
+    rows, columns : slice
+        Ranges within the matrix.
+    """
+    for top in range(0, rows.stop - rows.start, PIECE_ROWS):
+        bottom = min(top + PIECE_ROWS, rows.stop - rows.start)
+        where = slice(rows.start + top, rows.start + bottom)
+        end = top if rows == columns else columns.stop - columns.start
+        for left in range(0, end, PIECE_COLUMNS):
+            right = min(left + PIECE_COLUMNS, end)
+            yield where, slice(columns.start + left, columns.start + right), tile[top:bottom, left:right]
+        if rows == columns:
+            mirror_lower(tile[top:bottom, top:bottom])
+            yield where, where, tile[top:bottom, top:bottom]
 
 
 @dataclass(frozen=True)
@@ -43,7 +96,7 @@ class GramTiles(TileSource):
     scale: ChunkedArray | None = None
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
-    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
         with meter.time("read"):
             left = self.rows.read(rows.start, rows.stop)
@@ -53,6 +106,18 @@ class GramTiles(TileSource):
             fill_gram(self.kernel, left, right, out, lower=rows == columns)
             scale_block(out, self.scale, rows, columns)
 
+    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
+        """See base class. The tile is never formed: its pieces stay in cache."""
+        with meter.time("read"):
+            left = self.rows.read(rows.start, rows.stop)
+            right = None if rows == columns else self.rows.read(columns.start, columns.stop)
+        meter.bytes_read += n_bytes(left) + (0 if right is None else n_bytes(right))
+        for r, c, piece in self.kernel.pieces(left, right, dtype=dtype):
+            where = slice(rows.start + r.start, rows.start + r.stop)
+            across = slice(columns.start + c.start, columns.start + c.stop)
+            scale_block(piece, self.scale, where, across)
+            yield where, across, piece
+
 
 @dataclass(frozen=True)
 class MatrixTiles(TileSource):
@@ -61,7 +126,7 @@ class MatrixTiles(TileSource):
     rows: Rows
     scale: ChunkedArray | None = None
 
-    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
         with meter.time("read"):
             out[...] = dense(self.rows.read(rows.start, rows.stop, columns))
@@ -75,7 +140,7 @@ class SummedTiles(TileSource):
 
     parts: tuple[TiledMatrix, ...]
 
-    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:
+    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
         grid = self.parts[0].grid
         i, j = rows.start // grid.tile, columns.start // grid.tile
@@ -87,7 +152,7 @@ class SummedTiles(TileSource):
                 out += other
 
 
-def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[np.float64], *, lower: bool = False) -> None:
+def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[Any], *, lower: bool = False) -> None:
     """Write k(left, right) to `out`, in blocks that keep the kernel's temporaries small.
 
     Parameters
@@ -109,8 +174,8 @@ def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[np.float64
                 kernel(left[rows], right[columns], out=out[rows, columns])
 
 
-def scale_block(out: NDArray[np.float64], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:
-    """Multiply a block by the scale of its rows and of its columns."""
+def scale_block(out: NDArray[Any], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:
+    """Multiply a block (float64 or float32) by the scale of its rows and of its columns."""
     if scale is not None:
         out *= read_range(scale, rows)
         out *= read_range(scale, columns).T
@@ -133,13 +198,13 @@ def read_range(vectors: ChunkedArray, rows: slice) -> NDArray[np.float64]:
     return out
 
 
-def mirror_lower(tile: NDArray[np.float64]) -> None:
+def mirror_lower(tile: NDArray[Any]) -> None:
     """Make a square tile symmetric from its lower triangle, row by row: a mask would be as large as the tile."""
     for r in range(tile.shape[0]):
         tile[r, r + 1 :] = tile[r + 1 :, r]
 
 
-def clear_upper(tile: NDArray[np.float64]) -> None:
+def clear_upper(tile: NDArray[Any]) -> None:
     """Set what is above the diagonal of a square tile to zero."""
     for r in range(tile.shape[0]):
         tile[r, r + 1 :] = 0.0
@@ -160,7 +225,7 @@ def gram_workspace_bytes(kernel: Kernel, grid_tile: int, row_bytes: int, n_featu
 def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:
     """Task: form one tile and keep it."""
     grid: TileGrid = matrix.grid
-    tile = np.empty((grid.height(i), grid.height(j)))
+    tile = np.empty((grid.height(i), grid.height(j)), matrix.dtype)
     source.fill(meter, tile, grid.rows(i), grid.rows(j))
     if i == j:
         mirror_lower(tile)

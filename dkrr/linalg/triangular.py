@@ -6,10 +6,13 @@ Forward substitution alone (for new right-hand sides) and the backward sweep L �
 
 The sum is split in two tasks, so that workers need not wait for each other at every step: the far part (all i that
 were finished `LOOK_AHEAD` steps ago) and the near part with the division.
+
+Vectors and arithmetic are float64 whatever the dtype of L: a strip in float32 is widened piece by piece, in cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +25,13 @@ from dkrr.linalg.sources import read_range
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 
-Strip = NDArray[np.float64]
-
 LOOK_AHEAD = 2
 """Tile rows whose solution a far part does not wait for."""
+WIDENED_ENTRIES = 2**17
+"""Entries of a strip that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
+cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped anew."""
+WIDEN_SECONDS = 6e-10
+"""Elementwise work to convert one entry (measured: a sweep over a factor in memory, in float32 and in float64)."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,10 @@ def forward_rows(meter: Meter, job: Substitution, j: int) -> None:
     z = read_range(job.right_sides, grid.rows(j))
     for k in range(j):
         z_k = read_range(job.solution, grid.rows(k))
-        for p, strip in _strips(meter, job.factor, [(j, p) for p in grid.panels(k)]):
+        for _, p, strip in strips(meter, job.factor, [(j, p) for p in grid.panels(k)]):
             columns = _local(grid, p)
             with meter.time("gemm"):
-                blas.gemm(z, strip, z_k[columns], alpha=-1.0, beta=1.0)
+                subtract_product(z, strip, z_k[columns])
     _solve_diagonal(meter, job.factor, j, z, transpose=False)
     meter.bytes_written += job.solution.write((j, 0), z)
 
@@ -95,8 +101,8 @@ def far_sum(meter: Meter, job: Substitution, j: int) -> None:
     assert job.partial is not None
     grid = job.factor.grid
     total = np.zeros((grid.height(j), job.right_sides.shape[1]))
-    _add_products(meter, job, j, range(j + 1 + LOOK_AHEAD, grid.n_tiles), total)
-    meter.bytes_written += job.partial.write((j, 0), total)
+    _subtract_products(meter, job, j, range(j + 1 + LOOK_AHEAD, grid.n_tiles), total)
+    meter.bytes_written += job.partial.write((j, 0), -total)
 
 
 def near_solve(meter: Meter, job: Substitution, j: int) -> None:
@@ -104,37 +110,81 @@ def near_solve(meter: Meter, job: Substitution, j: int) -> None:
     assert job.partial is not None
     grid = job.factor.grid
     near = min(j + 1 + LOOK_AHEAD, grid.n_tiles)
-    total = np.zeros((grid.height(j), job.right_sides.shape[1]))
-    if near < grid.n_tiles:
-        total += read_range(job.partial, grid.rows(j))
-    _add_products(meter, job, j, range(j + 1, near), total)
     x = read_range(job.right_sides, grid.rows(j))
-    x -= total
+    if near < grid.n_tiles:
+        x -= read_range(job.partial, grid.rows(j))
+    _subtract_products(meter, job, j, range(j + 1, near), x)
     _solve_diagonal(meter, job.factor, j, x, transpose=True)
     meter.bytes_written += job.solution.write((j, 0), x)
 
 
-def _add_products(meter: Meter, job: Substitution, j: int, rows: range, total: NDArray[np.float64]) -> None:
+def _subtract_products(meter: Meter, job: Substitution, j: int, rows: range, x: NDArray[np.float64]) -> None:
     grid = job.factor.grid
     for i in rows:
         x_i = read_range(job.solution, grid.rows(i))
-        for p, strip in _strips(meter, job.factor, [(i, p) for p in grid.panels(j)]):
+        for _, p, strip in strips(meter, job.factor, [(i, p) for p in grid.panels(j)]):
             with meter.time("gemm"):
-                blas.gemm(total[_local(grid, p)], strip, x_i, transpose_a=True, beta=1.0)
+                subtract_product(x[_local(grid, p)], strip, x_i, transpose=True)
 
 
 def _solve_diagonal(meter: Meter, factor: TiledMatrix, j: int, x: NDArray[np.float64], *, transpose: bool) -> None:
     """Set x ← L_jj⁻¹ x or L_jj⁻ᵀ x, a strip at a time."""
     panels = list(factor.grid.panels(j))
-    for p, strip in _strips(meter, factor, [(j, p) for p in (reversed(panels) if transpose else panels)]):
-        c = _local(factor.grid, p)
+    for _, p, strip in strips(meter, factor, [(j, p) for p in (reversed(panels) if transpose else panels)]):
         with meter.time("trsm"):
-            if transpose:
-                blas.gemm(x[c], strip[c.stop :], x[c.stop :], transpose_a=True, alpha=-1.0, beta=1.0)
-                blas.solve_lower(strip[c], x[c], transpose=True)
-            else:
-                blas.solve_lower(strip[c], x[c])
-                blas.gemm(x[c.stop :], strip[c.stop :], x[c], alpha=-1.0, beta=1.0)
+            solve_strip(strip, _local(factor.grid, p), x, transpose=transpose)
+
+
+def solve_strip(strip: NDArray[Any], columns: slice, x: NDArray[np.float64], *, transpose: bool) -> None:
+    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a strip of a triangular L, in float64.
+
+    Parameters
+    ----------
+    strip : ndarray of shape (n, len(columns))
+        float64 or float32; what is above its diagonal is not read.
+    columns : slice
+        Of L, and with it the rows of x that are solved for. Forward, strips come from the first to the last, backward
+        from the last to the first.
+    x : ndarray of shape (n, m)
+        Overwritten.
+    transpose : bool
+    """
+    square, below = strip[columns].astype(np.float64, copy=False), slice(columns.stop, len(x))
+    if transpose:
+        subtract_product(x[columns], strip[below], x[below], transpose=True)
+        blas.solve_lower(square, x[columns], transpose=True)
+    else:
+        blas.solve_lower(square, x[columns])
+        subtract_product(x[below], strip[below], x[columns])
+
+
+def subtract_product(
+    c: NDArray[np.float64], strip: NDArray[Any], x: NDArray[np.float64], *, transpose: bool = False
+) -> None:
+    """Set c ← c − strip x (stripᵀ x with `transpose`) in float64, also for a strip in float32.
+
+    Parameters
+    ----------
+    c : ndarray of shape (h, m), or (w, m) with `transpose`
+        Overwritten.
+    strip : ndarray of shape (h, w)
+        float64 or float32.
+    x : ndarray of shape (w, m), or (h, m) with `transpose`
+    """
+    if strip.dtype == c.dtype:
+        blas.gemm(c, strip, x, transpose_a=transpose, alpha=-1.0, beta=1.0)
+        return
+    height, width = strip.shape
+    most = max(1, min(WIDENED_ENTRIES // max(width, 1), height))
+    widened = np.empty((most, width))
+    for start in range(0, height, most):
+        rows = slice(start, min(start + most, height))
+        piece = widened[: rows.stop - start]
+        np.copyto(piece, strip[rows])
+        if transpose:
+            blas.gemm(c, piece, x[rows], transpose_a=True, alpha=-1.0, beta=1.0)
+        else:
+            blas.gemm(c[rows], piece, x, alpha=-1.0, beta=1.0)
 
 
 def _local(grid: TileGrid, p: int) -> slice:
@@ -143,22 +193,44 @@ def _local(grid: TileGrid, p: int) -> slice:
     return slice(columns.start - first, columns.stop - first)
 
 
-def _strips(meter: Meter, factor: TiledMatrix, wanted: list[tuple[int, int]]) -> Iterator[tuple[int, Strip]]:
+def strips(
+    meter: Meter, factor: TiledMatrix, wanted: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Read strips of a factor, each while the one before is in use.
+
+    Parameters
+    ----------
+    meter : Meter
+    factor : TiledMatrix
+    wanted : sequence of (int, int)
+        Tile row and number of each strip, in the order of their use.
+
+    Yields
+    ------
+    i, p : int
+        Its tile row and number.
+    strip : ndarray of shape (height of row i, width of strip p)
+        Overwritten later.
+    """
     buffers = [factor.strip_buffer() for _ in range(N_SLOTS)]
 
-    def load(k: int, slot: int) -> tuple[NDArray[np.float64], int]:
+    def load(k: int, slot: int) -> tuple[NDArray[Any], int]:
         return factor.read_strip(*wanted[k], buffers[slot])
 
-    for (_, p), (strip, n_bytes) in zip(wanted, prefetched(len(wanted), load, meter), strict=True):
+    for (i, p), (strip, n_bytes) in zip(wanted, prefetched(len(wanted), load, meter), strict=True):
         meter.bytes_read += n_bytes
-        yield p, strip
+        yield i, p, strip
 
 
-def substitution_cost(grid: TileGrid, n_right_sides: int) -> Cost:
-    """Cost of one substitution, forward or backward."""
+def substitution_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Cost:
+    """Cost of one substitution, forward or backward, with a factor of `itemsize` bytes to an entry.
+
+    The arithmetic is float64 in any case; entries of 4 bytes are widened first.
+    """
     return Cost(
         gemm_flops=2.0 * grid.n**2 * n_right_sides,
-        read_bytes=factor_bytes(grid),
+        element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2 / 2,
+        read_bytes=factor_bytes(grid, itemsize),
         written_bytes=16.0 * grid.n * n_right_sides,
         n_tasks=2 * grid.n_tiles,
     )

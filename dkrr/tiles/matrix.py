@@ -23,15 +23,28 @@ class TiledMatrix:
     grid: TileGrid
 
     @classmethod
-    def create(cls, url: str, grid: TileGrid) -> "TiledMatrix":
-        """Create an empty matrix, or take the one of this very layout that is there (see ChunkedArray)."""
-        return cls(ChunkedArray.create(url, (grid.n, grid.n), (grid.tile, grid.panel)), grid)
+    def create(cls, url: str, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
+        """Create an empty matrix, or take the one of this very layout that is there (see ChunkedArray).
 
-    def strip_buffer(self) -> NDArray[np.float64]:
+        Parameters
+        ----------
+        url : str
+        grid : TileGrid
+        dtype : {"float64", "float32"}
+            Of what is stored, and of the arithmetic of a factorisation that writes it.
+        """
+        return cls(ChunkedArray.create(url, (grid.n, grid.n), (grid.tile, grid.panel), dtype), grid)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float64 or float32."""
+        return np.dtype(self.array.dtype)
+
+    def strip_buffer(self) -> NDArray[Any]:
         """Uninitialised buffer that one strip fits in."""
-        return np.empty(self.array.chunks)
+        return np.empty(self.array.chunks, self.dtype)
 
-    def read_strip(self, i: int, p: int, buffer: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    def read_strip(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
         """Read strip `p` of tile row `i`.
 
         Returns
@@ -45,18 +58,18 @@ class TiledMatrix:
         columns = self.grid.columns(p)
         return buffer[: self.grid.height(i), : columns.stop - columns.start], n_bytes
 
-    def write_strip(self, i: int, p: int, tile: NDArray[np.float64]) -> int:
+    def write_strip(self, i: int, p: int, tile: NDArray[Any]) -> int:
         """Write strip `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
         columns = self.grid.columns(p)
         first = self.grid.rows(self.grid.tile_of(p)).start
         return self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
 
-    def write_tile(self, i: int, j: int, tile: NDArray[np.float64]) -> int:
+    def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
         """Write all strips of tile (i, j) and return the number of bytes written."""
         return sum(self.write_strip(i, p, tile) for p in self.grid.panels(j))
 
-    def read_tile(self, i: int, j: int, out: NDArray[np.float64]) -> int:
-        """Read tile (i, j), i ≥ j, into `out` and return the number of bytes read."""
+    def read_tile(self, i: int, j: int, out: NDArray[Any]) -> int:
+        """Read tile (i, j), i ≥ j, into `out` (of any dtype) and return the number of bytes read."""
         buffer = self.strip_buffer()
         first, n_bytes = self.grid.rows(j).start, 0
         for p in self.grid.panels(j):
@@ -72,7 +85,7 @@ class TiledMatrix:
         return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
 
     def as_dask(self, *, symmetric: bool) -> Any:
-        """Lazy n × n Dask array of float64, one block a tile.
+        """Lazy n × n Dask array, one block a tile.
 
         Parameters
         ----------
@@ -81,16 +94,16 @@ class TiledMatrix:
         """
         heights = tuple(self.grid.height(i) for i in range(self.grid.n_tiles))
 
-        def block(i: int, j: int) -> NDArray[np.float64]:
+        def block(i: int, j: int) -> NDArray[Any]:
             if i < j and not symmetric:
-                return np.zeros((heights[i], heights[j]))
-            tile = np.empty((heights[max(i, j)], heights[min(i, j)]))
+                return np.zeros((heights[i], heights[j]), self.dtype)
+            tile = np.empty((heights[max(i, j)], heights[min(i, j)]), self.dtype)
             self.read_tile(max(i, j), min(i, j), tile)
             return tile if i >= j else tile.T
 
         return da.map_blocks(
             lambda block_info: block(*block_info[None]["chunk-location"]),
             chunks=(heights, heights),
-            dtype=np.float64,
-            meta=np.empty((0, 0)),
+            dtype=self.dtype,
+            meta=np.empty((0, 0), self.dtype),
         )

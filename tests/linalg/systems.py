@@ -51,14 +51,14 @@ def empty_vectors(folder, grid, m):
     return ChunkedArray.create(f"{folder}/{uuid.uuid4().hex}", (grid.n, m), (grid.tile, m))
 
 
-def empty_tiles(folder, grid):
+def empty_tiles(folder, grid, dtype="float64"):
     """Stored matrix with no tile yet."""
-    return TiledMatrix.create(f"{folder}/{uuid.uuid4().hex}", grid)
+    return TiledMatrix.create(f"{folder}/{uuid.uuid4().hex}", grid, dtype)
 
 
-def tiles_of(folder, grid, A):
+def tiles_of(folder, grid, A, dtype="float64"):
     """Lower tiles of a matrix, stored."""
-    matrix = empty_tiles(folder, grid)
+    matrix = empty_tiles(folder, grid, dtype)
     for i, j in grid.lower():
         matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
     return matrix
@@ -78,20 +78,20 @@ class Case:
         return self.A + np.diag(self.shift)
 
 
-def make_case(folder, grid, m=2, A=None, seed=0, segment=0):
-    """System of a grid, nothing of it computed; with seed=0 the shift is zero."""
+def make_case(folder, grid, m=2, A=None, seed=0, segment=0, dtype="float64"):
+    """System of a grid, nothing of it computed; with seed=0 the shift is zero, with m=0 there is only the matrix."""
     rng = np.random.default_rng(seed)
     A = positive_definite(grid.n, seed) if A is None else A
     shift, B = rng.uniform(0.0, 1.0, grid.n) if seed else np.zeros(grid.n), rng.standard_normal((grid.n, m))
     system = TiledSystem(
         source=MatrixTiles(MemoryRows(A)),
         shift=vectors(folder, grid, shift[:, None]),
-        right_sides=vectors(folder, grid, B),
-        factor=empty_tiles(folder, grid),
-        forward=empty_vectors(folder, grid, m),
+        right_sides=vectors(folder, grid, B) if m else None,
+        factor=empty_tiles(folder, grid, dtype),
+        forward=empty_vectors(folder, grid, m) if m else None,
         segment=segment,
         partial=tuple(
-            PartialSums(empty_tiles(folder, grid), empty_vectors(folder, grid, m))
+            PartialSums(empty_tiles(folder, grid, dtype), empty_vectors(folder, grid, m) if m else None)
             for _ in range(n_segments(grid.n_tiles - 1, segment) - 1)
         ),
     )

@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import NotPositiveDefiniteError, StoreError
 from dkrr.linalg.cholesky import (
+    PartialSums,
     cholesky_cost,
     cholesky_task_bytes,
     cholesky_tasks,
@@ -25,6 +27,7 @@ from dkrr.tiles.chunks import local_path
 from tests.linalg.systems import (
     MANY,
     RAGGED,
+    empty_tiles,
     factored,
     failing_at,
     files_of,
@@ -141,6 +144,81 @@ class TestTasks:
         assert total == pytest.approx(grid.n**3 / 3)
 
 
+class TestFactorOnly:
+    """Systems without right-hand sides: preconditioners."""
+
+    @settings(max_examples=30, deadline=None)
+    @given(grid=grids(), seed=st.integers(0, 3), segment=st.integers(0, 4))
+    def test_float32_against_numpy(self, tmp_path_factory, grid, seed, segment):
+        case = factored(tmp_path_factory.mktemp("c"), grid, m=0, seed=seed, segment=segment, dtype="float32")
+        L = whole_factor(case.system)
+        assert L.dtype == np.float32
+        assert_allclose(L, np.linalg.cholesky(case.shifted), rtol=1e-4, atol=3e-6)
+        assert np.linalg.norm(L.astype(float) @ L.T.astype(float) - case.shifted) < 1e-5 * np.linalg.norm(case.shifted)
+
+    @pytest.mark.parametrize("segment", [0, 2])
+    def test_float64_has_the_bits_of_a_system_with_right_hand_sides(self, tmp_path, segment):
+        alone, whole = factored(tmp_path, MANY, m=0, segment=segment), factored(tmp_path, MANY, segment=segment)
+        assert files_of(alone.system.factor.array) == files_of(whole.system.factor.array)
+
+    @pytest.mark.parametrize("segment", [1, 2, 3])
+    def test_segments_do_not_change_the_bits(self, tmp_path, segment):
+        whole, cut = (factored(tmp_path, MANY, m=0, seed=2, segment=s, dtype="float32") for s in (0, segment))
+        assert files_of(cut.system.factor.array) == files_of(whole.system.factor.array)
+
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data(), segment=st.sampled_from([0, 2]))
+    def test_resume(self, tmp_path_factory, data, segment):
+        folder = tmp_path_factory.mktemp("c")
+        case = factored(folder, MANY, m=0, segment=segment, dtype="float32")
+        before = files_of(case.system.factor.array)
+        there = [(i, p) for i, j in MANY.lower() for p in MANY.panels(j)]
+        chunks = data.draw(st.sets(st.sampled_from(there), min_size=1, max_size=5))
+        remove_chunks(case.system.factor.array, chunks)
+        missing = {(i, MANY.tile_of(p)) for i, p in chunks}
+        left = cholesky_tasks(case.system)
+        assert {t.arguments[1].key for t in left if t.arguments[1].is_last} == {f"L-{i}-{j}" for i, j in missing}
+        for key, earlier in waits_for(left).items():
+            step = next(t.arguments[1] for t in left if t.key == key)
+            assert {f"L-{a}-{b}" for a, b in tiles_read(step) & missing} <= earlier
+        run(left)
+        assert files_of(case.system.factor.array) == before
+        assert cholesky_tasks(case.system) == []
+
+    def test_a_damaged_chunk_stops_the_run(self, tmp_path):
+        case = factored(tmp_path, RAGGED, m=0, dtype="float32")
+        flip_a_bit(case.system.factor, "c.2.1")
+        remove_chunks(case.system.factor.array, [(2, 6)])
+        with pytest.raises(StoreError, match=r"c\.2\.1 .* checksum"):
+            run(cholesky_tasks(case.system))
+
+    @pytest.mark.parametrize("row", [0, 11, 30])
+    def test_not_positive_in_float32(self, tmp_path, row):
+        case = make_case(tmp_path, RAGGED, m=0, A=failing_at(row, 47), dtype="float32")
+        with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
+            run(cholesky_tasks(case.system))
+        assert caught.value.row == row
+
+    def test_entries_that_float32_confuses(self, tmp_path):
+        # [[1, 1 − δ], [1 − δ, 1]] is singular once δ is below float32's precision.
+        A = np.eye(47)
+        A[1, 0] = A[0, 1] = 1.0 - 1e-9
+        run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=A).system))
+        with pytest.raises(NotPositiveDefiniteError, match="row 1 "):
+            run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=A, dtype="float32").system))
+
+    def test_what_does_not_fit_together(self, tmp_path):
+        with pytest.raises(ValueError, match="takes no right-hand sides"):
+            make_case(tmp_path, RAGGED, dtype="float32")
+        with pytest.raises(ValueError, match="or none of them"):
+            replace(make_case(tmp_path, RAGGED).system, forward=None)
+        with pytest.raises(ValueError, match="differ in dtype"):
+            replace(
+                make_case(tmp_path, RAGGED, m=0).system,
+                partial=(PartialSums(empty_tiles(tmp_path, RAGGED, "float32")),),
+            )
+
+
 class TestNotPositiveDefinite:
     @pytest.mark.parametrize("segment", [0, 1])
     @pytest.mark.parametrize("row", [0, 5, 11, 12, 23, 30, 36, 46])
@@ -160,10 +238,20 @@ class TestNotPositiveDefinite:
 
 def reads(step):
     """Tiles of L that a task reads; those on the diagonal with their rows of Z."""
+    return tiles_read(step) | ({(k, k) for k in step.columns} if step.i == step.j else set())
+
+
+def tiles_read(step):
+    """The same of a system without right-hand sides."""
     tiles = {(r, k) for k in step.columns for r in (step.i, step.j)}
-    if step.i == step.j:
-        return tiles | {(k, k) for k in step.columns}
-    return tiles | ({(step.j, step.j)} if step.is_last else set())
+    return tiles | ({(step.j, step.j)} if step.is_last and step.i != step.j else set())
+
+
+def flip_a_bit(matrix, name):
+    file = local_path(matrix.array.url) / name
+    raw = bytearray(file.read_bytes())
+    raw[9] ^= 4
+    file.write_bytes(raw)
 
 
 class TestResume:
@@ -240,10 +328,7 @@ class TestResume:
 
     def test_a_damaged_chunk_stops_the_run(self, tmp_path):
         case = factored(tmp_path, RAGGED)
-        file = local_path(case.system.factor.array.url) / "c.2.1"
-        raw = bytearray(file.read_bytes())
-        raw[9] ^= 4
-        file.write_bytes(raw)
+        flip_a_bit(case.system.factor, "c.2.1")
         remove_chunks(case.system.factor.array, [(2, 6)])
         with pytest.raises(StoreError, match=r"c\.2\.1 .* checksum"):
             run(cholesky_tasks(case.system))
@@ -259,9 +344,7 @@ class TestCost:
         record = run(cholesky_tasks(case.system))
         cost = cholesky_cost(grid, m)
         formed = 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())  # MatrixTiles reads what it forms
-        strip = 8 * grid.tile * grid.panel
-        # The cost leaves out the four bytes of each strip's checksum.
-        assert (record.bytes_read - formed) * strip == pytest.approx(cost.read_bytes * (strip + 4))
+        assert record.bytes_read - formed == cost.read_bytes
         assert cost.n_tasks == len(record.tasks)
         on_disk = sum(map(len, files_of(case.system.factor.array).values()))
         assert factor_bytes(grid) == on_disk
@@ -284,15 +367,33 @@ class TestCost:
         assert cost.written_bytes == pytest.approx(record.bytes_written, rel=0.08)
         assert partial_bytes(MANY, m, 0) == 0
 
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    @pytest.mark.parametrize("segment", [0, 2])
+    @pytest.mark.parametrize("grid", [RAGGED, MANY], ids=str)
+    def test_bytes_without_right_hand_sides(self, tmp_path, grid, segment, dtype):
+        itemsize = np.dtype(dtype).itemsize
+        case = make_case(tmp_path, grid, m=0, segment=segment, dtype=dtype)
+        record = run(cholesky_tasks(case.system))
+        cost = cholesky_cost(grid, 0, segment, itemsize)
+        formed = 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
+        sums = sum(len(file) for p in case.system.partial for file in files_of(p.matrix.array).values())
+        assert factor_bytes(grid, itemsize) == sum(map(len, files_of(case.system.factor.array).values()))
+        assert partial_bytes(grid, 0, segment, itemsize) == sums
+        assert record.bytes_read - formed == cost.read_bytes
+        assert record.bytes_written == cost.written_bytes
+        assert cost.n_tasks == len(record.tasks)
+        assert cost.gemm_flops == pytest.approx(grid.n**3 / 3 * itemsize / 8), "rates are those of float64"
+
     def test_bytes_of_a_tile_larger_than_the_matrix(self, tmp_path):
         grid = TileGrid(5, 20, 10)
         case = factored(tmp_path, grid)
         assert sum(map(len, files_of(case.system.factor.array).values())) <= factor_bytes(grid)
 
+    @pytest.mark.parametrize(("m", "dtype"), [(3, "float64"), (0, "float32")])
     @pytest.mark.parametrize("key", ["L-0-0", "L-2-0", "S-2-2-0", "L-2-1", "L-2-2"])
-    def test_memory(self, tmp_path, key):
-        grid, m = TileGrid(900, 300, 60), 3
-        case = factored(tmp_path, grid, m=m, segment=1)
+    def test_memory(self, tmp_path, key, m, dtype):
+        grid = TileGrid(900, 300, 60)
+        case = factored(tmp_path, grid, m=m, segment=1, dtype=dtype)
         (step,) = (s for s in tile_steps(3, 1) if s.key == key)
         tracemalloc.start()
         try:
@@ -300,7 +401,7 @@ class TestCost:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        bound = cholesky_task_bytes(grid, m, 0)
+        bound = cholesky_task_bytes(grid, m, 0, np.dtype(dtype).itemsize)
         assert peak <= bound + 50_000
         assert bound <= 1.7 * peak, "a bound that is far too high wastes the user's memory"
 
@@ -309,6 +410,7 @@ class TestCost:
         tile, strip = 8 * 1313**2, 8 * 1313 * 101
         assert cholesky_task_bytes(grid, 7, 0) == tile + 5 * strip + 4 * 8 * 1313 * 7
         assert cholesky_task_bytes(grid, 7, 10**9) == tile + 10**9 + 4 * 8 * 1313 * 7
+        assert cholesky_task_bytes(grid, 0, 0, 4) == (tile + 5 * strip) / 2
 
     def test_kinds_of_time(self, tmp_path):
         kinds = run(cholesky_tasks(make_case(tmp_path, RAGGED).system)).seconds_by_kind()

@@ -115,6 +115,25 @@ class TestSummedTiles:
         assert meter.bytes_read == count * 3 * source.parts[0].array.chunk_bytes
 
 
+@pytest.mark.parametrize("kind", ["gram", "matrix", "sum"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_float32_tiles(tmp_path, kind, scaled):
+    rng = np.random.default_rng(0)
+    X, A, c = rng.standard_normal((47, 3)), positive_definite(47), rng.uniform(0.5, 2.0, (47, 1))
+    scale = vectors(tmp_path, RAGGED, c) if scaled else None
+    source = {
+        "gram": GramTiles(RBF(gamma=0.3), MemoryRows(X), scale),
+        "matrix": MatrixTiles(MemoryRows(A), scale),
+        "sum": SummedTiles((tiles_of(tmp_path, RAGGED, A), tiles_of(tmp_path, RAGGED, A))),
+    }[kind]
+    for i, j in RAGGED.lower():
+        halves, tile = (np.empty((RAGGED.height(i), RAGGED.height(j)), dtype) for dtype in (np.float32, np.float64))
+        for out in (halves, tile):
+            source.fill(Meter(), out, RAGGED.rows(i), RAGGED.rows(j))
+        lower = np.tri(*tile.shape, dtype=bool) if i == j else slice(None)
+        assert_allclose(halves[lower], tile[lower], rtol=2e-5, atol=1e-6)
+
+
 class TestFillGram:
     @settings(max_examples=30, deadline=None)
     @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 8))

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dkrr.linalg.triangular import LOOK_AHEAD, Substitution, backward_tasks, forward_tasks, substitution_cost
+from dkrr.linalg import triangular
+from dkrr.linalg.triangular import (
+    LOOK_AHEAD,
+    Substitution,
+    backward_tasks,
+    forward_tasks,
+    substitution_cost,
+    subtract_product,
+)
 from dkrr.runtime import Meter
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import (
@@ -28,12 +36,12 @@ from tests.oracles import naive_backward, naive_forward
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def make_job(folder, grid, m=2, *, backward):
-    """A factor, right-hand sides, and the job that is still to do."""
-    L = np.linalg.cholesky(positive_definite(grid.n))
+def make_job(folder, grid, m=2, *, backward, dtype="float64"):
+    """A factor (rounded to its dtype), right-hand sides, and the job that is still to do."""
+    L = np.linalg.cholesky(positive_definite(grid.n)).astype(dtype).astype(np.float64)
     B = np.random.default_rng(1).standard_normal((grid.n, m))
     job = Substitution(
-        factor=tiles_of(folder, grid, L),
+        factor=tiles_of(folder, grid, L, dtype),
         right_sides=vectors(folder, grid, B),
         partial=empty_vectors(folder, grid, m) if backward else None,
         solution=empty_vectors(folder, grid, m),
@@ -41,18 +49,21 @@ def make_job(folder, grid, m=2, *, backward):
     return L, B, job
 
 
+DTYPES = st.sampled_from(["float64", "float32"])
+
+
 @settings(max_examples=40, deadline=None)
-@given(grid=grids(), m=st.integers(1, 4))
-def test_forward(tmp_path_factory, grid, m):
-    L, B, job = make_job(tmp_path_factory.mktemp("t"), grid, m, backward=False)
+@given(grid=grids(), m=st.integers(1, 4), dtype=DTYPES)
+def test_forward(tmp_path_factory, grid, m, dtype):
+    L, B, job = make_job(tmp_path_factory.mktemp("t"), grid, m, backward=False, dtype=dtype)
     run(forward_tasks(job))
     assert_allclose(job.solution.load(), scipy.linalg.solve_triangular(L, B, lower=True), **TOLERANCE)
 
 
 @settings(max_examples=40, deadline=None)
-@given(grid=grids(), m=st.integers(1, 4))
-def test_backward(tmp_path_factory, grid, m):
-    L, B, job = make_job(tmp_path_factory.mktemp("t"), grid, m, backward=True)
+@given(grid=grids(), m=st.integers(1, 4), dtype=DTYPES)
+def test_backward(tmp_path_factory, grid, m, dtype):
+    L, B, job = make_job(tmp_path_factory.mktemp("t"), grid, m, backward=True, dtype=dtype)
     run(backward_tasks(job))
     assert_allclose(job.solution.load(), scipy.linalg.solve_triangular(L, B, lower=True, trans="T"), **TOLERANCE)
 
@@ -65,6 +76,23 @@ def test_naive_loops(tmp_path, grid):
     L, B, job = make_job(tmp_path, grid, backward=True)
     run(backward_tasks(job))
     assert_allclose(job.solution.load(), naive_backward(L, B), **TOLERANCE)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(1, 3)),
+    entries=st.integers(1, 80),
+    transpose=st.booleans(),
+)
+def test_a_strip_is_widened_in_pieces(shape, entries, transpose):
+    rng, (h, w, m) = np.random.default_rng(0), shape
+    strip = rng.standard_normal((h, w + 2)).astype(np.float32)[:, :w]  # rows further apart than they are long
+    x, c = rng.standard_normal((h if transpose else w, m)), rng.standard_normal((w if transpose else h, m))
+    expected = c - (strip.T if transpose else strip).astype(np.float64) @ x
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triangular, "WIDENED_ENTRIES", entries)
+        subtract_product(c, strip, x, transpose=transpose)
+    assert_allclose(c, expected, **TOLERANCE)
 
 
 def forward_reads(key):
@@ -129,12 +157,14 @@ class TestResume:
 
 
 class TestCost:
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
     @pytest.mark.parametrize("backward", [False, True])
-    def test_the_factor_is_read_once(self, tmp_path, backward):
-        _, _, job = make_job(tmp_path, RAGGED, m=3, backward=backward)
+    def test_the_factor_is_read_once(self, tmp_path, backward, dtype):
+        _, _, job = make_job(tmp_path, RAGGED, m=3, backward=backward, dtype=dtype)
         tasks = backward_tasks(job) if backward else forward_tasks(job)
         record = run(tasks)
-        cost = substitution_cost(RAGGED, 3)
+        cost = substitution_cost(RAGGED, 3, np.dtype(dtype).itemsize)
+        assert (cost.element_seconds > 0) == (dtype == "float32")
         assert record.bytes_read == cost.read_bytes == sum(map(len, files_of(job.factor.array).values()))
         assert cost.n_tasks >= len(record.tasks)
         assert cost.written_bytes >= record.bytes_written * 0.8

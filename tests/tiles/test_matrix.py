@@ -3,12 +3,13 @@
 import dask
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
-from dkrr.tiles import TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 from tests.tiles.test_grid import grids
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)
@@ -19,8 +20,8 @@ def symmetric(n, seed=0):
     return A + A.T
 
 
-def stored(folder, grid, A):
-    matrix = TiledMatrix.create(str(folder / "m"), grid)
+def stored(folder, grid, A, dtype="float64"):
+    matrix = TiledMatrix.create(str(folder / "m"), grid, dtype)
     for i, j in grid.lower():
         matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
     return matrix
@@ -45,17 +46,21 @@ def test_tiles_are_read_as_written(tmp_path_factory, grid):
     assert matrix.complete_tiles() == set(grid.lower())
 
 
+DTYPES = st.sampled_from(["float64", "float32"])
+
+
 @settings(max_examples=25, deadline=None)
-@given(grid=grids(), is_factor=st.booleans())
-def test_as_dask(tmp_path_factory, grid, is_factor):
-    A = symmetric(grid.n)
+@given(grid=grids(), is_factor=st.booleans(), dtype=DTYPES)
+def test_as_dask(tmp_path_factory, grid, is_factor, dtype):
+    A = symmetric(grid.n).astype(dtype)
     expected = np.tril(A) if is_factor else A
-    matrix = stored(tmp_path_factory.mktemp("m"), grid, expected if is_factor else A)
+    matrix = stored(tmp_path_factory.mktemp("m"), grid, expected if is_factor else A, dtype)
     lazy = matrix.as_dask(symmetric=not is_factor)
-    assert lazy.shape == A.shape and lazy.dtype == np.float64
+    assert lazy.shape == A.shape and lazy.dtype == dtype
     assert lazy.chunks == (tuple(grid.height(i) for i in range(grid.n_tiles)),) * 2
     with dask.config.set(scheduler="synchronous"):
         assert_array_equal(lazy.compute(), expected)
+        assert lazy.compute().dtype == dtype
 
 
 def test_two_lazy_matrices_are_not_confused(tmp_path, scheduler):
@@ -80,6 +85,27 @@ def test_strips(tmp_path):
     strip, n_bytes = matrix.read_strip(2, 3, buffer)
     assert_array_equal(strip, A[20:23, 15:20])
     assert np.shares_memory(strip, buffer) and n_bytes == matrix.array.chunk_bytes
+
+
+def test_float32(tmp_path):
+    A = symmetric(23)
+    matrix = stored(tmp_path, RAGGED, A, "float32")
+    assert matrix.dtype == matrix.strip_buffer().dtype == np.float32
+    assert matrix.array.chunk_bytes == 4 * 10 * 5 + 4
+    for dtype in (np.float32, np.float64):
+        out = np.empty((3, 10), dtype)
+        matrix.read_tile(2, 1, out)
+        assert_array_equal(out, A[20:23, 10:20].astype(np.float32))
+    assert ChunkedArray.open(matrix.array.url) == matrix.array
+    theirs = zarr.open_array(str(tmp_path / "m"), mode="r")
+    assert theirs.dtype == np.float32 and np.isnan(theirs.fill_value)
+    assert_array_equal(theirs[10:, :10], A[10:, :10].astype(np.float32))
+
+
+def test_another_dtype_is_refused(tmp_path):
+    stored(tmp_path, RAGGED, symmetric(23))
+    with pytest.raises(StoreError, match="float64; expected .* float32"):
+        TiledMatrix.create(str(tmp_path / "m"), RAGGED, "float32")
 
 
 def test_a_tile_is_complete_when_all_of_its_strips_are(tmp_path):
