@@ -106,6 +106,10 @@ def save(model: KernelRidge, path: str | Path) -> None:
                 "residual": model.solve_result_.residual,
                 "seconds": model.solve_result_.seconds,
                 "peak_bytes": model.solve_result_.peak_bytes,
+                "tol": model.tol,
+                "iterations": model.solve_result_.iterations,
+                "rank": model.solve_result_.rank,
+                "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in model.solve_result_.history],
             }
             if hasattr(model, "solve_result_")
             else None,

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from dkrr.cli.output import fit_report, info_report, write_predictions
+from dkrr.cli.output import convergence_report, draw_convergence, fit_report, info_report, write_predictions
 from dkrr.errors import DkrrError, InputError, PlanError
+from dkrr.solvers import ConjugateGradient
 
 _BAD_INPUT = (InputError, PlanError)
 
@@ -56,6 +57,15 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--alpha", type=float, multiple=True, help="λ ≥ 0; once, or once for each target. [default: 1.0]"),
         click.option("--fit-intercept", is_flag=True, help="Fit a constant that is not penalised."),
         click.option("--form", type=click.Choice(["auto", "primal", "dual"]), default="auto", show_default=True),
+        click.option(
+            "--solver",
+            type=click.Choice(["auto", "cholesky", "cg"]),
+            default="auto",
+            show_default=True,
+            help="Direct, or conjugate gradient.",
+        ),
+        click.option("--tol", type=float, default=1e-8, show_default=True, help="True relative residual asked of cg."),
+        click.option("--max-iterations", type=int, help="Of cg.  [default: 1000]"),
         click.option("--memory-limit", help="For this fit on one machine, e.g. 4GiB."),
         click.option("--tile", type=int, help="Rows in a tile; default: the planner chooses."),
         click.option("--store", help="Run store, kept and resumed from; default: a temporary one."),
@@ -67,7 +77,11 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settings(**options: Any) -> dict[str, Any]:
-    alpha = options.pop("alpha")
+    alpha, most = options.pop("alpha"), options.pop("max_iterations")
+    if most is not None:
+        if options["solver"] != "cg":
+            raise InputError("--max-iterations is of conjugate gradient; give --solver cg with it")
+        options["solver"] = ConjugateGradient(max_iterations=most)
     return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}
 
 
@@ -162,3 +176,21 @@ def info(model_path: str, as_json: bool) -> None:
 
     with _readable_errors():
         click.echo(info_report(describe_model(model_path), model_path, as_json=as_json))
+
+
+@dkrr.command()
+@click.argument("model_path", metavar="MODEL")
+@click.option("--out", "out_path", metavar="PNG", help="Draw it, too (needs matplotlib).")
+@click.option("--json", "as_json", is_flag=True, help="Print the history as JSON.")
+def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
+    """Show how the residual of a saved model fell, iteration by iteration."""
+    from dkrr.persistence import describe_model
+
+    with _readable_errors():
+        solve = describe_model(model_path)["solve"] or {}
+        history = solve.get("history")
+        if not history:
+            raise InputError(f"{model_path} has no convergence history: its solver was not iterative")
+        if out_path is not None:
+            draw_convergence(solve, out_path)
+        click.echo(convergence_report(solve, as_json=as_json))

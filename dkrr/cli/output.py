@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.errors import InputError
 from dkrr.tiles.arrays import chunk_rows, create_array
 from dkrr.units import format_bytes, format_seconds
 
@@ -16,6 +17,9 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
         "model": path,
         "status": result.status.name,
         "residual": result.residual,
+        "iterations": result.iterations,
+        "rank": result.rank,
+        "messages": list(result.messages),
         "seconds": result.seconds,
         "bytes_read": result.bytes_read,
         "bytes_written": result.bytes_written,
@@ -29,6 +33,12 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
             str(model.plan_),
             f"status      {result.status.name}: {result.status.value}",
             f"residual    {result.residual:.1e} (true, relative)",
+            *(
+                [f"iterations  {result.iterations}, preconditioner of rank {result.rank:,}"]
+                if result.iterations
+                else []
+            ),
+            *(f"note        {message}" for message in result.messages),
             f"time        {format_seconds(result.seconds)}",
             f"memory      {format_bytes(result.peak_bytes)} at most in a process",
             f"disk        {format_bytes(result.bytes_written)} written, {format_bytes(result.bytes_read)} read",
@@ -56,6 +66,51 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
             f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} at most in a process"
         )
     return "\n".join(lines)
+
+
+LINES = 20
+"""Of a convergence history on the terminal."""
+
+
+def convergence_report(solve: dict[str, Any], *, as_json: bool) -> str:
+    """Convergence history of a fit: [iteration, seconds, residual, whether it is the true one]."""
+    if as_json:
+        return json.dumps(solve["history"])
+    history = solve["history"]
+    step = max(1, len(history) // LINES)
+    shown = [line for k, line in enumerate(history) if k % step == 0 or line[3] or k == len(history) - 1]
+    lines = ["iteration       time  relative residual"]
+    lines += [
+        f"{iteration:>9,} {format_seconds(seconds):>10}  {residual:.2e}{'  true' if is_true else ''}"
+        for iteration, seconds, residual, is_true in shown
+    ]
+    return "\n".join([*lines, f"{solve['status']}: asked for {solve['tol']:.1e}, rank {solve['rank']:,}"])
+
+
+def draw_convergence(solve: dict[str, Any], path: str) -> None:
+    """Draw a convergence history.
+
+    Raises
+    ------
+    InputError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("--out needs matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    history = solve["history"]
+    axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
+    true = [h for h in history if h[3]]
+    axes.semilogy([h[0] for h in true], [h[2] for h in true], "o", color="#e8963a", label="true, in float64")
+    axes.axhline(solve["tol"], color="#8a94a0", linestyle="--", linewidth=1)
+    axes.annotate("asked for", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
+    axes.set(xlabel="iteration", ylabel="relative residual", title=f"{solve['status']}, rank {solve['rank']:,}")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
 
 
 def write_predictions(predictions: Any, path: str) -> None:

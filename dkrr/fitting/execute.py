@@ -63,8 +63,9 @@ def fit(
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.
-        small = plan.execution == "serial" and (plan.solver == "cg" or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS)
-        room = iterative if plan.solver == "cg" else tiled
+        threads = plan.solver == "cg" and not plan.chosen.has_factor
+        small = plan.execution == "serial" and (threads or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS)
+        room = iterative if threads else tiled
         with blas.one_thread(small), open_workspace(plan, store, progress) as work:
             fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
             solution = fit_here(data, plan, work)
@@ -85,7 +86,7 @@ def fit(
         residuals=() if outcome is None else tuple(outcome.residuals.tolist()),
         rank=0 if outcome is None else outcome.rank,
         history=() if outcome is None else outcome.history,
-        messages=() if outcome is None else outcome.messages,
+        messages=solution.messages + (() if outcome is None else outcome.messages),
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )

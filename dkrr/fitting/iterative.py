@@ -85,7 +85,7 @@ def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple[D
 
 def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     """Solve (K + λW⁻¹) α = y on workers, with checkpoints in a given store."""
-    rows = work.share(data.rows, data.fingerprint, layout(plan), plan.chosen.tile)
+    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.tile)
     team, run = Team.of_workspace(plan, work), _run_name()
     if data.kernel.is_precomputed:
         _check_symmetry(work.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
@@ -96,12 +96,6 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     finally:
         work.executor.forget(run)
     return solution
-
-
-def layout(plan: Plan) -> dict[str, Any]:
-    """How the run is cut, for the runs that go on with it."""
-    c = plan.chosen
-    return {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": 0, "row_parts": 1, "solver": "cg"}
 
 
 def _run_name() -> str:
@@ -265,7 +259,7 @@ def fit_primal_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
     """Solve (ΦᵀWΦ + λI) w = ΦᵀWy on workers, streaming the rows."""
-    rows = work.share(data.rows, data.fingerprint, layout(plan), plan.chosen.row_block)
+    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block)
     by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
     work.store.create_group("normal")
     targets = work.vectors("normal", "targets", by_rows, data.targets.shape[1], data.targets - data.target_means())

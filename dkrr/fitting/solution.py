@@ -27,6 +27,8 @@ class DualSolution:
     """Largest true relative residual."""
     outcome: Outcome | None = None
     """What an iterative solver reports besides."""
+    messages: tuple[str, ...] = ()
+    """What was done other than planned."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class PrimalSolution:
     """Shape (n, t); None where some λ is 0 (it is then not determined)."""
     residual: float
     outcome: Outcome | None = None
+    messages: tuple[str, ...] = ()
 
     @classmethod
     def build(

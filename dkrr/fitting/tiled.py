@@ -1,5 +1,6 @@
 """Fits whose matrix lies in tiles on disk."""
 
+import uuid
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,13 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.factored import Outcomes, solve_factored
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
+from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
@@ -40,27 +43,39 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     work.store.create_group("weights")
     stored_scale = None if scale is None else work.vectors("weights", "scale", grid, 1, scale)
     source: TileSource
+    plain: TileSource
+    run = f"rows-{uuid.uuid4().hex}"
     if data.kernel.is_precomputed:
         refuse_asymmetry(list(work.run("checking symmetry", symmetry_tasks(rows, grid)).values().values()))
-        source = MatrixTiles(rows, stored_scale)
+        source, plain = MatrixTiles(rows, stored_scale), MatrixTiles(rows)
     else:
         source = GramTiles(kernel, rows, stored_scale)
+        plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
+    outcomes, broken = Outcomes(), ""
     coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
-        right_sides = data.dual_right_sides(columns, means)
-        beta, residual = _solve(
-            work, g, grid, plan.chosen.segment, source, data.dual_shift(alpha), right_sides, (alpha, "dual")
-        )
+        right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
+        beta = None
+        if plan.chosen.has_factor:
+            outcome = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
+            if isinstance(outcome, str):
+                broken = outcome
+                work.progress.note(outcome)
+            else:
+                outcomes.parts.append(outcome)
+                beta, residual = outcome.x, float(outcome.residuals.max())
+        if beta is None:
+            beta, residual = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "dual"))
         residuals.append(residual)
         coef[:, columns], b = data.dual_coefficients(beta)
         intercept[columns] += b
-    return DualSolution(coef, intercept, rows, max(residuals))
+    work.executor.forget(run)
+    return DualSolution(coef, intercept, rows, max(residuals), outcomes.merged(), (broken,) if broken else ())
 
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
     c = plan.chosen
-    layout = {"form": c.form, "tile": c.tile, "panel": c.panel, "segment": c.segment, "row_parts": c.row_parts}
-    return work.share(data.rows, data.fingerprint, layout, rows_per_chunk)
+    return work.share(data.rows, data.fingerprint, c.layout(), rows_per_chunk)
 
 
 def _solve(

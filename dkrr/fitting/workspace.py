@@ -81,9 +81,9 @@ class Workspace:
             array.fill(np.asarray(data, np.float64).reshape(grid.n, width))
         return array
 
-    def matrix(self, group: str, name: str, grid: TileGrid) -> TiledMatrix:
+    def matrix(self, group: str, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
         """Stored lower triangle."""
-        return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid)
+        return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid, dtype)
 
     def share(
         self, rows: Rows, fingerprint: Callable[[str], dict[str, Any]], layout: dict[str, Any], rows_per_chunk: int
@@ -191,7 +191,7 @@ def absolute_url(url: str) -> str:
 
 @contextmanager
 def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
-    if plan.execution != "dask" and plan.solver == "cg":
+    if plan.execution != "dask" and plan.solver == "cg" and not plan.chosen.has_factor:
         with ThreadExecutor(plan.chosen.slots) as threads:
             yield threads, None
         return

@@ -42,8 +42,13 @@ class Preconditioner(ABC):
         """Columns of the factor it is made of; 0 if it has none."""
         return 0
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether there is memory for a better one."""
+        return False
+
     def grow(self) -> bool:
-        """Become a better one, if there is memory for it; False if not."""
+        """Become a better one; False if that was not possible after all."""
         return False
 
     @property
@@ -134,14 +139,16 @@ class LowRank(Preconditioner):
         """See base class."""
         return self.factor.rank
 
+    @property
+    def can_grow(self) -> bool:
+        """See base class."""
+        return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
+
     def grow(self) -> bool:
         """See base class."""
         before = self.factor.rank
-        wanted = min(self.factor.capacity, int(GROWTH * before) + 1)
-        if self.growths == MAX_GROWTHS or wanted <= before:
-            return False
         self.growths += 1
-        self.factor.grow(wanted)
+        self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
         if self.factor.rank == before:
             return False
         self._factor_middle()

@@ -3,14 +3,17 @@
 from dataclasses import dataclass, replace
 
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
+from dkrr.linalg.factored import apply_cost
 from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
 from dkrr.linalg.normal import normal_cost
+from dkrr.linalg.operator import FLOAT32_ELEMENTS, pass_cost
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.plan import Candidate, Execution
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.schedule import factorisation_seconds
+from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import TileGrid
 
 PANEL = 512
@@ -25,6 +28,8 @@ ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
 CHAIN_SECONDS = 0.011
 """From the end of a task to the start of one that waits for it, on Dask (measured: the client sends every 10 ms)."""
+ROWS_PART = 4
+"""X is kept by every process that needs it again and again, if it takes at most one part in this many of its memory."""
 THREAD_BUFFER_BYTES = 32 * 2**20
 """What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
@@ -164,13 +169,63 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
             places.append(_Place("dask", w, w, 1, r.worker_baseline_bytes, limit, start))
     if p.wants_tiles and not r.cluster_is_running:
         places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
-    candidate = dual_tiled if form == "dual" else primal_tiled
+    candidate = {"dual": dual_tiled, "primal": primal_tiled}[form]
+    if isinstance(p.solver, ConjugateGradient):
+        candidate = dual_factored
     return [
         candidate(p, r, place, grid, segment)
         for place in places
         for grid in _grids(p, n)
         for segment in _segments(p, place, grid)
     ]
+
+
+FACTORED_ITERATIONS = 6
+"""Of conjugate gradient with a complete factor in float32, for a residual of 1e-10 (measured: 3 to 6)."""
+
+
+def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
+    """Tiled Cholesky of K + λW⁻¹ in float32, as the preconditioner of conjugate gradient in float64.
+
+    The memory is that of the float64 factorisation, which follows if float32 breaks down.
+    """
+    p, rates, m = problem, resources.rates, problem.n_right_sides
+    whole = dual_tiled(p, resources, place, grid, segment)
+    fast = replace(
+        rates,
+        gemm_flops=2 * rates.gemm_flops,
+        read_bytes=2 * rates.read_bytes,
+        write_bytes=2 * rates.write_bytes,
+    )
+    entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
+    form_seconds = entries.gemm_flops / fast.gemm_flops + FLOAT32_ELEMENTS * entries.element_seconds
+    factor = factorisation_seconds(grid, segment, place.slots, fast, form_seconds)
+    product = rates.seconds(pass_cost(p.kernel, p.d, p.n**2 / 2, m, "float64", 0.0)) / place.slots
+    apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
+    passes = FACTORED_ITERATIONS + 1
+    staged = 0 if p.x_is_shared else p.stored_bytes
+    keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART
+    x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * (1 if keeps_rows else 1 + passes / 2)
+    x_read += p.stored_bytes * place.n_workers if keeps_rows else 0
+    groups, stored = len(p.alphas), factor_bytes(grid, 4)
+    cost = cholesky_cost(grid, 0, segment, 4)
+    return replace(
+        whole,
+        seconds=place.start_seconds
+        + 2 * staged / rates.write_bytes
+        + groups * (factor + passes * (product + rates.seconds(apply))),
+        read_bytes=groups * (cost.read_bytes + FACTORED_ITERATIONS * apply.read_bytes + x_read),
+        written_bytes=staged + groups * cost.written_bytes,
+        disk_bytes=staged + (groups if p.keeps_store else 1) * stored + partial_bytes(grid, 0, segment, 4),
+        peak_bytes=whole.peak_bytes + place.threads * 4 * 8 * p.n * m + (p.n * p.bytes_of_row if keeps_rows else 0),
+        keeps_rows=keeps_rows,
+        solver="cg",
+        iterations=FACTORED_ITERATIONS,
+        precision="float32",
+        has_factor=True,
+        n_tiles=grid.n_tiles,
+        slots=place.slots,
+    )
 
 
 def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:

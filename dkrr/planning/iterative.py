@@ -12,6 +12,7 @@ from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
 from dkrr.linalg.preconditioner import expected_iterations
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
+    ROWS_PART,
     THREAD_BUFFER_BYTES,
     feature_bytes,
     feature_seconds,
@@ -39,8 +40,6 @@ WORKSPACE_PART = 16
 """The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
 KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the memory left for tiles that are compared; what is not used for tiles is there for the factor."""
-ROWS_PART = 4
-"""X is kept by every process if it takes at most one part in this many of its memory."""
 APPLY_SECONDS = {8: 0.7e-9, 4: 1.0e-9}
 """An entry of the factor, for both of its products with one vector: read, and converted if it is float32."""
 FACTOR_ITEMSIZE = 4

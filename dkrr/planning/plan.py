@@ -55,6 +55,8 @@ class Candidate:
     """Tiles of the matrix that each place keeps in memory; the others are formed at every pass."""
     precision: Literal["float64", "float32"] = "float64"
     """Of the products (of conjugate gradient) or of the factor (that preconditions it)."""
+    has_factor: bool = False
+    """A complete float32 factor on disk is the preconditioner."""
     keeps_rows: bool = False
     """Every process keeps X in memory."""
     n_tiles: int = 0
@@ -64,15 +66,24 @@ class Candidate:
     refused: str = ""
     """Why it cannot be chosen; empty if it can."""
 
-    @property
-    def touches_disk(self) -> bool:
-        """Whether tiles of the matrix are stored."""
-        return self.execution != "memory" and self.solver == "cholesky"
+    def layout(self) -> dict[str, Any]:
+        """How the run is cut, for the runs that go on with it; the fields of Layout."""
+        return {
+            "form": self.form,
+            "tile": self.tile,
+            "panel": self.panel,
+            "segment": self.segment,
+            "row_parts": self.row_parts,
+            "solver": self.solver,
+        }
 
     @property
     def name(self) -> str:
         """Short description."""
         where = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        if self.has_factor:
+            how = "conjugate gradient with a float32 factor"
+            return f"{self.form}, {how}, {where[self.execution]}, tiles of {self.tile:,}"
         if self.solver == "cg":
             where |= {"memory": "in this process", "serial": "in this process"}
             return f"{self.form}, conjugate gradient, {where[self.execution]}, {_products(self)}"
@@ -157,7 +168,7 @@ class Plan:
             f"  solver      {_solver(c, p)}" + (f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""),
             f"  where       {_where(c)}",
         ]
-        if c.solver == "cg":
+        if c.solver == "cg" and not c.has_factor:
             lines.append(f"  products    {_products(c)}")
         elif c.execution != "memory":
             n_tiles = -(-matrix // c.tile)
@@ -185,6 +196,11 @@ class Plan:
 def _solver(c: Candidate, p: Problem) -> str:
     if c.solver == "cholesky":
         return "tiled Cholesky"
+    if c.has_factor:
+        return (
+            f"conjugate gradient to a true residual of {p.tol:.0e}, preconditioned by a tiled Cholesky factor in "
+            f"float32; about {c.iterations} iterations (an estimate)"
+        )
     rank = f"rank up to {c.rank_limit:,}, about {c.rank:,}" if c.rank < c.rank_limit else f"rank {c.rank:,}"
     how = f"preconditioned ({rank})" if c.rank_limit else "not preconditioned by a factor"
     return (
@@ -205,9 +221,9 @@ def _products(c: Candidate) -> str:
 
 
 def _where(c: Candidate) -> str:
-    if c.solver == "cg" and c.execution != "dask":
+    if c.solver == "cg" and not c.has_factor and c.execution != "dask":
         return "in the calling process"
-    if c.solver == "cg":
+    if c.solver == "cg" and not c.has_factor:
         return f"on Dask workers ({_plural(c.n_workers, 'process', 'es')})"
     return f"{_WHERE[c.execution]}" + (f" ({_plural(c.n_workers, 'process', 'es')})" if c.execution == "dask" else "")
 

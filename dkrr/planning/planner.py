@@ -9,7 +9,7 @@ from dkrr.planning.iterative import dual_iterative, primal_iterative
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.units import format_bytes, format_seconds
 
 SMALL_SECONDS = 3.0
@@ -82,6 +82,11 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
 def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:
     """Candidates of one form, of the solvers that may be used."""
     layout, solver = problem.layout, problem.solver
+    if layout is not None and isinstance(solver, Cholesky if layout.solver == "cg" else ConjugateGradient):
+        raise StoreError(
+            f"the store holds a run that began with solver={layout.solver!r}, and another was asked for; give the same "
+            f"solver, or another store="
+        )
     wants_direct = not isinstance(solver, ConjugateGradient) and (layout is None or layout.solver == "cholesky")
     wants_iterative = not isinstance(solver, Cholesky) and (layout is None or layout.solver == "cg")
     ways: list[Candidate] = []
@@ -93,7 +98,9 @@ def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
         ways += tiled(problem, resources, form)
     if wants_iterative:
         settings = solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
-        if form == "dual":
+        if form == "dual" and isinstance(settings.preconditioner, Float32Cholesky):
+            ways += tiled(problem, resources, form)
+        elif form == "dual":
             ways += dual_iterative(problem, resources, settings)
         elif settings.preconditioner in ("auto", None):
             ways += primal_iterative(problem, resources)
@@ -126,7 +133,7 @@ def _check_tile(problem: Problem) -> None:
     """Refuse tiles so small that the scheduler would drown in tasks, in the form that has fewer of them."""
     sizes = {"dual": problem.n, "primal": problem.dimension or problem.n}
     n = min(sizes.values()) if problem.form is None else sizes[problem.form]
-    if isinstance(problem.solver, ConjugateGradient):
+    if isinstance(problem.solver, ConjugateGradient) and not isinstance(problem.solver.preconditioner, Float32Cholesky):
         return  # its tiles are not tasks
     if problem.tile is not None and -(-n // problem.tile) > MAX_TILES_A_SIDE:
         raise InputError(
@@ -315,6 +322,9 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         reasons.append(f"conjugate gradient, since a factorisation {direct[0].refused}")
     else:
         reasons.append("conjugate gradient, since the matrix is too large for a factorisation")
+    if c.has_factor:
+        reasons.append("a factor in float32 takes half the disk and half the time; float64 follows if it breaks down")
+        return reasons
     if c.execution == "memory":
         reasons.append("in the calling process, since its threads do as much as workers would")
     elif c.execution == "serial":

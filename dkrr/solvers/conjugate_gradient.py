@@ -38,7 +38,7 @@ LOW_PRECISION_DROP = 10**-3.5
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 WINDOW = 60
-"""Iterations in which the residual must at least be halved, or conjugate gradient stalls."""
+"""Iterations in which the residual must at least be halved, or the preconditioner grows if it can."""
 
 
 @dataclass(frozen=True)
@@ -248,10 +248,9 @@ class Iteration:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
         self.on_end(state)
-        relative = np.linalg.norm(state.residual, axis=0) / self._norms
         return Outcome(
             x=state.x,
-            residuals=relative,
+            residuals=self._relative(state.residual),
             status=status,
             iterations=state.iteration,
             rank=self.preconditioner.rank,
@@ -278,38 +277,57 @@ class Iteration:
             self._prepare_deflation(state.precision)
         while True:
             if state.cycle is None:
-                relative = np.linalg.norm(state.residual, axis=0) / self._norms
-                columns = np.flatnonzero(~(relative <= self.tol))
+                columns = np.flatnonzero(~(self._relative(state.residual) <= self.tol))
                 if len(columns) == 0:
                     return Status.CONVERGED
                 if state.iteration >= self.max_iterations:
                     return Status.MAX_ITERATIONS
                 state.cycle = self._new_cycle(state, columns)
-            columns, precision = state.cycle.columns, state.precision
-            before = np.linalg.norm(state.residual[:, columns], axis=0) / self._norms[columns]
             ended = self._iterate(state)
-            correction = state.cycle.correction
-            state.cycle = None
-            x = state.x.copy()
-            x[:, self._cycle_columns] += correction
-            residual = self._true_residual(x)
-            after = np.linalg.norm(residual, axis=0) / self._norms
-            better = np.max(after[columns] / before)
-            if np.isfinite(better) and better < 1.0:
-                state.x, state.residual = x, residual
-                self._note_residual(state, float(after.max()), is_true=True)
-            if ended == "curvature" and precision == "float64":
-                self._refuse_curvature(state)
-            if (np.linalg.norm(state.residual, axis=0) / self._norms <= self.tol).all():
+            left = self._end_cycle(state)
+            if (self._relative(state.residual) <= self.tol).all():
                 return Status.CONVERGED
-            if ended == "stalled":
-                if not self._grow(state):
-                    return Status.STALLED
-            elif better > USELESS_CYCLE or ended == "curvature":
-                if precision == "float64":
-                    return Status.STALLED if ended != "limit" else Status.MAX_ITERATIONS
-                self._say(state, "products in float32 reduce the true residual no further: going on in float64")
-                state.precision = "float64"
+            status = self._after(state, ended, left)
+            if status is not None:
+                return status
+
+    def _relative(self, residual: Array) -> Array:
+        return np.asarray(np.linalg.norm(residual, axis=0) / self._norms)
+
+    def _end_cycle(self, state: State) -> float:
+        """Add the correction if it makes the true residual smaller; the largest part of it that it leaves."""
+        cycle = state.cycle
+        assert cycle is not None
+        state.cycle = None
+        x = state.x.copy()
+        x[:, cycle.columns] += cycle.correction
+        residual = self._true_residual(x)
+        before, after = self._relative(state.residual), self._relative(residual)
+        left = float(np.max(after[cycle.columns] / before[cycle.columns]))
+        if left < 1.0:
+            state.x, state.residual = x, residual
+            self._note_residual(state, float(after.max()), is_true=True)
+        return left
+
+    def _after(self, state: State, ended: str, left: float) -> Status | None:
+        """What follows a cycle that did not reach the tolerance; None: another one."""
+        if ended == "curvature" and state.precision == "float64":
+            raise NotPositiveDefiniteError(
+                f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
+                f"direction of negative curvature",
+                -1,
+            )
+        if ended == "stalled":
+            self._grow(state)
+            return None
+        if ended == "limit":
+            return Status.MAX_ITERATIONS
+        if ended == "curvature" or not left <= USELESS_CYCLE:
+            if state.precision == "float64":
+                return Status.STALLED
+            self._say(state, "products in float32 reduce the true residual no further: going on in float64")
+            state.precision = "float64"
+        return None
 
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
@@ -351,7 +369,6 @@ class Iteration:
         """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
-        self._cycle_columns = cycle.columns
         open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
         best = [np.inf]
         while len(open_):
@@ -383,26 +400,18 @@ class Iteration:
                     return "curvature"
             self.on_iteration(state)
             best.append(min(best[-1], float((norms / self._norms[columns]).max())))
-            if len(best) > WINDOW and best[-1] > 0.5 * best[-1 - WINDOW]:
+            if self.preconditioner.can_grow and len(best) > WINDOW and best[-1] > 0.5 * best[-1 - WINDOW]:
                 return "stalled"
         return "done"
 
-    def _grow(self, state: State) -> bool:
+    def _grow(self, state: State) -> None:
         before = self.preconditioner.rank
         if not self.preconditioner.grow():
-            return False
+            return
         self._say(
             state,
             f"slow convergence (relative residual {state.history[-1].largest:.1e} after {state.iteration} iterations): "
             f"the preconditioner's rank grows from {before:,} to {self.preconditioner.rank:,}",
-        )
-        return True
-
-    def _refuse_curvature(self, state: State) -> None:
-        raise NotPositiveDefiniteError(
-            f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
-            f"direction of negative curvature",
-            -1,
         )
 
     def _say(self, state: State, message: str) -> None:
@@ -416,9 +425,9 @@ class Iteration:
     def _show(self, largest: float) -> None:
         """Progress is how much of the way to the tolerance is gone, in digits."""
         way = min(max(-log(max(largest, 1e-300)), 0.0), -log(self.tol))
-        if way > self._shown:
-            self.progress.advance(way - self._shown)
-            self._shown = way
+        # Also where the residual rose: a log shows that the work goes on.
+        self.progress.advance(max(way - self._shown, 0.0))
+        self._shown = max(way, self._shown)
 
 
 def cycles_in_low_precision(tol: float) -> int:

@@ -1,0 +1,145 @@
+"""Fits by a complete factorisation in float32 that preconditions conjugate gradient in float64."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.fitting.workspace import Workspace
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
+from dkrr.linalg.factored import LocalFactor, SharedFactor
+from dkrr.linalg.operator import TiledOperator
+from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg.sources import TileSource
+from dkrr.planning import Plan
+from dkrr.runtime import RunRecord
+from dkrr.solvers import ConjugateGradient, Status
+from dkrr.solvers.conjugate_gradient import Iteration, Outcome
+from dkrr.tiles import TileGrid
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class CompleteFactor(Preconditioner):
+    """(L Lᵀ)⁻¹ with a stored factor."""
+
+    factor: LocalFactor | SharedFactor
+    captures_constant = True
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
+        """See base class."""
+        return self.factor.apply(residuals)
+
+    @property
+    def record(self) -> RunRecord:
+        """See base class."""
+        return self.factor.record
+
+
+@dataclass
+class Outcomes:
+    """Outcomes of several systems, as one."""
+
+    parts: list[Outcome] = field(default_factory=list)
+
+    def merged(self) -> Outcome | None:
+        """Worst status, all residuals, sum of the iterations; None if there is none."""
+        if not self.parts:
+            return None
+        bad = [p.status for p in self.parts if p.status is not Status.CONVERGED]
+        return Outcome(
+            x=self.parts[-1].x,
+            residuals=np.concatenate([p.residuals for p in self.parts]),
+            status=bad[0] if bad else Status.CONVERGED,
+            iterations=sum(p.iterations for p in self.parts),
+            rank=0,
+            history=tuple(h for p in self.parts for h in p.history),
+            messages=tuple(m for p in self.parts for m in p.messages),
+        )
+
+
+def solve_factored(
+    work: Workspace,
+    plan: Plan,
+    g: int,
+    source: TileSource,
+    plain: TileSource,
+    scale: Array | None,
+    shift: Array,
+    right_sides: Array,
+) -> Outcome | str:
+    """Solve (C A C + diag(s)) X = B; the message of a breakdown where float32 does not hold the factor.
+
+    Parameters
+    ----------
+    work : Workspace
+    plan : Plan
+    g : int
+        Number of the system, for its place in the store.
+    source : TileSource
+        Tiles of C A C.
+    plain : TileSource
+        Tiles of A, for the products.
+    scale : ndarray of shape (n,), optional
+        c.
+    shift : ndarray of shape (n,)
+        s.
+    right_sides : ndarray of shape (n, m)
+    """
+    c, group = plan.chosen, f"factored-{g}"
+    grid = TileGrid(len(right_sides), c.tile, c.panel)
+    work.store.create_group(group)
+    system = TiledSystem(
+        source=source,
+        shift=work.vectors(group, "shift", grid, 1, shift),
+        factor=work.matrix(group, "factor", grid, "float32"),
+        segment=c.segment,
+        partial=tuple(
+            PartialSums(work.matrix(group, f"sum-{k}", grid, "float32"))
+            for k in range(n_segments(grid.n_tiles - 1, c.segment) - 1)
+        ),
+    )
+    tasks = cholesky_tasks(system)
+    total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, c.segment))
+    try:
+        with work.progress.stage("factorisation, float32", total, total - sum(t.flops for t in tasks)):
+            work.record.add(work.executor.run(tasks, work.progress))
+    except NotPositiveDefiniteError as error:
+        work.store.delete(group)
+        return (
+            f"the factorisation in float32 broke down at row {error.row}, since λ is below its rounding: factoring in "
+            f"float64 instead, which takes twice the time and disk"
+        )
+    for k in range(len(system.partial)):
+        work.store.delete(f"{group}/sum-{k}")
+    factor: Any
+    if plan.resources.cluster_is_running:
+        factor = SharedFactor(system.factor, work.executor, work.store, group, c.slots)
+    else:
+        factor = LocalFactor(system.factor, plan.resources.local_threads)
+    operator = TiledOperator(
+        source=plain,
+        grid=TileGrid(len(right_sides), c.tile, c.tile),
+        executor=work.executor,
+        run=group,
+        slots=c.slots,
+        scale=scale,
+    )
+    solver = plan.problem.solver
+    outcome = Iteration(
+        operator=operator,
+        shift=shift[:, None],
+        right_sides=right_sides,
+        preconditioner=CompleteFactor(factor),
+        tol=plan.problem.tol,
+        max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
+        progress=work.progress,
+    ).run()
+    work.record.add(operator.record)
+    work.record.add(factor.record)
+    if not work.keeps:
+        work.store.delete(group)
+    return outcome
