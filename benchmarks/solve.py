@@ -180,6 +180,7 @@ def fit_dkrr(settings: Settings) -> tuple[Fit, GemmRate | None]:
         kernel=settings.kernel,
         gamma=settings.problem.gamma,
         form="dual",
+        solver="cholesky",
         memory_limit=settings.memory_limit,
         tile=settings.tile,
     )
