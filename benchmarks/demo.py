@@ -5,8 +5,9 @@ Run by ``make demo``, or by hand::
     python -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
 
 It fits exact kernel ridge regression to ``n`` molecules, whose Gram matrix of 8n² bytes is larger than the
-memory limit, predicts held-out molecules beside a linear model, saves and reloads the model, and leaves a table
-on the terminal and ``demo.png`` in the output folder. The data and their sources are those of
+memory limit, by the solver that the planner chooses and by the other one, which must agree; predicts held-out
+molecules beside a linear model, saves and reloads the model, and leaves a table on the terminal and ``demo.png``
+in the output folder. The data and their sources are those of
 :mod:`benchmarks.qm9`.
 """
 
@@ -90,9 +91,15 @@ class Run:
     memory_limit: int
     """Bytes that the whole fit was allowed."""
     projected_peak_bytes: int
-    """The plan's promise for each worker."""
+    """The plan's promise for each process."""
     measured_peak_bytes: int
-    """The most that any worker held."""
+    """The most that any process held that did the work."""
+    solver: str
+    """"cg" or "cholesky", with what it took."""
+    other: str
+    """The same for the other solver."""
+    disagreement: float
+    """Largest difference between the predictions of the two, relative to the largest prediction."""
 
     @property
     def gram_bytes(self) -> int:
@@ -177,11 +184,13 @@ def result_table(run: Run, scores: Mapping[str, Scores]) -> Table:
     table.add_column()
     table.add_row("molecules", f"{run.n_train:,} to train, {run.n_test:,} held out")
     table.add_row("time", f"{format_seconds(run.fit_seconds)} to fit, {format_seconds(run.predict_seconds)} to predict")
+    table.add_row("solver", run.solver)
+    table.add_row("other solver", f"{run.other}; predictions differ by {run.disagreement:.0e}")
     table.add_row("outcome", f"{run.status}, relative residual {run.residual:.1e}")
     table.add_row("Gram matrix", f"{format_bytes(run.gram_bytes)}, {ratio:.1f} × the memory limit{held}")
     table.add_row("memory limit", format_bytes(run.memory_limit))
     table.add_row(
-        "peak per worker",
+        "peak of a process",
         f"{format_bytes(run.projected_peak_bytes)} projected, {format_bytes(run.measured_peak_bytes)} measured",
     )
     table.add_section()
@@ -312,7 +321,18 @@ def run_demo(console: Console, n_train: int, n_test: int, memory_limit: str, out
     difference = check_saved(model, data.X_test, predicted, path)
     console.print(f"saved and read back: {path} (largest relative difference {difference:.1e})")
 
+    other_name = "cholesky" if model.plan_.solver == "cg" else "cg"
+    other = dkrr.KernelRidge(**{**model.get_params(), "solver": other_name})
+    started = perf_counter()
+    other.fit(data.X_train, data.y_train)
+    other_seconds = perf_counter() - started
+    other_residual = other.solve_result_.residual
+    differences = np.abs(np.asarray(other.predict(data.X_test)) - predicted)
+
     run = Run(
+        solver=model.plan_.chosen.name,
+        other=f"{other.plan_.chosen.name}: {format_seconds(other_seconds)}, residual {other_residual:.1e}",
+        disagreement=float(differences.max() / np.abs(predicted).max()),
         n_train=n_train,
         n_test=n_test,
         fit_seconds=fit_seconds,

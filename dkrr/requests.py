@@ -72,8 +72,11 @@ def plan(
     --------
     >>> import dkrr
     >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)
-    >>> plan.form, plan.execution, plan.peak_bytes < 4 * 2**30
-    ('dual', 'dask', True)
+    >>> plan.form, plan.solver, plan.execution, plan.peak_bytes <= 8 * 2**30
+    ('dual', 'cg', 'memory', True)
+    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
+    >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
+    ('cholesky', 'dask', True)
     """
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     settings: dict[str, Any] = {

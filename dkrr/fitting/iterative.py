@@ -32,7 +32,7 @@ from dkrr.linalg.normal_product import (
 from dkrr.linalg.operator import ResidentRows, TiledOperator, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
-from dkrr.linalg.sources import GramTiles, MatrixTiles, TileSource
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
 from dkrr.planning.iterative import APPLY_SECONDS, FACTOR_ITEMSIZE, factor_seconds
@@ -92,7 +92,7 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     elif plan.chosen.keeps_rows:
         rows = ResidentRows(rows, run)
     try:
-        solution = _fit_dual(replace(data, kernel=by_name(data.kernel, work)), plan, team, rows)
+        solution = _fit_dual(replace(data, kernel=by_name(data.kernel, work)), plan, team, rows, work)
     finally:
         work.executor.forget(run)
     return solution
@@ -113,7 +113,21 @@ def settings_of(plan: Plan) -> ConjugateGradient:
     return solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
 
 
-def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows) -> DualSolution:
+def _stored_tiles(work: Workspace, source: TileSource, grid: TileGrid) -> SummedTiles:
+    """Tiles of the matrix on disk, formed unless they are there."""
+    work.store.create_group("gram")
+    matrix = work.matrix("gram", "tiles", grid)
+    done = matrix.complete_tiles()
+    tasks = [
+        Task(f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=float(grid.height(i) * grid.height(j)))
+        for i, j in grid.lower()
+        if (i, j) not in done
+    ]
+    work.run("Gram matrix", tasks)
+    return SummedTiles((matrix,))
+
+
+def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Workspace | None = None) -> DualSolution:
     c, run = plan.chosen, _run_name()
     scale, means = data.dual_scale(), data.target_means()
     source: TileSource
@@ -122,9 +136,13 @@ def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows) -> DualSol
         source, columns = MatrixTiles(rows), MatrixColumns(rows)
     else:
         source, columns = GramTiles(data.kernel, rows), GramColumns(data.kernel, rows)
+    grid = TileGrid(data.n, c.tile, c.tile)
+    if c.stores_tiles:
+        assert work is not None
+        source = _stored_tiles(work, source, grid)
     operator = TiledOperator(
         source=source,
-        grid=TileGrid(data.n, c.tile, c.tile),
+        grid=grid,
         executor=team.executor,
         run=run,
         slots=team.slots,

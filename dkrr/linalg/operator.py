@@ -261,6 +261,7 @@ class ResidentRows(Rows):
     """
 
     is_shared = True
+    is_in_memory = True
 
     def __init__(self, rows: Rows, run: str) -> None:
         self.rows, self._run = rows, run

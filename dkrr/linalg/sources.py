@@ -101,7 +101,8 @@ class GramTiles(TileSource):
         with meter.time("read"):
             left = self.rows.read(rows.start, rows.stop)
             right = left if rows == columns else self.rows.read(columns.start, columns.stop)
-        meter.bytes_read += n_bytes(left) + (0 if right is left else n_bytes(right))
+        if not self.rows.is_in_memory:
+            meter.bytes_read += n_bytes(left) + (0 if right is left else n_bytes(right))
         with meter.time("gram"):
             fill_gram(self.kernel, left, right, out, lower=rows == columns)
             scale_block(out, self.scale, rows, columns)
@@ -111,11 +112,14 @@ class GramTiles(TileSource):
         with meter.time("read"):
             left = self.rows.read(rows.start, rows.stop)
             right = None if rows == columns else self.rows.read(columns.start, columns.stop)
-        meter.bytes_read += n_bytes(left) + (0 if right is None else n_bytes(right))
+        if not self.rows.is_in_memory:
+            meter.bytes_read += n_bytes(left) + (0 if right is None else n_bytes(right))
         for r, c, piece in self.kernel.pieces(left, right, dtype=dtype):
             where = slice(rows.start + r.start, rows.start + r.stop)
             across = slice(columns.start + c.start, columns.start + c.stop)
             scale_block(piece, self.scale, where, across)
+            if self.scale is not None and where == across:
+                mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
             yield where, across, piece
 
 
@@ -131,7 +135,8 @@ class MatrixTiles(TileSource):
         with meter.time("read"):
             out[...] = dense(self.rows.read(rows.start, rows.stop, columns))
             scale_block(out, self.scale, rows, columns)
-        meter.bytes_read += out.size * int(np.dtype(self.rows.dtype).itemsize)
+        if not self.rows.is_in_memory:
+            meter.bytes_read += out.size * int(np.dtype(self.rows.dtype).itemsize)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ What they need that no plan can know is the spectrum of the matrix. TYPICAL stan
 preconditioner shows it; the rank is then chosen by what was found.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
-from dkrr.linalg.operator import Precision, multiply_bytes, pass_cost
+from dkrr.linalg.operator import USE_SECONDS, Precision, multiply_bytes, pass_cost
 from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
 from dkrr.linalg.preconditioner import expected_iterations
 from dkrr.planning.candidates import (
@@ -36,6 +36,10 @@ RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 LARGEST_TILE = 8192
 """Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
 LEAST_TILE = 512
+STORED_TILE = 2048
+"""Tiles on disk are read whole."""
+COSTLY = 2.0
+"""Times that an entry must take longer to compute than to read for the disk to be considered."""
 WORKSPACE_PART = 16
 """The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
 KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -76,14 +80,52 @@ def iterations_expected(problem: Problem, rank: int) -> int:
 
 def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGradient) -> list[Candidate]:
     """Conjugate gradient on K + λW⁻¹: the places, times tiles kept, times ranks, times precisions."""
-    return [
-        candidate
+    candidates = [
+        _dual(problem, resources, settings, place, precision, rank, part)
         for place in _places(problem, resources)
         for precision in _precisions(settings)
         for rank in _ranks(problem, settings)
         for part in KEPT_PARTS
-        for candidate in [_dual(problem, resources, settings, place, precision, rank, part)]
     ]
+    if _is_costly(problem, resources):
+        candidates += [
+            _stored(problem, resources, settings, replace(place, execution="serial") if here else place, rank)
+            for place in _places(problem, resources)
+            for here in [place.execution == "memory"]
+            for rank in _ranks(problem, settings)
+        ]
+    return candidates
+
+
+def _is_costly(problem: Problem, resources: Resources) -> bool:
+    """Whether an entry takes longer to compute than to read."""
+    entry, rates = problem.kernel.entry_cost(problem.d), resources.rates
+    return entry.gemm_flops / rates.gemm_flops + entry.element_seconds > COSTLY * 8 / rates.read_bytes
+
+
+def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: _Place, rank: int) -> Candidate:
+    """The same with tiles that are formed once and kept on disk."""
+    p, rates = problem, resources.rates
+    formed = _dual(p, resources, settings, place, "float64", rank, 0.0)
+    tile = min(formed.tile, STORED_TILE)
+    n_tiles = ceil(p.n / tile)
+    disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
+    entries = float(p.n) ** 2 / 2
+    one = rates.seconds(pass_cost(p.kernel, p.d, entries, 1, "float64", 0.0))
+    read = (entries * USE_SECONDS["float64"] + disk / rates.read_bytes) / place.slots
+    passes = formed.iterations + 1
+    return replace(
+        formed,
+        tile=tile,
+        panel=tile,
+        n_tiles=n_tiles,
+        seconds=formed.seconds + one / place.slots + disk / rates.write_bytes + passes * (read - one / place.slots),
+        read_bytes=formed.read_bytes + passes * disk,
+        written_bytes=formed.written_bytes + disk,
+        disk_bytes=formed.disk_bytes + disk,
+        peak_bytes=formed.peak_bytes + place.threads * 2 * 8 * tile**2,
+        stores_tiles=True,
+    )
 
 
 def _places(problem: Problem, r: Resources) -> list[_Place]:

@@ -55,6 +55,8 @@ class Candidate:
     """Tiles of the matrix that each place keeps in memory; the others are formed at every pass."""
     precision: Literal["float64", "float32"] = "float64"
     """Of the products (of conjugate gradient) or of the factor (that preconditions it)."""
+    stores_tiles: bool = False
+    """Conjugate gradient reads tiles from disk that were formed once."""
     has_factor: bool = False
     """A complete float32 factor on disk is the preconditioner."""
     keeps_rows: bool = False
@@ -214,6 +216,8 @@ def _products(c: Candidate) -> str:
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
     kept = min(n_tiles, c.kept_tiles * c.slots)
     low = "mixed precision" if c.precision == "float32" else "float64"
+    if c.stores_tiles:
+        return f"{low}, tiles of {c.tile:,} formed once and read from disk at every pass"
     if kept == n_tiles:
         return f"{low}, the matrix kept in memory"
     part = f", {kept / n_tiles:.0%} of them kept in memory" if kept else ""

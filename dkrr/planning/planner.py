@@ -247,8 +247,9 @@ def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[C
     kept = [
         c
         for c in best.values()
+        if c.name != chosen.name
         # A refused tile size says nothing where another of the same kind works.
-        if not (
+        and not (
             c.refused
             and (
                 (c.form, c.solver, c.execution, False) in best

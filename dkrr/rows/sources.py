@@ -21,6 +21,8 @@ class Rows(ABC):
     """Rows of a table: shape, dtype, and blocks of consecutive rows."""
 
     is_sparse: bool = False
+    is_in_memory: bool = False
+    """True if reading costs no more than looking."""
     is_shared: bool = False
     """True if another process can read the rows too (they are in a store, not in this process)."""
 
@@ -66,6 +68,8 @@ class MemoryRows(Rows):
     ----------
     array : ndarray or scipy.sparse CSR array of shape (n, d)
     """
+
+    is_in_memory = True
 
     def __init__(self, array: Block) -> None:
         self.array = array
