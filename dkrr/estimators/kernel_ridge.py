@@ -1,5 +1,7 @@
 """Kernel ridge regression with scikit-learn's interface."""
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.errors import InputError
-from dkrr.fitting import TrainingData, drawn, fit
+from dkrr.errors import InputError, PlanError
+from dkrr.fitting import TrainingData, drawn, fit, warn_of
 from dkrr.kernels import Kernel
 from dkrr.model import FittedRidge
 from dkrr.planning import Plan
@@ -28,7 +30,7 @@ from dkrr.requests import (
 from dkrr.rows import MemoryRows, Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import make_progress
-from dkrr.solvers import SolveResult
+from dkrr.solvers import Cholesky, SolveResult, Status
 from dkrr.tiles.arrays import is_zarr_array
 
 
@@ -185,7 +187,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
         alphas = checked_alphas(self.alpha, columns.shape[1])
         store = None if self.store is None else str(self.store)
-        settings = {
+        settings: dict[str, Any] = {
             "n_targets": columns.shape[1],
             "alphas": tuple(np.unique(alphas).tolist()),
             "fit_intercept": bool(self.fit_intercept),
@@ -212,6 +214,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         direct = plan.execution == "memory" and plan.solver == "cholesky"
         progress = make_progress(False if direct else self.progress)
         model, result, dual_coef = fit(data, plan, store, progress)
+        if solver is None and store is None and result.status in (Status.STALLED, Status.MAX_ITERATIONS):
+            # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
+            with suppress(PlanError):
+                settings |= {"solver": Cholesky()}
+                plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
+                message = f"conjugate gradient stopped at a residual of {result.residual:.1e}: factoring instead"
+                progress.note(message)
+                model, result, dual_coef = fit(data, plan, store, progress)
+                result = replace(result, messages=(message, *result.messages))
+        warn_of(result, plan)
         self._take(model, dual_coef, is_vector=is_vector)
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
         self.plan_: Plan = plan

@@ -2,15 +2,16 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
+from dkrr.errors import StoreError
 from dkrr.solvers.conjugate_gradient import State, state_arrays, state_from_arrays
 from dkrr.tiles import ChunkedArray, RunStore
-from dkrr.tiles.arrays import create_array, open_array
 
 CHUNK_ROWS = 65536
 
@@ -25,19 +26,30 @@ class Checkpoints:
     """
 
     store: RunStore
+    damage: str = ""
+    """What of an earlier run could not be read, and what follows from it."""
+    pivots: Callable[[], NDArray[np.intp]] | None = None
+    """Pivots of the preconditioner, which may have grown since the last checkpoint."""
+    _n_pivots: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
     _turn: int = 0
 
     def load(self) -> State | None:
-        """Return the last complete checkpoint; None if there is none."""
+        """Return the last complete checkpoint; None if there is none, or it is damaged: nothing else depends on it."""
         found = self.store.note("checkpoint")
         if found is None:
             return None
         self._turn = 1 - found["turn"]
-        arrays = {
-            name: ChunkedArray.open(self.store.at(f"checkpoint-{found['turn']}/{name}")).load()
-            for name in found["arrays"]
-        }
+        try:
+            arrays = {
+                name: ChunkedArray.open(self.store.at(f"checkpoint-{found['turn']}/{name}")).load()
+                for name in found["arrays"]
+            }
+        except StoreError as error:
+            # The error's own advice is about tiles, which are computed again one by one.
+            what = str(error).split(": ")[0]
+            self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration begins anew"
+            return None
         return state_from_arrays(arrays, json.loads(found["plain"]))
 
     def save_in_time(self, state: State) -> None:
@@ -47,6 +59,8 @@ class Checkpoints:
 
     def save(self, state: State) -> None:
         """Save; complete when it is noted in the store's description."""
+        if self.pivots is not None:
+            self.save_pivots(self.pivots())
         arrays, plain = state_arrays(state)
         group = f"checkpoint-{self._turn}"
         self.store.delete(group)
@@ -60,13 +74,25 @@ class Checkpoints:
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:
-        """Pivots of the preconditioner of the run; None if they were not saved."""
+        """Pivots of the preconditioner of the run; None if they were not saved, or are damaged: others are as good."""
         name = self.store.note("pivots")
-        return None if name is None else np.asarray(open_array(self.store.at(name))[...], np.intp)
+        if name is None:
+            return None
+        try:
+            index = ChunkedArray.open(self.store.at(name)).load()[:, 0].astype(np.intp)
+        except StoreError:
+            return None
+        self._n_pivots = len(index)
+        return index
 
     def save_pivots(self, index: NDArray[np.intp]) -> None:
-        """Remember the pivots of the preconditioner: the factor is made again from them."""
+        """Remember the pivots of the preconditioner, unless they are there: the factor is made again from them."""
+        if len(index) == self._n_pivots:
+            return
         name = f"pivots-{len(index)}"
         self.store.delete(name)
-        create_array(self.store.at(name), index.shape, np.int64)[...] = index
+        # Whole numbers up to 2⁵³ are themselves in float64, whose chunks have checksums.
+        array = ChunkedArray.create(self.store.at(name), (len(index), 1), (len(index), 1))
+        array.fill(index.astype(np.float64)[:, None])
         self.store.set_note("pivots", name)
+        self._n_pivots = len(index)

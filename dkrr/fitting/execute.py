@@ -90,16 +90,19 @@ def fit(
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )
-    if result.status not in (Status.SOLVED, Status.CONVERGED):
-        asked = (
-            "" if outcome is None else f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked"
-        )
-        warnings.warn(
-            f"true relative residual {result.residual:.1e}{asked}: {result.status.value}",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
     return model, result, solution.dual_coef
+
+
+def warn_of(result: SolveResult, plan: Plan) -> None:
+    """Warn of a result that is less accurate than was asked for."""
+    if result.status in (Status.SOLVED, Status.CONVERGED):
+        return
+    asked = f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked"
+    warnings.warn(
+        f"true relative residual {result.residual:.1e}{asked if result.iterations else ''}: {result.status.value}",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
 
 
 def _fitted(data: TrainingData, plan: Plan, solution: DualSolution | PrimalSolution, owner: Any) -> FittedRidge:

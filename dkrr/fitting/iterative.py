@@ -180,14 +180,20 @@ def _iterate(
     right_sides: Array,
     scale: Array | None,
 ) -> Outcome:
-    state = None if team.checkpoints is None else team.checkpoints.load()
+    state, damage = None, ""
+    if team.checkpoints is not None:
+        state, damage = team.checkpoints.load(), team.checkpoints.damage
+    if damage:
+        team.progress.note(damage)
     if state is not None and state.x.shape != right_sides.shape:
         state = None
+    # Powers of two change no digit, and keep squares of very large or small targets within float64's range.
+    sizes = np.exp2(np.ceil(np.log2(np.maximum(np.abs(right_sides).max(axis=0), 1e-300))))
     constant = np.ones(len(right_sides)) if scale is None else scale
     iteration = Iteration(
         operator=operator,
         shift=shift,
-        right_sides=right_sides,
+        right_sides=right_sides / sizes,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
         max_iterations=settings_of(plan).max_iterations,
@@ -200,7 +206,8 @@ def _iterate(
     outcome = iteration.run(state=state)
     team.record.add(operator.record)
     team.record.add(preconditioner.record)
-    return outcome
+    messages = (damage, *outcome.messages) if damage else outcome.messages
+    return replace(outcome, x=outcome.x * sizes, messages=messages)
 
 
 def _preconditioner(
@@ -227,11 +234,12 @@ def _preconditioner(
     with team.progress.stage("preconditioner", 1.0):
         if saved is not None and len(saved) <= factor.capacity:
             factor.restore(saved)
-        elif settings.rank is not None:
+        if settings.rank is not None:
             factor.grow(settings.rank)
-        else:
+        elif factor.rank == 0:
             factor.grow(c.rank_limit, pays_no_more(float(shift.min()), p.tol, *_rates(plan)))
         if team.checkpoints is not None:
+            team.checkpoints.pivots = lambda: factor.index
             team.checkpoints.save_pivots(factor.index)
         # λ = 0 leaves nothing to tell apart from what the factor does not have.
         floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0

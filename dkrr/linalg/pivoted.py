@@ -38,6 +38,8 @@ PANEL_ENTRIES = 2**20
 BLOCKS_TO_RANK = 12
 """Rounds in which the wanted rank is reached if every proposal holds."""
 MIN_BLOCK = 32
+MAX_REBUILDS = 3
+"""Times that lost rows are made again before one product: until a dead worker's successor is there, any may do."""
 
 
 class LostRowsError(Exception):
@@ -317,8 +319,8 @@ class PivotedCholesky:
             blas.gemm(corner, above, above, transpose_b=True, alpha=-1.0, beta=1.0)
         accepted, lower = self._accept(candidates, corner, bound, rng, wanted - self.rank)
         if not accepted:
-            # What is left is rounding, however large its sum looks.
-            self._left[candidates] = 0.0
+            # What is left of these is rounding, however large its sum looks.
+            self._left[candidates[~(corner.diagonal() > self._threshold()[candidates])]] = 0.0
             return
         chosen = candidates[accepted]
         new = NewColumns(self.rank, taken[accepted], np.ascontiguousarray(above[accepted]), lower)
@@ -411,12 +413,13 @@ class PivotedCholesky:
 
     def _safely(self, run: Callable[[], Any]) -> Any:
         """Run; where a worker has lost its rows, let it make them again from the pivots."""
-        try:
-            return run()
-        except LostRowsError:
-            whole = self.columns.take(self.index)
-            self._map(rebuild_rows, (whole, self._lower))
-            return run()
+        for _ in range(MAX_REBUILDS):
+            try:
+                return run()
+            except LostRowsError:
+                whole = self.columns.take(self.index)
+                self._map(rebuild_rows, (whole, self._lower))
+        return run()
 
 
 def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,7 +174,10 @@ def expected_iterations(next_eigenvalue: float, shift: float, tol: float) -> flo
     """Iterations of conjugate gradient whose preconditioner leaves eigenvalues up to this one as they are.
 
     Half of what √κ log(2 / tol) bounds for κ = 1 + λ / s, times SPREAD for what rounding and the other eigenvalues add.
+    Without a shift there is no bound.
     """
+    if shift <= 0:
+        return inf
     return 0.5 * SPREAD * sqrt(1.0 + next_eigenvalue / shift) * log(2.0 / tol)
 
 

@@ -173,8 +173,9 @@ def _ranks(problem: Problem, settings: ConjugateGradient) -> list[int]:
 def cg_tile(problem: Problem, place_limit: int, slots: int) -> int:
     """Tiles as large as the kernel's temporaries allow, and enough of them that every place has as much to do."""
     n = problem.n
-    if problem.tile is not None:
-        return min(problem.tile, n)
+    wanted = problem.tile if problem.layout is None else problem.layout.tile
+    if wanted is not None:
+        return min(wanted, n)
     n_tiles = max(ceil(n / LARGEST_TILE), min(ceil(n / LEAST_TILE), 5 + ceil(2 * sqrt(slots))))
     tile = ceil(n / n_tiles)
     while tile > LEAST_TILE and problem.kernel.workspace_bytes(tile, tile, problem.d) > place_limit // WORKSPACE_PART:

@@ -64,10 +64,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, problem, resources)
-    fastest = min(c.seconds for c in fitting)
-    equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
-    least_disk = min(c.disk_bytes for c in equals)
-    chosen = min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
+    chosen = _cheapest(fitting)
     others = _best_of_each_kind([c for c in candidates if c is not chosen], chosen)
     return Plan(
         problem=problem,
@@ -77,6 +74,14 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         reasons=tuple(_reasons(problem, resources, chosen, candidates) + impossible),
         rejected=tuple(others),
     )
+
+
+def _cheapest(fitting: list[Candidate]) -> Candidate:
+    """Fastest; of those about as fast the one that needs least disk, then the one that reads least."""
+    fastest = min(c.seconds for c in fitting)
+    equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
+    least_disk = min(c.disk_bytes for c in equals)
+    return min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
 
 
 def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:

@@ -269,8 +269,14 @@ class Iteration:
     def _prepare_deflation(self, precision: Precision) -> None:
         assert self.deflate is not None
         w = self.deflate
-        self._a_w = self.operator.multiply(w[:, None], precision)[:, 0]
-        self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
+        for attempt in dict.fromkeys((precision, "float64")):
+            self._a_w = self.operator.multiply(w[:, None], attempt)[:, 0]
+            self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
+            if (self._w_a_w > 0).all():
+                return
+        raise NotPositiveDefiniteError(
+            "the matrix is not positive definite: the constant is a direction of negative curvature", -1
+        )
 
     def _cycles(self, state: State) -> Status:
         if self.deflate is not None:
@@ -349,7 +355,7 @@ class Iteration:
         return Cycle(columns, goal, correction, residual, z, product)
 
     def _shift_of(self, columns: NDArray[np.intp]) -> Array:
-        return self.shift if self.shift.shape[0] > 1 else self.shift[:, columns]
+        return self.shift if self.shift.shape[1] == 1 else self.shift[:, columns]
 
     def _precondition(self, residual: Array, columns: NDArray[np.intp]) -> Array:
         z = self.preconditioner.apply(residual, columns)
