@@ -1,6 +1,6 @@
 """Fits by a complete factorisation in float32 that preconditions conjugate gradient in float64."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
 from dkrr.linalg.factored import LocalFactor, SharedFactor
-from dkrr.linalg.operator import TiledOperator
+from dkrr.linalg.operator import TiledOperator, column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.sources import TileSource
 from dkrr.planning import Plan
@@ -128,11 +128,11 @@ def solve_factored(
         slots=c.slots,
         scale=scale,
     )
-    solver = plan.problem.solver
+    solver, sizes = plan.problem.solver, column_sizes(right_sides)
     outcome = Iteration(
         operator=operator,
         shift=shift[:, None],
-        right_sides=right_sides,
+        right_sides=right_sides / sizes,
         preconditioner=CompleteFactor(factor),
         tol=plan.problem.tol,
         max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
@@ -142,4 +142,4 @@ def solve_factored(
     work.record.add(factor.record)
     if not work.keeps:
         work.store.delete(group)
-    return outcome
+    return replace(outcome, x=outcome.x * sizes)

@@ -29,7 +29,7 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.operator import ResidentRows, TiledOperator, pass_cost
+from dkrr.linalg.operator import ResidentRows, TiledOperator, column_sizes, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
@@ -187,8 +187,7 @@ def _iterate(
         team.progress.note(damage)
     if state is not None and state.x.shape != right_sides.shape:
         state = None
-    # Powers of two change no digit, and keep squares of very large or small targets within float64's range.
-    sizes = np.exp2(np.ceil(np.log2(np.maximum(np.abs(right_sides).max(axis=0), 1e-300))))
+    sizes = column_sizes(right_sides)  # squares of very large or small targets have no place in float64
     constant = np.ones(len(right_sides)) if scale is None else scale
     iteration = Iteration(
         operator=operator,

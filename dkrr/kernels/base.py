@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dkrr.errors import InputError
 from dkrr.kernels.blocks import (
+    PIECE_ENTRIES,
     STRIP_ENTRIES,
     Fill,
     FloatArray,
@@ -23,6 +24,7 @@ from dkrr.kernels.blocks import (
     as_rows,
     mirror_lower,
     pieces_below,
+    pieces_of,
     positive,
     strips,
 )
@@ -60,6 +62,8 @@ class Kernel(ABC):
 
     _row_copies: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 0
+    _piece_buffers: ClassVar[int | None] = None
+    """Of those, how many are as large as a piece in `pieces`; None means all."""
 
     # numpy scalars then leave ``np.float64(2) * kernel`` to __rmul__ instead of making an object array.
     __array_ufunc__: ClassVar[None] = None
@@ -129,9 +133,9 @@ class Kernel(ABC):
         if 0 in shape:
             return
         kernel = self.resolved(left.shape[1])
-        fill, scratch = kernel._filler(left, right, np.dtype(dtype)), Scratch(dtype)
+        fill, scratch = kernel._filler(left, right, np.dtype(dtype)), Scratch(dtype, PIECE_ENTRIES)
         diagonal = kernel._diagonal(left) if symmetric else None
-        for rows, columns in pieces_below(shape[0]) if symmetric else strips(*shape):
+        for rows, columns in pieces_below(shape[0]) if symmetric else pieces_of(*shape):
             piece = scratch.of_shape(rows.stop - rows.start, columns.stop - columns.start)
             fill(rows, columns, piece)
             if diagonal is not None and rows == columns:
@@ -182,6 +186,15 @@ class Kernel(ABC):
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
         rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
+
+    def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return the same for `pieces`, the piece itself included."""
+        more = self._buffers() * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
+        return self.workspace_bytes(n_rows, n_columns, n_features) + more
+
+    def _buffers(self) -> int:
+        """Return how many buffers grow to the size of a piece."""
+        return self._strip_buffers if self._piece_buffers is None else self._piece_buffers
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description of JSON's types only, from which `kernel_from_dict` makes the same value."""

@@ -41,6 +41,9 @@ class _Pair(Kernel):
         parts = self.left.workspace_bytes(*shape) + self.right.workspace_bytes(*shape)
         return parts + 8 * STRIP_ENTRIES
 
+    def _buffers(self) -> int:
+        return self.left._buffers() + self.right._buffers() + 1
+
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
         scratch = Scratch(dtype)
@@ -119,6 +122,9 @@ class Scaled(Kernel):
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: that of the part."""
         return self.base.workspace_bytes(n_rows, n_columns, n_features)
+
+    def _buffers(self) -> int:
+        return self.base._buffers()
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         base = self.base._filler(X, Y, dtype)

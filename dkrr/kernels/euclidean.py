@@ -1,5 +1,6 @@
 """Kernels of the Euclidean distance ‖x − z‖: RBF and Matérn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,6 +58,7 @@ class RBF(Kernel):
     _row_copies: ClassVar[int] = 2
     # Only where entries are computed again: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
+    _piece_buffers: ClassVar[int | None] = 0
 
     gamma: float | None = None
 
@@ -76,9 +78,10 @@ class RBF(Kernel):
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             exponent.fill(rows, columns, out)
             if exponent.largest(rows, columns) > limit:
-                i, j = _where(out > ZERO_EXPONENT)
-                far = exponent.sizes(rows, columns, i, j) > limit
-                exponent.refine(rows, columns, out, i[far], j[far])
+                for where, part in _parts(rows, out):
+                    i, j = _where(part > ZERO_EXPONENT)
+                    far = exponent.sizes(where, columns, i, j) > limit
+                    exponent.refine(where, columns, part, i[far], j[far])
             np.minimum(out, 0.0, out=out)
             np.exp(out, out=out)
 
@@ -116,6 +119,7 @@ class Matern(Kernel):
     tag: ClassVar[str] = "matern"
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
+    _piece_buffers: ClassVar[int | None] = 1
 
     nu: float = 1.5
     length_scale: float = 1.0
@@ -138,9 +142,10 @@ class Matern(Kernel):
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             squares.fill(rows, columns, out)
-            i, j = _where(out < near * squares.largest(rows, columns))
-            close = out[i, j] < near * squares.sizes(rows, columns, i, j)
-            squares.refine(rows, columns, out, i[close], j[close])
+            for where, part in _parts(rows, out):
+                i, j = _where(part < near * squares.largest(where, columns))
+                close = part[i, j] < near * squares.sizes(where, columns, i, j)
+                squares.refine(where, columns, part, i[close], j[close])
             np.maximum(out, 0.0, out=out)
             self._decay(out, scratch)
 
@@ -242,6 +247,14 @@ class ScaledSquaredDistances:
             pairs = X[some], Y[others]
             differences = pairs[0] - pairs[1] if is_sparse(X) else np.subtract(*pairs, dtype=np.float64)
             out[some, others] = self._scale * squared_norms(differences)
+
+
+def _parts(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
+    """Cut a piece into strips, so that what is done to single entries takes little memory."""
+    height = max(1, STRIP_ENTRIES // max(out.shape[1], 1))
+    for top in range(0, len(out), height):
+        part = out[top : top + height]
+        yield slice(rows.start + top, rows.start + top + len(part)), part
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

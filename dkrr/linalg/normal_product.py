@@ -76,7 +76,8 @@ def weighted_squares(meter: Meter, feature_map: FeatureMap, segment: Segment, _:
         with meter.time("multiply"):
             w = np.ones((x.shape[0], 1)) if segment.weights is None else _range(segment.weights, where)
             if segment.rows.is_sparse and isinstance(feature_map, IdentityMap):
-                total = total + x.power(2).T @ w
+                # In float64: squares of small integers do not fit in their own type.
+                total = total + x.astype(np.float64, copy=False).power(2).T @ w
             else:
                 phi = feature_map.transform(x)
                 total = total + np.einsum("ij,ij,ik->jk", phi, phi, w)

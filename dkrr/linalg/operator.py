@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES
 from dkrr.linalg.sources import Piece, TileSource, cut_tile
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
@@ -136,8 +135,7 @@ class TiledOperator(Operator):
         ]
         sizes = np.ones(vectors.shape[1])
         if precision == "float32":
-            # Powers of two keep the vectors within float32's range and change no digit.
-            sizes = np.exp2(np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300))))
+            sizes = column_sizes(vectors)  # float32 has a small range
         product, record = self.executor.total(tasks, np.ascontiguousarray((vectors / sizes).astype(precision)))
         self.record.add(record)
         product *= sizes
@@ -176,6 +174,11 @@ class TiledOperator(Operator):
             )
             for number, (part, place) in enumerate(parts)
         ]
+
+
+def column_sizes(vectors: Vectors) -> Vectors:
+    """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
+    return np.exp2(np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300))))  # type: ignore[no-any-return]
 
 
 def tile_work(grid: TileGrid, i: int, j: int) -> float:
@@ -318,4 +321,4 @@ def pass_cost(kernel: Kernel, n_features: int, n_entries: float, m: int, precisi
 
 def multiply_bytes(kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int) -> int:
     """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
-    return 2 * tile * row_bytes + kernel.workspace_bytes(tile, tile, n_features) + 8 * STRIP_ENTRIES + 4 * 8 * n * m
+    return 2 * tile * row_bytes + kernel.pieces_bytes(tile, tile, n_features) + 4 * 8 * n * m

@@ -28,12 +28,13 @@ from numpy.typing import DTypeLike, NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.linalg.columns import ColumnSource
+from dkrr.linalg.sources import clear_upper
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 
 Array = NDArray[np.float64]
 Pivots = Literal["rpcholesky", "uniform", "greedy"]
 
-PANEL_ENTRIES = 2**20
+PANEL_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
 BLOCKS_TO_RANK = 12
 """Rounds in which the wanted rank is reached if every proposal holds."""
@@ -132,7 +133,7 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
 
 
 def gram_rows(meter: Meter, rows: FactorRows, weights: Array) -> Array:
-    """Task: Fᵀ diag(v) F over its rows, symmetric of shape (r, r); `weights` is v, of shape (n,)."""
+    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); `weights` is v, of shape (n,)."""
     state = rows.state()
     total = np.zeros((state.rank, state.rank))
     with meter.time("syrk"):
@@ -222,7 +223,8 @@ class PivotedCholesky:
         n = self.columns.n
         self.capacity = min(self.capacity, n)
         self.index = np.empty(0, np.intp)
-        self._lower = np.zeros((0, 0))
+        # Pages that no pivot has reached take no memory.
+        self._square = np.zeros((self.capacity, self.capacity))
         self._first_diagonal = self.columns.diagonal(slice(0, n)).astype(np.float64)
         self._left = self._first_diagonal.copy()
         self._taken: list[Any] = []
@@ -241,6 +243,11 @@ class PivotedCholesky:
     def rank(self) -> int:
         """Columns of F."""
         return len(self.index)
+
+    @property
+    def _lower(self) -> Array:
+        """L, of shape (r, r)."""
+        return self._square[: self.rank, : self.rank]
 
     def grow(self, rank: int, enough: Callable[["PivotedCholesky"], bool] = lambda _: False) -> None:
         """Add pivots until the rank is reached, nothing is left of A, or a test says that it is enough.
@@ -261,11 +268,13 @@ class PivotedCholesky:
 
     def restore(self, index: NDArray[np.intp]) -> None:
         """Take pivots that an earlier run chose, in their order."""
-        taken = self.columns.take(index)
-        lower = np.ascontiguousarray(self.columns.among(taken, taken))
+        taken, lower = self.columns.take(index), self._square[: len(index), : len(index)]
+        lower[...] = self.columns.among(taken, taken)
         if blas.cholesky_in_place(lower):
+            self._square[...] = 0.0
             return  # rounding made the corner singular; begin anew
-        self.index, self._lower, self._taken = index, np.tril(lower), [taken]
+        clear_upper(lower)
+        self.index, self._taken = index, [taken]
         record = self._run(rebuild_rows, (taken, self._lower))
         self.record.add(record)
         self._left = self._first_diagonal - np.concatenate([self._squares_of(p) for p in self._parts])
@@ -279,11 +288,8 @@ class PivotedCholesky:
         return np.asarray(record.tasks[0].value)
 
     def gram(self, weights: Array) -> Array:
-        """Fᵀ diag(v) F; shape (r, r)."""
-        total = self._total(gram_rows, weights)
-        i = np.triu_indices(self.rank, 1)
-        total[i] = total.T[i]
-        return total
+        """Lower triangle of Fᵀ diag(v) F; shape (r, r). What is above the diagonal means nothing."""
+        return self._total(gram_rows, weights)
 
     def project(self, vectors: Array) -> Array:
         """Fᵀ V; shape (r, m)."""
@@ -329,7 +335,9 @@ class PivotedCholesky:
         np.maximum(self._left, 0.0, out=self._left)
         self._left[chosen] = 0.0
         self._taken.append(new.taken)
-        self._lower = np.block([[self._lower, np.zeros((self.rank, len(chosen)))], [new.above, lower]])
+        before, after = self.rank, self.rank + len(chosen)
+        self._square[before:after, :before] = new.above
+        self._square[before:after, before:after] = lower
         self.index = np.concatenate([self.index, chosen])
 
     def _propose(self, block: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], float]:

@@ -107,12 +107,11 @@ class LowRank(Preconditioner):
         if self.factor.rank == 0:
             return
         if self.shift.shape[0] == 1:
-            gram = self.factor.gram(squares)
-            for s in np.unique(self.shift):
-                self._middle[float(s)] = _cholesky(gram + s * np.eye(len(gram)))
+            gram, shifts = self.factor.gram(squares), np.unique(self.shift)
+            for s in shifts:
+                self._middle[float(s)] = _cholesky(gram if s == shifts[-1] else gram.copy(), float(s))
         else:
-            gram = self.factor.gram(squares / self.shift[:, 0])
-            self._middle[1.0] = _cholesky(gram + np.eye(len(gram)))
+            self._middle[1.0] = _cholesky(self.factor.gram(squares / self.shift[:, 0]), 1.0)
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
@@ -160,7 +159,9 @@ class LowRank(Preconditioner):
         return self.factor.record
 
 
-def _cholesky(matrix: Array) -> Array:
+def _cholesky(matrix: Array, shift: float) -> Array:
+    """Overwrite a matrix by the Cholesky factor of it and a multiple of the identity."""
+    matrix[np.diag_indices_from(matrix)] += shift
     failed = blas.cholesky_in_place(matrix)
     if failed:
         raise NotPositiveDefiniteError(
@@ -214,7 +215,7 @@ def pays_no_more(
             return True
         # Eigenvalues fall like a power of their number, so that iterations(r) ~ r^(-power / 2).
         (r0, t0), (r1, t1) = factor.traces[len(factor.traces) // 2], factor.traces[-1]
-        if r0 == 0 or t1 <= 0:
+        if r0 == 0 or r1 == r0 or t1 <= 0:
             return False
         power = 1.0 + log(max(t0 / t1, 1.0)) / log(r1 / r0)
         saved = 0.5 * power * expected_iterations(eigenvalue, shift, tol) / r1 * iteration_seconds

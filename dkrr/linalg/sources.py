@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
+from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
 from dkrr.rows import Rows
 from dkrr.rows.sources import Block, dense, n_bytes
 from dkrr.runtime.task import Meter
@@ -18,9 +19,6 @@ from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
 
-
-PIECE_ROWS, PIECE_COLUMNS = 512, 2048
-"""Of a tile in memory: large enough for the calls to cost little, small enough to stay in cache for a second use."""
 
 Piece = tuple[slice, slice, NDArray[Any]]
 

@@ -204,7 +204,9 @@ def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: T
     apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
     passes = FACTORED_ITERATIONS + 1
     staged = 0 if p.x_is_shared else p.stored_bytes
-    keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART
+    peak, rows_bytes = whole.peak_bytes + place.threads * 4 * 8 * p.n * m, p.n * p.bytes_of_row
+    usable = place.limit_bytes * (resources.usable_fraction if place.execution == "dask" else 1.0)
+    keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART and peak + rows_bytes <= usable
     x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * (1 if keeps_rows else 1 + passes / 2)
     x_read += p.stored_bytes * place.n_workers if keeps_rows else 0
     groups, stored = len(p.alphas), factor_bytes(grid, 4)
@@ -217,7 +219,7 @@ def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: T
         read_bytes=groups * (cost.read_bytes + FACTORED_ITERATIONS * apply.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
         disk_bytes=staged + (groups if p.keeps_store else 1) * stored + partial_bytes(grid, 0, segment, 4),
-        peak_bytes=whole.peak_bytes + place.threads * 4 * 8 * p.n * m + (p.n * p.bytes_of_row if keeps_rows else 0),
+        peak_bytes=peak + (rows_bytes if keeps_rows else 0),
         keeps_rows=keeps_rows,
         solver="cg",
         iterations=FACTORED_ITERATIONS,

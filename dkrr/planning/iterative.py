@@ -24,10 +24,11 @@ from dkrr.planning.resources import Resources
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
 
-TYPICAL_EIGENVALUE = 3.9e-5
-"""Of K / n for k(x, x) = 1, the 1,000th: measured on QM9 with 79 columns and γ = 1 / 79 ..."""
-TYPICAL_DECAY = 2.7
-"""... and the power of their number with which they fall there."""
+TYPICAL_EIGENVALUE = 7e-5
+"""Of K / n for k(x, x) = 1, the 1,000th: between QM9 (79 columns, γ = 1 / 79: 3.9e-5) and 16 normal columns with
+γ = 1 / 16 (1.2e-4) ..."""
+TYPICAL_DECAY = 2.0
+"""... and the power of their number with which they fall (2.7 and 1.2 there)."""
 MAX_EIGENVALUE = 0.2
 """The same for the second, when the constant is deflated and there is no factor."""
 
@@ -106,7 +107,8 @@ def _is_costly(problem: Problem, resources: Resources) -> bool:
 def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: _Place, rank: int) -> Candidate:
     """The same with tiles that are formed once and kept on disk."""
     p, rates = problem, resources.rates
-    formed = _dual(p, resources, settings, place, "float64", rank, 0.0)
+    room = place.threads * 2 * 8 * min(p.n, STORED_TILE) ** 2
+    formed = _dual(p, resources, settings, replace(place, usable_bytes=place.usable_bytes - room), "float64", rank, 0.0)
     tile = min(formed.tile, STORED_TILE)
     n_tiles = ceil(p.n / tile)
     disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
@@ -178,7 +180,9 @@ def cg_tile(problem: Problem, place_limit: int, slots: int) -> int:
         return min(wanted, n)
     n_tiles = max(ceil(n / LARGEST_TILE), min(ceil(n / LEAST_TILE), 5 + ceil(2 * sqrt(slots))))
     tile = ceil(n / n_tiles)
-    while tile > LEAST_TILE and problem.kernel.workspace_bytes(tile, tile, problem.d) > place_limit // WORKSPACE_PART:
+    fixed = problem.kernel.pieces_bytes(1, 1, problem.d)
+    most = place_limit // WORKSPACE_PART
+    while tile > LEAST_TILE and problem.kernel.pieces_bytes(tile, tile, problem.d) - fixed > most:
         tile = ceil(tile / 2)
     return tile
 
@@ -194,16 +198,11 @@ def _dual(
 ) -> Candidate:
     p, rates, m = problem, resources.rates, problem.n_right_sides * len(problem.alphas)
     itemsize = 4 if precision == "float32" else 8
-    tile = cg_tile(p, place.limit_bytes, place.slots)
+    held = p.x_in_memory and place.execution != "dask"
+    tile, keeps_rows = _tile_and_rows(p, place, rank, m)
+    needed = _needed_bytes(p, place, rank, m, tile, keeps_rows=keeps_rows)
     n_tiles = ceil(p.n / tile)
     all_tiles = n_tiles * (n_tiles + 1) // 2
-    # X is here already, or every process keeps it if it is small, or its tiles are read at every pass.
-    held = p.x_in_memory and place.execution != "dask"
-    keeps_rows = not held and p.stored_bytes <= place.limit_bytes // ROWS_PART
-    fixed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
-    fixed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
-    fixed += 12 * 8 * p.n * m if place.execution != "dask" else 4 * 8 * p.n * m
-    needed = fixed + _factor_bytes(p, place, rank)
     free = max(0, place.usable_bytes - needed)
     kept = min(ceil(all_tiles / place.slots), int(part * free / (itemsize * tile**2 * place.threads)))
     peak = needed + place.threads * kept * itemsize * tile**2
@@ -263,6 +262,36 @@ def _dual(
     )
 
 
+def _tile_and_rows(p: Problem, place: _Place, rank: int, m: int) -> tuple[int, bool]:
+    """Tile size, and whether every process keeps X; less of both where more would not fit.
+
+    So the memory that is needed at least does not depend on the limit, and a limit that a refusal names is enough.
+    """
+    # X is here already, or read into memory here, or every process keeps it if it is small, or its tiles are read at
+    # every pass.
+    loads = not p.x_in_memory and place.execution == "memory"
+    held = p.x_in_memory and place.execution != "dask"
+    keeps_rows = loads or (not held and p.stored_bytes <= place.limit_bytes // ROWS_PART)
+    tile, is_free = cg_tile(p, place.limit_bytes, place.slots), p.tile is None and p.layout is None
+
+    def fits() -> bool:
+        return _needed_bytes(p, place, rank, m, tile, keeps_rows=keeps_rows) <= place.usable_bytes
+
+    while is_free and tile > LEAST_TILE and not fits():
+        tile = ceil(tile / 2)
+    if not loads and not fits():
+        keeps_rows = False
+    return tile, keeps_rows
+
+
+def _needed_bytes(p: Problem, place: _Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
+    """Memory of a process without tiles that are kept."""
+    needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
+    needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
+    needed += (4 if place.execution == "dask" else 12) * 8 * p.n * m
+    return needed + _factor_bytes(p, place, rank)
+
+
 def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
     """Time to make the preconditioner's factor and the small matrix that goes with it."""
     entry = problem.kernel.entry_cost(problem.d)
@@ -275,7 +304,7 @@ def _factor_bytes(problem: Problem, place: _Place, rank: int) -> int:
         return 0
     rows = place.threads * factor_rows_bytes(problem.n, rank, FACTOR_ITEMSIZE, place.slots)
     # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
-    square = 8 * rank**2 * (2 * place.threads + (4 if place.execution != "dask" else 2))
+    square = 8 * rank**2 * (3 * place.threads if place.execution == "dask" else place.threads + 2)
     return rows + square + rank * problem.bytes_of_row
 
 

@@ -335,7 +335,9 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         reasons.append("in the calling process, since its threads do as much as workers would")
     elif c.execution == "serial":
         reasons.append("in the calling process, with checkpoints in the store")
-    if c.rank:
+    if getattr(getattr(problem.solver, "preconditioner", None), "rank", None) is not None:
+        reasons.append(f"a preconditioner of rank {c.rank:,} was asked for")
+    elif c.rank:
         reasons.append(
             f"a preconditioner of rank {c.rank:,}: more would take longer to make than it saves, or not fit in memory; "
             f"the spectrum, once seen, may stop it earlier or let it grow to {c.rank_limit:,}"

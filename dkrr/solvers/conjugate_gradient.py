@@ -38,7 +38,8 @@ LOW_PRECISION_DROP = 10**-3.5
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 WINDOW = 60
-"""Iterations in which the residual must at least be halved, or the preconditioner grows if it can."""
+"""Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
+products in float32 must make it smaller at all, or they are given up."""
 
 
 @dataclass(frozen=True)
@@ -328,11 +329,14 @@ class Iteration:
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
-        if ended == "curvature" or not left <= USELESS_CYCLE:
+        if ended in ("curvature", "lost") or not left <= USELESS_CYCLE:
             if state.precision == "float64":
                 return Status.STALLED
             self._say(state, "products in float32 reduce the true residual no further: going on in float64")
             state.precision = "float64"
+            if self.deflate is not None:
+                # What is rounded to float32 here would be a direction of negative curvature there.
+                self._prepare_deflation("float64")
         return None
 
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
@@ -371,7 +375,7 @@ class Iteration:
     def _true_residual(self, x: Array) -> Array:
         return self.right_sides - self._multiply(x, np.arange(x.shape[1]), "float64")
 
-    def _iterate(self, state: State) -> Literal["done", "stalled", "limit", "curvature"]:
+    def _iterate(self, state: State) -> Literal["done", "stalled", "lost", "limit", "curvature"]:
         """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
@@ -406,8 +410,11 @@ class Iteration:
                     return "curvature"
             self.on_iteration(state)
             best.append(min(best[-1], float((norms / self._norms[columns]).max())))
-            if self.preconditioner.can_grow and len(best) > WINDOW and best[-1] > 0.5 * best[-1 - WINDOW]:
-                return "stalled"
+            if len(best) > WINDOW:
+                if self.preconditioner.can_grow and best[-1] > 0.5 * best[-1 - WINDOW]:
+                    return "stalled"
+                if state.precision == "float32" and best[-1] >= best[-1 - WINDOW]:
+                    return "lost"
         return "done"
 
     def _grow(self, state: State) -> None:

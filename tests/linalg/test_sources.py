@@ -17,6 +17,7 @@ from dkrr.linalg.sources import (
     MatrixTiles,
     SummedTiles,
     clear_upper,
+    cut_tile,
     fill_gram,
     gram_cost,
     gram_workspace_bytes,
@@ -44,6 +45,12 @@ def whole(source, grid):
     return A
 
 
+class RowsElsewhere(MemoryRows):
+    """Rows whose reading counts."""
+
+    is_in_memory = False
+
+
 class TestGramTiles:
     @settings(max_examples=25, deadline=None)
     @given(grid=grids(most=20), block=st.integers(1, 9), scaled=st.booleans())
@@ -66,7 +73,7 @@ class TestGramTiles:
         assert_allclose(found, naive_gram(Laplacian(gamma=0.1), X), rtol=1e-12, atol=1e-14)
 
     def test_bytes(self):
-        meter, rows = Meter(), MemoryRows(np.ones((47, 3), np.float32))
+        meter, rows = Meter(), RowsElsewhere(np.ones((47, 3), np.float32))
         GramTiles(Linear(), rows).fill(meter, np.empty((11, 12)), slice(36, 47), slice(12, 24))
         assert meter.bytes_read == (11 + 12) * 3 * 4
         GramTiles(Linear(), rows).fill(meter, np.empty((12, 12)), slice(12, 24), slice(12, 24))
@@ -98,7 +105,7 @@ class TestMatrixTiles:
 
     def test_bytes(self):
         meter = Meter()
-        MatrixTiles(MemoryRows(positive_definite(47).astype(np.float32))).fill(
+        MatrixTiles(RowsElsewhere(positive_definite(47).astype(np.float32))).fill(
             meter, np.empty((11, 12)), slice(36, 47), slice(12, 24)
         )
         assert meter.bytes_read == 11 * 12 * 4
@@ -132,6 +139,84 @@ def test_float32_tiles(tmp_path, kind, scaled):
             source.fill(Meter(), out, RAGGED.rows(i), RAGGED.rows(j))
         lower = np.tri(*tile.shape, dtype=bool) if i == j else slice(None)
         assert_allclose(halves[lower], tile[lower], rtol=2e-5, atol=1e-6)
+
+
+def assembled(pieces, grid):
+    """Symmetric matrix of pieces of lower tiles, each entry of which comes once."""
+    A, count = np.full((grid.n, grid.n), np.nan), np.zeros((grid.n, grid.n), int)
+    for rows, columns, piece in pieces:
+        assert piece.shape == (rows.stop - rows.start, columns.stop - columns.start)
+        A[rows, columns] = piece
+        count[rows, columns] += 1
+        if rows != columns:
+            A[columns, rows] = piece.T
+            count[columns, rows] += 1
+        else:
+            assert_array_equal(piece, piece.T)
+    assert (count == 1).all()
+    return A
+
+
+class TestCutTile:
+    @settings(max_examples=60, deadline=None)
+    @given(m=st.integers(1, 20), n=st.integers(1, 20), height=st.integers(1, 9), width=st.integers(1, 9))
+    def test_beside_the_diagonal(self, m, n, height, width):
+        tile = np.arange(m * n, dtype=float).reshape(m, n)
+        found, count = np.full((m, n), np.nan), np.zeros((m, n), int)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "PIECE_ROWS", height)
+            patch.setattr(sources, "PIECE_COLUMNS", width)
+            for rows, columns, piece in cut_tile(tile, slice(50, 50 + m), slice(7, 7 + n)):
+                assert piece.shape <= (height, width)
+                assert np.shares_memory(piece, tile)
+                where = slice(rows.start - 50, rows.stop - 50), slice(columns.start - 7, columns.stop - 7)
+                found[where] = piece
+                count[where] += 1
+        assert (count == 1).all()
+        assert_array_equal(found, tile)
+
+    @settings(max_examples=60, deadline=None)
+    @given(n=st.integers(1, 30), height=st.integers(1, 9), width=st.integers(1, 9))
+    def test_on_the_diagonal_only_the_lower_triangle_is_read(self, n, height, width):
+        A = positive_definite(n)
+        tile = np.where(np.tri(n, dtype=bool), A, np.nan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "PIECE_ROWS", height)
+            patch.setattr(sources, "PIECE_COLUMNS", width)
+            found = assembled(cut_tile(tile, slice(0, n), slice(0, n)), TileGrid(n, n, n))
+        assert_allclose(found, A, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("kind", ["gram", "matrix", "sum"])
+@settings(max_examples=15, deadline=None)
+@given(grid=grids(most=30), piece=st.tuples(st.integers(1, 9), st.integers(1, 9)), scaled=st.booleans())
+def test_pieces_are_the_matrix(tmp_path_factory, kind, dtype, grid, piece, scaled):
+    folder, rng = tmp_path_factory.mktemp("s"), np.random.default_rng(0)
+    X, A, c = rng.standard_normal((grid.n, 3)), positive_definite(grid.n), rng.uniform(0.5, 2.0, (grid.n, 1))
+    scale = vectors(folder, grid, c) if scaled else None
+    source = {
+        "gram": lambda: GramTiles(RBF(gamma=0.3), MemoryRows(X), scale),
+        "matrix": lambda: MatrixTiles(MemoryRows(A), scale),
+        "sum": lambda: SummedTiles((tiles_of(folder, grid, A), tiles_of(folder, grid, A))),
+    }[kind]()
+    expected = whole(source, grid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE_ROWS", piece[0])
+        patch.setattr(sources, "PIECE_COLUMNS", piece[1])
+        found = assembled(
+            (p for i, j in grid.lower() for p in source.pieces(Meter(), grid.rows(i), grid.rows(j), dtype)), grid
+        )
+    accuracy = 1e-14 if dtype == "float64" else 2e-5
+    assert_allclose(found, expected, rtol=accuracy, atol=accuracy)
+
+
+def test_bytes_of_pieces():
+    meter, source = Meter(), GramTiles(Linear(), RowsElsewhere(np.ones((47, 3), np.float32)))
+    list(source.pieces(meter, slice(36, 47), slice(12, 24), "float64"))
+    assert meter.bytes_read == (11 + 12) * 3 * 4
+    list(source.pieces(meter, slice(12, 24), slice(12, 24), "float64"))
+    assert meter.bytes_read == (11 + 12 + 12) * 3 * 4, "on the diagonal once"
 
 
 class TestFillGram:
