@@ -86,22 +86,31 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock, self._blocks = Lock(), 0
-        self._controller: Any = None
-        self._limit: Any = None
+        self._libraries: list[Any] = []
+        self._before: list[int] = []
 
     def enter(self) -> None:
         with self._lock:
-            if self._controller is None:
-                self._controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+            if not self._libraries:
+                self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
             if self._blocks == 0:
-                self._limit = self._controller.limit(limits=1)
+                self._before = [library.num_threads for library in self._libraries]
+                for library in self._libraries:
+                    _set_threads(library, 1)
             self._blocks += 1
 
     def leave(self) -> None:
         with self._lock:
             self._blocks -= 1
             if self._blocks == 0:
-                self._limit.restore_original_limits()
+                for library, n_threads in zip(self._libraries, self._before, strict=True):
+                    _set_threads(library, n_threads)
+
+
+def _set_threads(library: Any, n_threads: int) -> None:
+    # From 3.8 on, threadpoolctl ignores all threads but the one that set a limit first, for as long as that lives;
+    # here any of a pool may be the first to enter or the last to leave.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(n_threads)
 
 
 _one_thread = _OneThread()

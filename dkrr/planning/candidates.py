@@ -1,6 +1,6 @@
 """The ways to solve a problem, each with its projected cost. Whether it may be chosen is the planner's business."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.factored import apply_cost
@@ -9,9 +9,9 @@ from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.operator import FLOAT32_ELEMENTS, pass_cost
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
-from dkrr.planning.plan import Candidate, Execution
+from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Resources
+from dkrr.planning.resources import Place, Resources
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import TileGrid
@@ -34,19 +34,6 @@ THREAD_BUFFER_BYTES = 32 * 2**20
 """What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where tiles are worked on."""
-
-    execution: Execution
-    n_workers: int
-    slots: int
-    threads: int
-    baseline_bytes: int
-    limit_bytes: int
-    start_seconds: float
 
 
 def tile_grid(n: int, tile: int) -> TileGrid:
@@ -76,7 +63,7 @@ def _grids(problem: Problem, n: int) -> list[TileGrid]:
     return sorted((g for g in grids if g.n_tiles <= MAX_TILES_A_SIDE), key=lambda g: g.tile)
 
 
-def _segments(problem: Problem, place: _Place, grid: TileGrid) -> list[int]:
+def _segments(problem: Problem, place: Place, grid: TileGrid) -> list[int]:
     if problem.layout is not None:
         return [problem.layout.segment]
     return [0] + [s for s in SEGMENTS if place.slots > 1 and s < grid.n_tiles - 1]
@@ -149,26 +136,11 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
     """Every way with tiles on disk: the places times the tile sizes."""
     p, r = problem, resources
     n = p.n if form == "dual" else p.dimension or 0
-    limit = r.worker_limit_bytes
-    start = 0.0 if r.cluster_is_running else r.rates.cluster_start_seconds
-    places = [
-        _Place(
-            "dask",
-            r.n_workers,
-            r.n_workers * r.worker_threads,
-            r.worker_threads,
-            r.worker_baseline_bytes,
-            limit,
-            start,
-        )
-    ]
+    places = [r.on_workers()]
     if not r.cluster_is_running:
-        # Fewer workers have more memory each.
-        for w in range(r.n_workers - 1, 0, -1):
-            limit = r.worker_limit_bytes * r.n_workers // w
-            places.append(_Place("dask", w, w, 1, r.worker_baseline_bytes, limit, start))
+        places += [r.on_workers(w) for w in range(r.n_workers - 1, 0, -1)]
     if p.wants_tiles and not r.cluster_is_running:
-        places.append(_Place("serial", 1, 1, 1, r.local_baseline_bytes, r.local_limit_bytes, 0.0))
+        places.append(r.in_caller("serial", 1))
     candidate = {"dual": dual_tiled, "primal": primal_tiled}[form]
     if isinstance(p.solver, ConjugateGradient):
         candidate = dual_factored
@@ -184,7 +156,7 @@ FACTORED_ITERATIONS = 6
 """Of conjugate gradient with a complete factor in float32, for a residual of 1e-10 (measured: 3 to 6)."""
 
 
-def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
+def dual_factored(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Tiled Cholesky of K + λW⁻¹ in float32, as the preconditioner of conjugate gradient in float64.
 
     The memory is that of the float64 factorisation, which follows if float32 breaks down.
@@ -205,8 +177,7 @@ def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: T
     passes = FACTORED_ITERATIONS + 1
     staged = 0 if p.x_is_shared else p.stored_bytes
     peak, rows_bytes = whole.peak_bytes + place.threads * 4 * 8 * p.n * m, p.n * p.bytes_of_row
-    usable = place.limit_bytes * (resources.usable_fraction if place.execution == "dask" else 1.0)
-    keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART and peak + rows_bytes <= usable
+    keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART and peak + rows_bytes <= place.usable_bytes
     x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * (1 if keeps_rows else 1 + passes / 2)
     x_read += p.stored_bytes * place.n_workers if keeps_rows else 0
     groups, stored = len(p.alphas), factor_bytes(grid, 4)
@@ -230,7 +201,7 @@ def dual_factored(problem: Problem, resources: Resources, place: _Place, grid: T
     )
 
 
-def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
+def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
     p, rates, m = problem, resources.rates, problem.n_right_sides
     entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
@@ -269,7 +240,7 @@ def dual_tiled(problem: Problem, resources: Resources, place: _Place, grid: Tile
     )
 
 
-def primal_tiled(problem: Problem, resources: Resources, place: _Place, grid: TileGrid, segment: int) -> Candidate:
+def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Normal matrix in tiles, formed by segments of rows, then the tiled Cholesky of it."""
     p, rates, t = problem, resources.rates, problem.n_targets
     n_lower = grid.n_tiles * (grid.n_tiles + 1) // 2

@@ -4,7 +4,7 @@ What they need that no plan can know is the spectrum of the matrix. TYPICAL stan
 preconditioner shows it; the rank is then chosen by what was found.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, sqrt
 
 from dkrr.linalg.operator import USE_SECONDS, Precision, multiply_bytes, pass_cost
@@ -18,9 +18,9 @@ from dkrr.planning.candidates import (
     feature_seconds,
     row_block,
 )
-from dkrr.planning.plan import Candidate, Execution
+from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Resources
+from dkrr.planning.resources import Place, Resources
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
 
@@ -57,19 +57,6 @@ MIXED_ITERATIONS = 1.15
 MAX_ITERATIONS_PLANNED = 1_000_000
 
 
-@dataclass(frozen=True)
-class _Place:
-    execution: Execution
-    n_workers: int
-    slots: int
-    threads: int
-    """Tasks at once in one process."""
-    baseline_bytes: int
-    limit_bytes: int
-    usable_bytes: int
-    start_seconds: float
-
-
 def iterations_expected(problem: Problem, rank: int) -> int:
     """Iterations for a typical spectrum."""
     alpha = max(min(problem.alphas), 1e-14)
@@ -104,7 +91,7 @@ def _is_costly(problem: Problem, resources: Resources) -> bool:
     return entry.gemm_flops / rates.gemm_flops + entry.element_seconds > COSTLY * 8 / rates.read_bytes
 
 
-def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: _Place, rank: int) -> Candidate:
+def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: Place, rank: int) -> Candidate:
     """The same with tiles that are formed once and kept on disk."""
     p, rates = problem, resources.rates
     room = place.threads * 2 * 8 * min(p.n, STORED_TILE) ** 2
@@ -130,34 +117,12 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
     )
 
 
-def _places(problem: Problem, r: Resources) -> list[_Place]:
-    places = []
-    if not r.cluster_is_running:
-        places.append(
-            _Place(
-                execution="serial" if problem.wants_tiles else "memory",
-                n_workers=1,
-                slots=r.local_threads,
-                threads=r.local_threads,
-                baseline_bytes=r.local_baseline_bytes + r.local_threads * THREAD_BUFFER_BYTES,
-                limit_bytes=r.local_limit_bytes,
-                usable_bytes=r.local_limit_bytes,
-                start_seconds=0.0,
-            )
-        )
-    places.append(
-        _Place(
-            execution="dask",
-            n_workers=r.n_workers,
-            slots=r.n_workers * r.worker_threads,
-            threads=r.worker_threads,
-            baseline_bytes=r.worker_baseline_bytes,
-            limit_bytes=r.worker_limit_bytes,
-            usable_bytes=int(r.worker_limit_bytes * r.usable_fraction),
-            start_seconds=0.0 if r.cluster_is_running else r.rates.cluster_start_seconds,
-        )
-    )
-    return places
+def _places(problem: Problem, r: Resources) -> list[Place]:
+    if r.cluster_is_running:
+        return [r.on_workers()]
+    here = r.in_caller("serial" if problem.wants_tiles else "memory", r.local_threads)
+    buffers = r.local_threads * THREAD_BUFFER_BYTES
+    return [replace(here, baseline_bytes=here.baseline_bytes + buffers), r.on_workers()]
 
 
 def _precisions(settings: ConjugateGradient) -> tuple[Precision, ...]:
@@ -191,7 +156,7 @@ def _dual(
     problem: Problem,
     resources: Resources,
     settings: ConjugateGradient,
-    place: _Place,
+    place: Place,
     precision: Precision,
     rank: int,
     part: float,
@@ -262,7 +227,7 @@ def _dual(
     )
 
 
-def _tile_and_rows(p: Problem, place: _Place, rank: int, m: int) -> tuple[int, bool]:
+def _tile_and_rows(p: Problem, place: Place, rank: int, m: int) -> tuple[int, bool]:
     """Tile size, and whether every process keeps X; less of both where more would not fit.
 
     So the memory that is needed at least does not depend on the limit, and a limit that a refusal names is enough.
@@ -284,7 +249,7 @@ def _tile_and_rows(p: Problem, place: _Place, rank: int, m: int) -> tuple[int, b
     return tile, keeps_rows
 
 
-def _needed_bytes(p: Problem, place: _Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
+def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
     """Memory of a process without tiles that are kept."""
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
     needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
@@ -299,7 +264,7 @@ def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int
     return resources.rates.seconds(cost) / slots + rank**3 / resources.rates.gemm_flops
 
 
-def _factor_bytes(problem: Problem, place: _Place, rank: int) -> int:
+def _factor_bytes(problem: Problem, place: Place, rank: int) -> int:
     if rank == 0:
         return 0
     rows = place.threads * factor_rows_bytes(problem.n, rank, FACTOR_ITEMSIZE, place.slots)
@@ -308,7 +273,7 @@ def _factor_bytes(problem: Problem, place: _Place, rank: int) -> int:
     return rows + square + rank * problem.bytes_of_row
 
 
-def _largest_rank(problem: Problem, place: _Place, rank: int, free: int) -> int:
+def _largest_rank(problem: Problem, place: Place, rank: int, free: int) -> int:
     """Twice the rank that is expected to do, if the memory that is left allows it."""
     least, most = rank, min(problem.n, 2 * rank)
     while least < most:

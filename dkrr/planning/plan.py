@@ -5,10 +5,8 @@ from typing import Any, Literal
 
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Resources
+from dkrr.planning.resources import Execution, Resources
 from dkrr.units import format_bytes, format_seconds
-
-Execution = Literal["memory", "serial", "dask"]
 
 _WHERE = {
     "memory": "in the calling process, in memory",

@@ -1,8 +1,12 @@
 """What there is to work with: processes, memory, disk, and their rates."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dkrr.cost import Cost
+
+Execution = Literal["memory", "serial", "dask"]
+"""In memory or with a store in the calling process, or on Dask workers."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,24 @@ class Rates:
             + cost.written_bytes / self.write_bytes
             + cost.n_tasks * self.task_seconds
         )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one candidate's tasks run."""
+
+    execution: Execution
+    n_workers: int
+    """Processes."""
+    slots: int
+    """Tasks that run at once."""
+    threads: int
+    """Tasks that run at once in one process."""
+    baseline_bytes: int
+    limit_bytes: int
+    usable_bytes: int
+    """What a plan may use of the limit."""
+    start_seconds: float
 
 
 @dataclass(frozen=True)
@@ -60,3 +82,31 @@ class Resources:
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
+
+    def on_workers(self, n_workers: int | None = None) -> Place:
+        """All workers, or fewer with more memory each."""
+        n = self.n_workers if n_workers is None else n_workers
+        limit = self.worker_limit_bytes * self.n_workers // n
+        return Place(
+            execution="dask",
+            n_workers=n,
+            slots=n * self.worker_threads,
+            threads=self.worker_threads,
+            baseline_bytes=self.worker_baseline_bytes,
+            limit_bytes=limit,
+            usable_bytes=int(limit * self.usable_fraction),
+            start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
+        )
+
+    def in_caller(self, execution: Execution, threads: int) -> Place:
+        """The calling process, with this many tasks at once."""
+        return Place(
+            execution=execution,
+            n_workers=1,
+            slots=threads,
+            threads=threads,
+            baseline_bytes=self.local_baseline_bytes,
+            limit_bytes=self.local_limit_bytes,
+            usable_bytes=self.local_limit_bytes,
+            start_seconds=0.0,
+        )

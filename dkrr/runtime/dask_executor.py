@@ -22,7 +22,6 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
-from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.errors import DkrrError, InputError, StoreError
@@ -121,7 +120,9 @@ class DaskExecutor:
         self.client.run(resident.forget, run)
 
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
-        vectors = self.client.scatter([shared], broadcast=True, hash=False, direct=True)[0]
+        # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just
+        # died: distributed's Scheduler.replicate keeps to the workers that it began with.)
+        vectors = self.client.scatter([shared], hash=False, direct=True)[0]
         places = self._workers_of_places()
         run_id, futures = uuid.uuid4().hex[:8], []
         for task in tasks:
@@ -142,7 +143,10 @@ class DaskExecutor:
         for k, address in enumerate(self._places):
             if address not in threads and new:
                 self._places[k] = new.pop(0)
-        return self._places
+        # Until its successor is there, a lost worker's places go to the same other one each time.
+        return [
+            address if address in threads or not now else now[k % len(now)] for k, address in enumerate(self._places)
+        ]
 
     def _again(self, run: Callable[[], Any]) -> Any:
         """Run, and run again where a lost worker took data with it that only this process can send again."""
@@ -151,7 +155,7 @@ class DaskExecutor:
                 return run()
             except KilledWorker as error:
                 raise _killed(error, "of an iteration") from None
-            except (CancelledError, FutureCancelledError, CommClosedError, TimeoutError):
+            except (CancelledError, FutureCancelledError, OSError):  # OSError: no connection to a lost worker
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
                 time.sleep(0.5)
