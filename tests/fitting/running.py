@@ -43,6 +43,25 @@ def tiles(store: Path) -> dict[str, int]:
     return {p.name: p.stat().st_mtime_ns for p in folder.glob("c.*") if not p.name.endswith(".partial")}
 
 
+def iteration(store: Path) -> int:
+    """Iteration of the last checkpoint of conjugate gradient; −1 if there is none."""
+    try:
+        notes = json.loads((store / "zarr.json").read_text())["attributes"]["dkrr"]["notes"]
+        return int(json.loads(notes["checkpoint"]["plain"])["iteration"])
+    except (FileNotFoundError, KeyError, json.JSONDecodeError):  # also while it is written
+        return -1
+
+
+def wait_for_iteration(process: subprocess.Popen[bytes], store: Path, count: int) -> int:
+    """Wait until a run has a checkpoint of this iteration, or a later one."""
+    for _ in range(12_000):
+        if (found := iteration(store)) >= count:
+            return found
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    raise AssertionError("no checkpoint appeared")
+
+
 def wait_for_tiles(process: subprocess.Popen[bytes], store: Path, count: int) -> None:
     """Wait until a run has written so many chunks."""
     for _ in range(3000):

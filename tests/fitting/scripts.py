@@ -19,11 +19,18 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
     import dask
 
     from dkrr import KernelRidge
+    from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
     workers = settings.pop("workers", None)
     # With workers asked for, let the planner believe that starting them costs nothing: small fits then use them.
     start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
+    start |= settings.pop("config", {})
+    if "cg" in settings:
+        more = settings.pop("cg")
+        rank = more.pop("rank", "auto")
+        preconditioner = RPCholesky(rank) if isinstance(rank, int) else rank
+        settings["solver"] = ConjugateGradient(preconditioner, **more)
     with dask.config.set(start):
         model = KernelRidge(store=store, progress=False, **settings).fit(X, y)
     result, plan = model.solve_result_, model.plan_
@@ -33,6 +40,7 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
         facts=json.dumps(
             {
                 "execution": plan.execution,
+                "solver": plan.solver,
                 "form": plan.form,
                 "residual": result.residual,
                 "peaks": result.record.peak_bytes_by_worker,
@@ -45,6 +53,12 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
                 "planned_read": plan.chosen.read_bytes,
                 "planned_written": plan.chosen.written_bytes,
                 "tasks": [t.key for t in result.record.tasks],
+                "iterations": result.iterations,
+                "history": [(h.iteration, h.largest, h.is_true) for h in result.history],
+                "rank": result.rank,
+                "messages": result.messages,
+                "kept_tiles": plan.chosen.kept_tiles,
+                "status": result.status.name,
             }
         ),
     )

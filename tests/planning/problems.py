@@ -3,6 +3,7 @@
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.planning import Problem, Rates, Resources
+from dkrr.solvers import Cholesky
 
 MIB, GIB = 2**20, 2**30
 
@@ -13,6 +14,11 @@ def problem(n, d, kernel="rbf", n_targets=1, **settings):
     """Problem of these sizes."""
     value = KERNELS[kernel].resolved(d)
     return Problem(n=n, d=d, n_targets=n_targets, kernel=value, feature_map=feature_map(value, d), **settings)
+
+
+def direct(n, d, kernel="rbf", n_targets=1, **settings):
+    """The same, by factorisation."""
+    return problem(n, d, kernel, n_targets, solver=Cholesky(), **settings)
 
 
 def machine(limit=16 * GIB, workers=2, **settings):

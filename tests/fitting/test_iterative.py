@@ -1,0 +1,287 @@
+"""Fits by conjugate gradient: killed, resumed and damaged; workers lost; memory as promised."""
+
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+
+from dkrr import KernelRidge
+from dkrr.errors import ConvergenceWarning, StoreError
+from dkrr.runtime.dask_executor import local_client
+from dkrr.solvers import ConjugateGradient, RPCholesky, Status, UniformNystroem
+from tests.fitting.running import finish, iteration, kill_everything, start, wait_for_iteration
+from tests.fitting.scripts import problem
+
+SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01}
+OFTEN = {"dkrr.checkpoint-seconds": 0}
+# So slow a machine that workers pay.
+SLOW = {"dkrr.rates.gemm-gflops": 1e-3}
+
+
+def products(facts):
+    """Products with the matrix that this process did."""
+    return sum(key == "multiply-0" for key in facts["tasks"])
+
+
+@pytest.mark.parametrize(
+    ("n", "workers", "cg"),
+    [
+        (1009, None, {"rank": None, "precision": "float64"}),
+        (1009, None, {"rank": 53, "precision": "mixed"}),
+        (1009, 3, {"rank": 53, "precision": "float64"}),
+    ],
+    ids=["serial", "preconditioned", "dask"],
+)
+def test_a_killed_run_goes_on(tmp_path, n, workers, cg):
+    config = OFTEN | (SLOW if workers else {})
+    settings = {**SETTINGS, "alpha": 0.1 if workers else 0.01, "workers": workers, "cg": cg, "config": config}
+    whole, expected = finish(start(n, 6, tmp_path / "whole.zarr", tmp_path / "a.npz", **settings), tmp_path / "a.npz")
+    assert expected["execution"] == ("dask" if workers else "serial") and expected["solver"] == "cg"
+    total = expected["iterations"]
+    assert total > 30
+    store, reached = tmp_path / "run.zarr", 0
+    for wanted in (8, 20):  # killed twice
+        process = start(n, 6, store, tmp_path / "b.npz", **settings)
+        wait_for_iteration(process, store, max(wanted, reached + 1))
+        kill_everything(process)
+        assert iteration(store) >= reached, "it went on from the checkpoint"
+        reached = iteration(store)
+    assert 20 <= reached < total
+    resumed, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    assert facts["status"] == "CONVERGED" and facts["residual"] <= 1e-8
+    # A factor that is made anew from its pivots is the same but for rounding.
+    slack = 0 if cg["rank"] is None else 0.1 * total
+    assert abs(facts["iterations"] - total) <= slack
+    assert [h[0] for h in facts["history"] if not h[2]] == list(range(1, facts["iterations"] + 1))
+    np.testing.assert_allclose([h[1] for h in facts["history"]][:8], [h[1] for h in expected["history"]][:8], rtol=1e-6)
+    assert products(facts) <= facts["iterations"] - reached + 10, "what was done is not done again"
+    if slack == 0:
+        assert np.array_equal(resumed, whole)
+    np.testing.assert_allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    # A third call finds everything done.
+    again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    assert np.array_equal(again, resumed) and products(facts) <= 1
+
+
+def fit(store, **more):
+    X, y = problem(307, 4)
+    settings = {**SETTINGS, "store": str(store), "solver": ConjugateGradient(RPCholesky(31), max_iterations=12), **more}
+    return KernelRidge(**settings).fit(X, y)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Store of a run that was stopped after 12 iterations, with both places of a checkpoint written."""
+    with dask.config.set(OFTEN), pytest.warns(ConvergenceWarning, match="after 12 iterations"):
+        fit(tmp_path / "run.zarr")
+    assert {p.name for p in (tmp_path / "run.zarr").glob("checkpoint-*")} == {"checkpoint-0", "checkpoint-1"}
+    return tmp_path / "run.zarr"
+
+
+GO_ON = {"solver": ConjugateGradient(RPCholesky(31))}
+
+
+def check(model, store, *, from_the_start):
+    expected = KernelRidge(**SETTINGS, solver="cholesky").fit(*problem(307, 4)).dual_coef_
+    assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
+    result = model.solve_result_
+    assert result.status is Status.CONVERGED
+    new = sum(t.key == "multiply-0" for t in result.record.tasks)
+    assert (new >= result.iterations) == from_the_start
+    assert any("begins anew" in m for m in result.messages) == from_the_start
+    # And once more: whatever was damaged is mended.
+    again = fit(store, **GO_ON)
+    assert np.array_equal(again.dual_coef_, model.dual_coef_)
+    assert again.solve_result_.messages == result.messages[from_the_start:]
+
+
+class TestDamage:
+    def test_none(self, begun):
+        check(fit(begun, **GO_ON), begun, from_the_start=False)
+
+    @pytest.mark.parametrize("name", ["x", "residual"])
+    @pytest.mark.parametrize("how", ["missing", "short", "flipped", "folder", "description"])
+    def test_of_a_checkpoint(self, begun, name, how):
+        for turn in (0, 1):
+            self.damage(begun / f"checkpoint-{turn}" / name, how)
+        check(fit(begun, **GO_ON), begun, from_the_start=True)
+
+    def test_of_the_other_checkpoint_does_not_matter(self, begun):
+        import json
+
+        notes = json.loads((begun / "zarr.json").read_text())["attributes"]["dkrr"]["notes"]
+        self.damage(begun / f"checkpoint-{1 - notes['checkpoint']['turn']}" / "x", "folder")
+        check(fit(begun, **GO_ON), begun, from_the_start=False)
+
+    @pytest.mark.parametrize("how", ["missing", "short", "flipped", "folder", "description"])
+    def test_of_the_pivots(self, begun, how):
+        self.damage(begun / "pivots-31", how)
+        model = fit(begun, **GO_ON)
+        check(model, begun, from_the_start=False)
+        assert model.solve_result_.rank == 31
+
+    def damage(self, array, how):
+        import shutil
+
+        chunk = array / "c.0.0"
+        content = chunk.read_bytes()
+        if how == "missing":
+            chunk.unlink()
+        elif how == "short":
+            chunk.write_bytes(content[:-9])
+        elif how == "flipped":
+            chunk.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+        elif how == "folder":
+            shutil.rmtree(array)
+        else:
+            (array / "zarr.json").write_text("{")
+
+
+class TestGoingOnWithOtherSettings:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"solver": ConjugateGradient(RPCholesky(31), "float64")},
+            {"solver": ConjugateGradient(RPCholesky(31), "mixed")},
+            {"solver": ConjugateGradient(RPCholesky(101))},
+            {"solver": ConjugateGradient(RPCholesky(7))},
+            {"solver": ConjugateGradient(None)},
+            {"solver": ConjugateGradient(UniformNystroem(31))},
+            {"solver": "cg"},
+            {"solver": "auto"},
+            {"solver": "cg", "tol": 1e-11},
+            {"solver": "cg", "tol": 1e-4},
+            {"solver": "cg", "tile": 53},
+            {"solver": "cg", "memory_limit": "600MiB"},
+        ],
+        ids=str,
+    )
+    def test_the_answer_is_right(self, begun, change):
+        model = fit(begun, **change)
+        result, tol = model.solve_result_, change.get("tol", 1e-8)
+        assert result.status is Status.CONVERGED and result.residual <= tol
+        assert model.plan_.solver == "cg" and result.iterations >= 12
+        expected = KernelRidge(**SETTINGS, solver="cholesky").fit(*problem(307, 4)).dual_coef_
+        assert np.abs(model.dual_coef_ - expected).max() <= 1e3 * tol * np.abs(expected).max()
+        if change["solver"] == ConjugateGradient(RPCholesky(101)):
+            assert result.rank == 101, "a larger rank that is asked for is had"
+
+    def test_another_solver_is_refused(self, begun, tmp_path):
+        with pytest.raises(StoreError, match="began with solver='cg'.*give the same solver, or another store="):
+            fit(begun, solver="cholesky")
+        fit(tmp_path / "other.zarr", solver="cholesky")
+        with pytest.raises(StoreError, match="began with solver='cholesky'.*another store="):
+            fit(tmp_path / "other.zarr", solver="cg")
+        assert fit(tmp_path / "other.zarr", solver="auto").plan_.solver == "cholesky"
+
+    @pytest.mark.parametrize("change", ["alpha", "gamma", "y"])
+    def test_another_problem_is_refused(self, begun, change):
+        X, y = problem(307, 4)
+        settings = {**SETTINGS, "solver": "cg", "store": str(begun)}
+        if change == "y":
+            y = y + 1.0
+        else:
+            settings[change] *= 1.5
+        with pytest.raises(StoreError, match="another problem"):
+            KernelRidge(**settings).fit(X, y)
+
+
+def test_a_preconditioner_that_grew_is_resumed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(400, 5))
+    y = np.sin(X[:, 0])
+    settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.3, "tol": 1e-9, "store": str(tmp_path / "run.zarr")}
+    with pytest.warns(ConvergenceWarning, match="after 130 iterations"):
+        first = KernelRidge(**settings, solver=ConjugateGradient(max_iterations=130)).fit(X, y).solve_result_
+    assert any("rank grows" in m for m in first.messages)
+    again = KernelRidge(**settings, solver="cg").fit(X, y).solve_result_
+    assert again.status is Status.CONVERGED and again.rank >= first.rank
+    assert again.messages[: len(first.messages)] == first.messages
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+@pytest.mark.parametrize("limit", [None, "tight"])
+def test_tiles_that_are_kept_and_tiles_that_are_formed(precision, limit):
+    """Part of the matrix in memory, none of it, all of it: the same model."""
+    X, y = problem(1511, 5)
+    solver = ConjugateGradient(RPCholesky(101), precision)
+    settings = {**SETTINGS, "solver": solver, "tol": 1e-10, "tile": 211}
+    if limit == "tight":
+        plan = KernelRidge(**settings).fit(X, y).plan_
+        kept = plan.chosen.kept_tiles * plan.chosen.slots * 211**2 * (4 if plan.chosen.precision == "float32" else 8)
+        settings["memory_limit"] = plan.peak_bytes - kept // 2
+    model = KernelRidge(**settings).fit(X, y)
+    c = model.plan_.chosen
+    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
+    assert (c.kept_tiles * c.slots < n_tiles) if limit == "tight" else (c.kept_tiles * c.slots >= n_tiles)
+    expected = KernelRidge(**SETTINGS, solver="cholesky").fit(X, y).dual_coef_
+    assert np.abs(model.dual_coef_ - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_a_worker_that_is_killed(tmp_path):
+    """Its tiles and its rows of the factor are made again, on the other one or on the one that follows."""
+    X, y = problem(1511, 5)
+    store, killed = tmp_path / "run.zarr", []
+    with (
+        local_client(2, 700 * 2**20, str(tmp_path / "scratch")) as client,
+        client.as_current(),
+        dask.config.set(OFTEN | SLOW),
+    ):
+        before = client.run(os.getpid)
+
+        def kill():
+            while iteration(store) < 5:
+                time.sleep(0.005)
+            killed.append(iteration(store))
+            os.kill(sorted(before.values())[0], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill, daemon=True)
+        thread.start()
+        settings = {**SETTINGS, "solver": ConjugateGradient(RPCholesky(53)), "store": str(store)}
+        model = KernelRidge(**settings).fit(X, y)
+        thread.join(timeout=10)
+        client.wait_for_workers(2, timeout=30)
+        assert set(client.run(os.getpid).values()) != set(before.values()), "nobody died, the test shows nothing"
+    result = model.solve_result_
+    assert model.plan_.execution == "dask" and result.status is Status.CONVERGED
+    assert 5 <= killed[0] < result.iterations
+    expected = KernelRidge(**SETTINGS, solver="cholesky").fit(X, y).dual_coef_
+    assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+PROMISES = [
+    (3001, 8, {"memory_limit": "340MiB"}),
+    (5003, 8, {"memory_limit": "420MiB", "cg": {"precision": "float64"}}),
+    (6007, 8, {"memory_limit": "3GiB"}),
+    (4001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}),
+    (3001, 8, {"memory_limit": "400MiB", "cg": {"rank": 1009}}),
+    (3001, 60, {"memory_limit": "450MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal"}),
+    pytest.param(20_011, 8, {"memory_limit": "1GiB"}, marks=pytest.mark.slow),
+    pytest.param(30_011, 8, {"memory_limit": "700MiB"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("n", "d", "more"), PROMISES, ids=str)
+@pytest.mark.parametrize("store", [None, "run.zarr"])
+def test_the_calling_process_keeps_its_promise(tmp_path, n, d, more, store):
+    settings = {**SETTINGS, "alpha": 1.0, "solver": "cg", **more}
+    place = None if store is None else tmp_path / store
+    _, facts = finish(start(n, d, place, tmp_path / "out.npz", **settings), tmp_path / "out.npz")
+    assert (facts["execution"], facts["solver"]) == ("serial" if store else "memory", "cg")
+    assert facts["residual"] <= 1e-8
+    assert facts["peak"] <= facts["projected"] <= facts["limit"]
+
+
+@pytest.mark.parametrize(("n", "d", "more"), PROMISES, ids=str)
+def test_workers_keep_their_promise(tmp_path, n, d, more):
+    limit = 3 * int(more["memory_limit"].removesuffix("MiB")) if more["memory_limit"].endswith("MiB") else 3072
+    settings = {**SETTINGS, "alpha": 1.0, "solver": "cg", **more, "memory_limit": f"{limit}MiB"}
+    settings |= {"workers": 3, "config": SLOW}
+    _, facts = finish(start(n, d, None, tmp_path / "out.npz", **settings), tmp_path / "out.npz")
+    assert (facts["execution"], facts["solver"]) == ("dask", "cg")
+    assert facts["residual"] <= 1e-8
+    assert len(facts["peaks"]) == 3
+    assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
