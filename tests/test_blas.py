@@ -54,6 +54,36 @@ def test_gemm(dtype, transpose_a, transpose_b, m, n, k, alpha, beta):
 
 
 @every_dtype
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(sizes, sizes, st.integers(1, 3), st.sampled_from([1.0, -0.5]), st.sampled_from([0.0, 1.0, -2.0]))
+def test_gemm_with_one_column(dtype, transpose_a, transpose_b, m, k, width, alpha, beta):
+    """GEMV: the vectors are columns of wider arrays, whose entries are a row apart."""
+    a, b, c = random((m, k), dtype), random((k, 1), dtype, 1), random((m, 1), dtype, 2)
+    left = a.T.copy() if transpose_a else a
+    _, left_view = within(left)
+    frame, target = within(c)
+    wide = np.full((k, width), np.nan, dtype)
+    wide[:, -1:] = b
+    right = b.T.copy() if transpose_b else wide[:, -1:]
+    blas.gemm(target, left_view, right, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta)
+    assert_allclose(target, alpha * (a @ b) + beta * c, atol=DTYPES[dtype], rtol=DTYPES[dtype])
+    assert_only_inside(frame, target)
+
+
+@every_dtype
+@pytest.mark.parametrize("k", [1, 5, 300])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_beta_zero_does_not_read_what_was_there(dtype, transpose_a, n, k):
+    a, b = random((7, k), dtype), random((k, n), dtype, 1)
+    c = np.full((7, n), np.nan, dtype)
+    blas.gemm(c, a.T.copy() if transpose_a else a, b, transpose_a=transpose_a)
+    assert_allclose(c, a @ b, atol=30 * DTYPES[dtype], rtol=30 * DTYPES[dtype])
+
+
+@every_dtype
 @pytest.mark.parametrize("transpose", [False, True])
 @settings(max_examples=40, deadline=None)
 @given(sizes, sizes, st.sampled_from([1.0, -1.0]), st.sampled_from([0.0, 1.0]))
@@ -240,6 +270,27 @@ class TestOneThread:
         assert self.threads() == {1}, "the second still needs it"
         second.__exit__(None, None, None)
         assert self.threads() == {2}, "the user's process must not stay on one thread"
+
+    def test_in_any_thread(self):
+        """Also where another thread has set a limit before, which threadpoolctl then lets nobody else do."""
+        seen, inside, leave = [], threading.Event(), threading.Event()
+
+        def work():
+            with blas.one_thread():
+                seen.append(self.threads())
+                inside.set()
+                leave.wait(20)
+            seen.append(self.threads())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert inside.wait(20)
+        with blas.one_thread():  # entered last, left first
+            leave.set()
+            thread.join()
+            assert self.threads() == {1}
+        assert self.threads() == {2}
+        assert seen == [{1}, {1}]
 
 
 def test_the_interpreter_lock_is_released():

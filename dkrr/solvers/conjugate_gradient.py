@@ -302,7 +302,7 @@ class Iteration:
         return np.asarray(np.linalg.norm(residual, axis=0) / self._norms)
 
     def _end_cycle(self, state: State) -> float:
-        """Add the correction if it makes the true residual smaller; the largest part of it that it leaves."""
+        """Add the corrections that make the true residual smaller; the largest part of it that they leave."""
         cycle = state.cycle
         assert cycle is not None
         state.cycle = None
@@ -310,11 +310,12 @@ class Iteration:
         x[:, cycle.columns] += cycle.correction
         residual = self._true_residual(x)
         before, after = self._relative(state.residual), self._relative(residual)
-        left = float(np.max(after[cycle.columns] / before[cycle.columns]))
-        if left < 1.0:
-            state.x, state.residual = x, residual
-            self._note_residual(state, float(after.max()), is_true=True)
-        return left
+        better = after < before
+        state.x = np.where(better, x, state.x)
+        state.residual = np.where(better, residual, state.residual)
+        if better.any():
+            self._note_residual(state, float(np.where(better, after, before).max()), is_true=True)
+        return float(np.max(after[cycle.columns] / before[cycle.columns]))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """What follows a cycle that did not reach the tolerance; None: another one."""

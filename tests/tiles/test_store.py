@@ -172,6 +172,45 @@ class TestContents:
         assert_array_equal(group["system-0/x"][:], np.arange(4.0))
 
 
+class TestNotes:
+    def test_none_yet(self, store):
+        claimed(store)
+        assert store.note("checkpoint") is None
+
+    def test_several(self, store):
+        claimed(store)
+        store.set_note("checkpoint", {"turn": 1, "arrays": ["x"], "plain": "{}"})
+        store.set_note("pivots", "pivots-7")
+        again = RunStore(store.url)
+        assert again.note("checkpoint") == {"turn": 1, "arrays": ["x"], "plain": "{}"}
+        assert again.note("pivots") == "pivots-7"
+        assert again.note("another") is None
+
+    def test_the_last_value_counts(self, store):
+        claimed(store)
+        store.set_note("checkpoint", {"turn": 0, "more": True})
+        store.set_note("pivots", "kept")
+        store.set_note("checkpoint", {"turn": 1})
+        assert store.note("checkpoint") == {"turn": 1}
+        assert store.note("pivots") == "kept"
+
+    def test_the_rest_of_the_description_stays(self, store):
+        claimed(store)
+        store.set_staged_rows("rows-1")
+        before = store.description()
+        store.set_note("pivots", "p")
+        assert store.description() == {**before, "notes": {"pivots": "p"}}
+        claimed(store)
+        assert store.note("pivots") == "p", "a run that goes on finds it"
+
+    def test_vanished(self, store):
+        claimed(store)
+        store.delete()
+        for action in (lambda: store.note("pivots"), lambda: store.set_note("pivots", "p")):
+            with pytest.raises(StoreError, match="vanished"):
+                action()
+
+
 def test_free_bytes(tmp_path):
     free = free_bytes(str(tmp_path))
     assert free == pytest.approx(free_bytes(str(tmp_path / "not" / "there" / "yet")), rel=0.2)

@@ -1,0 +1,414 @@
+"""Products with a symmetric matrix in tiles: what is kept, formed or read does not change them."""
+
+import itertools
+import pickle
+import uuid
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.kernels import RBF, Linear, Polynomial
+from dkrr.linalg.operator import (
+    SLABS_PER_PLACE,
+    MatrixOperator,
+    ResidentRows,
+    Slab,
+    TiledOperator,
+    evenly,
+    multiply_bytes,
+    multiply_slab,
+    pass_cost,
+    tile_work,
+)
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.rows import MemoryRows, as_rows
+from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
+from dkrr.tiles import TileGrid
+from tests.kernels.cases import CASES
+from tests.linalg.systems import MANY, RAGGED, grids, positive_definite, tiles_of
+from tests.rows.sources import SPARSE, numbers, table
+
+ACCURACY = {"float64": 1e-12, "float32": 1e-5}
+every_precision = pytest.mark.parametrize("precision", ACCURACY)
+
+
+def operator(source, grid, **settings):
+    return TiledOperator(source, grid, SerialExecutor(), f"test-{uuid.uuid4().hex}", **settings)
+
+
+def assert_product(found, matrix, vectors, precision):
+    """Errors are of the size of rounding in |A| |V|."""
+    scale = np.abs(matrix) @ np.abs(vectors)
+    assert found.dtype == np.float64
+    assert_allclose(found / np.maximum(scale, 1e-300), (matrix @ vectors) / np.maximum(scale, 1e-300),
+                    atol=ACCURACY[precision])  # fmt: skip
+
+
+def left_over(run):
+    """Everything that this process still knows of a run."""
+    return [run] * (run in resident._kept) + [
+        k for d in (resident._locks, resident._reserved) for k in d if k[0] == run
+    ]
+
+
+class Counting(TileSource):
+    """A source that notes which tiles are formed, and in which precision."""
+
+    def __init__(self, source):
+        self.source, self.formed = source, []
+
+    def fill(self, meter, out, rows, columns):
+        self.source.fill(meter, out, rows, columns)
+
+    def pieces(self, meter, rows, columns, dtype):
+        self.formed.append((rows.start, columns.start, np.dtype(dtype).name))
+        return self.source.pieces(meter, rows, columns, dtype)
+
+
+class TestProduct:
+    @every_precision
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_every_kernel(self, case, precision):
+        X = case.rows(47, 4)
+        V = np.random.default_rng(1).standard_normal((47, 3))
+        found = operator(GramTiles(case.kernel, MemoryRows(X)), RAGGED, slots=2).multiply(V, precision)
+        assert_product(found, case.kernel(X), V, precision)
+
+    @every_precision
+    @settings(max_examples=40, deadline=None)
+    @given(
+        grid=grids(),
+        m=st.integers(1, 4),
+        slots=st.integers(1, 3),
+        kept=st.integers(0, 9),
+        keeps=st.sampled_from(list(ACCURACY)),
+        scaled=st.booleans(),
+    )
+    def test_whatever_is_kept(self, precision, grid, m, slots, kept, keeps, scaled):
+        rng = np.random.default_rng(grid.n)
+        A, V, c = positive_definite(grid.n), rng.standard_normal((grid.n, m)), rng.uniform(0.5, 2.0, grid.n)
+        tiled = operator(
+            MatrixTiles(MemoryRows(A)), grid, slots=slots, slots_a_process=slots, kept_tiles=kept, keeps=keeps,
+            scale=c if scaled else None,
+        )  # fmt: skip
+        expected = c[:, None] * A * c if scaled else A
+        before = V.copy()
+        for _ in range(2):  # the second time with what the first one kept
+            assert_product(tiled.multiply(V, precision), expected, V, precision)
+        assert_array_equal(V, before, err_msg="the vectors are the caller's")
+        tiled.close()
+        assert left_over(tiled.run) == []
+
+    @every_precision
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_stored_tiles(self, tmp_path, precision, count):
+        parts = [positive_definite(47, seed) for seed in range(count)]
+        source = SummedTiles(tuple(tiles_of(tmp_path, RAGGED, A) for A in parts))
+        V = np.random.default_rng(0).standard_normal((47, 2))
+        tiled = operator(source, RAGGED, kept_tiles=3)
+        assert_product(tiled.multiply(V, precision), sum(parts), V, precision)
+        assert tiled.record.bytes_read > 0
+        tiled.close()
+
+    @pytest.mark.parametrize("kind", ["zarr", "csr", "npy"])
+    def test_rows_of_other_kinds(self, tmp_path, kind):
+        X = numbers() / 100
+        source = GramTiles(RBF(gamma=0.2), as_rows(table(kind, tmp_path, X).handed_in))
+        V = np.random.default_rng(0).standard_normal((23, 2))
+        assert_product(operator(source, TileGrid(23, 6, 3), kept_tiles=2).multiply(V), RBF(gamma=0.2)(X), V, "float64")
+
+    def test_a_single_row(self):
+        tiled = operator(MatrixTiles(MemoryRows(np.array([[3.0]]))), TileGrid(1, 4, 2), slots=3)
+        assert tiled.n == 1
+        assert_array_equal(tiled.multiply(np.array([[2.0, -1.0]])), [[6.0, -3.0]])
+
+    def test_columns_that_are_no_array_of_their_own(self):
+        A, wide = positive_definite(47), np.random.default_rng(0).standard_normal((47, 9))
+        for V in (wide[:, 3:4], wide[:, ::2], np.asfortranarray(wide)):
+            for precision in ACCURACY:
+                assert_product(operator(MatrixTiles(MemoryRows(A)), RAGGED).multiply(V, precision), A, V, precision)
+
+    def test_threads_give_the_same_bits(self):
+        X = np.random.default_rng(0).standard_normal((47, 3))
+        V = np.random.default_rng(1).standard_normal((47, 2))
+        results = []
+        with ThreadExecutor(3) as threads:
+            for executor in (SerialExecutor(), threads):
+                tiled = TiledOperator(
+                    GramTiles(RBF(), MemoryRows(X)), RAGGED, executor, f"t-{uuid.uuid4().hex}", 3, 3, kept_tiles=2
+                )
+                results += [tiled.multiply(V), tiled.multiply(V)]
+                tiled.close()
+        for other in results[1:]:
+            assert_array_equal(other, results[0])
+
+    def test_passes_and_records_are_counted(self):
+        passes = []
+        tiled = operator(MatrixTiles(MemoryRows(positive_definite(47))), RAGGED, on_pass=lambda: passes.append(1))
+        for _ in range(3):
+            tiled.multiply(np.ones((47, 1)))
+        assert len(passes) == 3
+        assert len(tiled.record.tasks) == 3 * SLABS_PER_PLACE
+        assert all(t.value is None for t in tiled.record.tasks), "a record must not hold a product"
+
+
+class TestFloat32:
+    def test_vectors_beyond_its_range(self):
+        A = positive_definite(47)
+        V = np.random.default_rng(0).standard_normal((47, 4)) * [1e-200, 1e200, 0.0, 1e-42]
+        tiled = operator(MatrixTiles(MemoryRows(A)), RAGGED, scale=np.full(47, 2.0))
+        found = tiled.multiply(V, "float32")
+        for k in (0, 1, 3):
+            assert_allclose(found[:, k], 4 * A @ V[:, k], rtol=1e-4, atol=1e-5 * np.abs(V[:, k]).max())
+        assert_array_equal(found[:, 2], 0.0)
+
+    def test_powers_of_two_change_no_digit(self):
+        A, V = positive_definite(47), np.random.default_rng(0).standard_normal((47, 1))
+        tiled = operator(MatrixTiles(MemoryRows(A)), RAGGED)
+        assert_array_equal(tiled.multiply(V * 2.0**77, "float32"), tiled.multiply(V, "float32") * 2.0**77)
+
+    @pytest.mark.parametrize("kept", [0, 2, 99])
+    @pytest.mark.parametrize("kernel", [RBF(), Polynomial(), Linear() + RBF()], ids=str)
+    def test_is_a_symmetric_matrix(self, kernel, kept):
+        """Conjugate gradient needs symmetry to more digits than float32 has; each pair comes from one rounded entry."""
+        X = np.random.default_rng(0).standard_normal((47, 3))
+        tiled = operator(GramTiles(kernel, MemoryRows(X)), RAGGED, kept_tiles=kept, keeps="float32")
+        found = np.column_stack([tiled.multiply(np.eye(47)[:, k : k + 1], "float32")[:, 0] for k in range(47)])
+        assert_array_equal(found, found.T)
+        assert_array_equal(tiled.multiply(np.eye(47), "float32"), found)
+        assert np.abs(found - kernel(X)).max() > 0, "it is float32's matrix"
+        tiled.close()
+
+    def test_sums_are_in_float64(self):
+        n = 4 * 12
+        A = np.zeros((n, n))
+        A[0, ::12] = A[::12, 0] = 1.0  # one entry from each tile
+        V = np.zeros((n, 1))
+        V[::12, 0] = 2.0**-30 * np.array([2.0**30, 1.0, 1.0, 1.0])
+        assert operator(MatrixTiles(MemoryRows(A)), TileGrid(n, 12, 4)).multiply(V, "float32")[0, 0] == 1 + 3 * 2.0**-30
+
+
+class TestKeeping:
+    def counted(self, **settings):
+        source = Counting(MatrixTiles(MemoryRows(positive_definite(47))))
+        return source, operator(source, RAGGED, **settings)
+
+    def test_kept_tiles_are_formed_once(self):
+        source, tiled = self.counted(kept_tiles=4)
+        V = np.ones((47, 1))
+        first = tiled.multiply(V)
+        assert len(source.formed) == 10
+        source.formed.clear()
+        assert_array_equal(tiled.multiply(V), first)
+        assert len(source.formed) == 6
+        tiled.close()
+        source.formed.clear()
+        tiled.multiply(V)
+        assert len(source.formed) == 10, "after close they are formed again"
+        tiled.close()
+
+    def test_diagonal_tiles_are_kept_last(self):
+        source, tiled = self.counted(kept_tiles=6)
+        tiled.multiply(np.ones((47, 1)))
+        source.formed.clear()
+        tiled.multiply(np.ones((47, 1)))
+        assert {r - c for r, c, _ in source.formed} == {0}
+        tiled.close()
+
+    def test_more_than_there_are(self):
+        source, tiled = self.counted(kept_tiles=99, slots=3, slots_a_process=3)
+        tiled.multiply(np.ones((47, 1)))
+        source.formed.clear()
+        tiled.multiply(np.ones((47, 1)))
+        assert source.formed == []
+        tiled.close()
+
+    def test_float64_product_of_tiles_kept_in_float32(self):
+        source, tiled = self.counted(kept_tiles=99, keeps="float32")
+        V = np.random.default_rng(0).standard_normal((47, 2))
+        tiled.multiply(V, "float32")
+        assert {p for *_, p in source.formed} == {"float32"}
+        source.formed.clear()
+        assert_product(tiled.multiply(V, "float64"), source.source.rows.array, V, "float64")
+        assert [p for *_, p in source.formed] == ["float64"] * 10
+        source.formed.clear()
+        tiled.multiply(V, "float32")
+        assert source.formed == [], "the kept ones are still there"
+        tiled.close()
+
+    def test_a_process_keeps_no_more_slabs_than_planned(self):
+        """Three slots, of which this process should have one: the slabs of the others come to it all the same."""
+        source, tiled = self.counted(kept_tiles=2, slots=3, slots_a_process=1)
+        V = np.ones((47, 1))
+        first = tiled.multiply(V)
+        names = resident._kept[tiled.run]
+        assert {number for number, *_ in names} == {0}
+        assert len(names) == 2
+        source.formed.clear()
+        assert_array_equal(tiled.multiply(V), first)
+        assert len(source.formed) == 8
+        tiled.close()
+
+    def test_memory_of_a_slab(self):
+        _, tiled = self.counted(kept_tiles=99, keeps="float32")
+        tiled.multiply(np.ones((47, 1)), "float32")
+        kept = resident._kept[tiled.run].values()
+        assert sum(t.nbytes for t in kept) == 4 * sum(RAGGED.height(i) * RAGGED.height(j) for i, j in RAGGED.lower())
+        tiled.close()
+
+
+class TestCut:
+    def slabs(self, grid, slots, kept):
+        source = MatrixTiles(MemoryRows(np.eye(grid.n)))
+        return operator(source, grid, slots=slots, kept_tiles=kept)._slabs
+
+    @settings(max_examples=60, deadline=None)
+    @given(grid=grids(), slots=st.integers(1, 5), kept=st.integers(0, 12))
+    def test_every_tile_once(self, grid, slots, kept):
+        slabs = self.slabs(grid, slots, kept)
+        tiles = [tile for slab, _ in slabs for tile in slab.tiles]
+        assert sorted(tiles) == sorted(grid.lower())
+        assert [slab.number for slab, _ in slabs] == list(range(len(slabs)))
+        for slab, place in slabs:
+            assert slab.tiles
+            assert (slab.keeps is None) == (place is None)
+            assert place is None or (len(slab.tiles) <= kept and place < slots)
+        places = [place for _, place in slabs if place is not None]
+        assert len(places) == len(set(places)), "a place keeps one slab"
+        n_kept = sum(len(slab.tiles) for slab, place in slabs if place is not None)
+        assert n_kept == min(len(tiles), kept * slots)
+
+    @settings(max_examples=60, deadline=None)
+    @given(grid=grids(), parts=st.integers(1, 7))
+    def test_evenly(self, grid, parts):
+        tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
+        work = [sum(tile_work(grid, *t) for t in part) for part in evenly(grid, tiles, parts)]
+        assert len(work) == parts
+        assert sum(work) == pytest.approx(sum(tile_work(grid, *t) for t in tiles))
+        # The part with the most work was the one with the least when its last tile came.
+        assert max(work) - min(work) <= max(tile_work(grid, *t) for t in tiles)
+
+    def test_evenly_with_a_limit(self):
+        tiles = sorted(MANY.lower(), key=lambda t: -tile_work(MANY, *t))[:21]
+        parts = evenly(MANY, tiles, 3, most=7)
+        assert [len(part) for part in parts] == [7, 7, 7]
+        assert sorted(t for part in parts for t in part) == sorted(tiles)
+
+    def test_work_is_half_on_the_diagonal(self):
+        assert tile_work(RAGGED, 1, 0) == 144
+        assert tile_work(RAGGED, 1, 1) == 72
+        assert tile_work(RAGGED, 3, 3) == 60.5
+        assert sum(tile_work(RAGGED, i, j) for i, j in RAGGED.lower()) == 47 * 47 / 2
+
+
+def test_a_slab_travels(tmp_path):
+    source = GramTiles(RBF(gamma=0.1), as_rows(table("zarr", tmp_path).handed_in))
+    slab = Slab(source, TileGrid(23, 6, 3), ((1, 0), (1, 1)), "run", 0, None, 1)
+    message = pickle.dumps(slab)
+    assert len(message) < 2000
+    V = np.ones((23, 1))
+    again = multiply_slab(Meter(), pickle.loads(message), "float64", V)
+    assert_array_equal(again, multiply_slab(Meter(), slab, "float64", V))
+
+
+class TestMatrixOperator:
+    @every_precision
+    def test_product(self, precision):
+        A, V = positive_definite(9), np.random.default_rng(0).standard_normal((9, 2))
+        found = MatrixOperator(A)
+        assert found.n == 9
+        assert_product(found.multiply(V, precision), A, V, precision)
+
+
+class Reading(MemoryRows):
+    """Rows that count how often they are read."""
+
+    reads = 0
+
+    def read(self, start, stop, columns=slice(None)):
+        Reading.reads += 1
+        return super().read(start, stop, columns)
+
+
+class TestResidentRows:
+    @pytest.fixture
+    def run(self):
+        name = f"rows-{uuid.uuid4().hex}"
+        yield name
+        resident.forget(name)
+        assert left_over(name) == []
+
+    @pytest.mark.parametrize("kind", ["zarr", "npy", *SPARSE])
+    def test_the_same_rows(self, tmp_path, run, kind):
+        rows = as_rows(table(kind, tmp_path).handed_in)
+        kept = ResidentRows(rows, run)
+        assert (kept.shape, kept.dtype, kept.is_sparse) == (rows.shape, rows.dtype, rows.is_sparse)
+        assert kept.is_shared
+        for start, stop in ((0, 23), (5, 6), (17, 23)):
+            a, b = kept.read(start, stop), rows.read(start, stop)
+            assert_array_equal(*((x.toarray() if sp.issparse(x) else x) for x in (a, b)))
+        a, b = kept.take(np.array([7, 0, 7])), rows.take(np.array([7, 0, 7]))
+        assert_array_equal(*((x.toarray() if sp.issparse(x) else x) for x in (a, b)))
+        assert_array_equal(
+            *((x.toarray() if sp.issparse(x) else x) for x in (r.read(2, 9, slice(1, 4)) for r in (kept, rows)))
+        )
+
+    def test_read_once(self, run):
+        Reading.reads = 0
+        rows = ResidentRows(Reading(np.arange(12.0).reshape(6, 2)), run)
+        for start in range(5):
+            rows.read(start, start + 2)
+        assert Reading.reads == 1
+
+    def test_travels_without_the_rows(self, tmp_path, run):
+        rows = ResidentRows(as_rows(table("zarr", tmp_path).handed_in), run)
+        rows.read(0, 23)
+        message = pickle.dumps(rows)
+        assert len(message) < 1000
+        assert_array_equal(pickle.loads(message).read(3, 8), rows.rows.read(3, 8))
+
+    def test_of_an_operator(self, tmp_path, run):
+        X = numbers() / 100
+        source = GramTiles(RBF(gamma=0.2), ResidentRows(as_rows(table("zarr", tmp_path, X).handed_in), run))
+        V = np.random.default_rng(0).standard_normal((23, 2))
+        tiled = TiledOperator(source, TileGrid(23, 6, 3), SerialExecutor(), run, kept_tiles=2)
+        assert_product(tiled.multiply(V), RBF(gamma=0.2)(X), V, "float64")
+        tiled.close()
+        assert left_over(run) == [], "the operator's run and the rows' are one"
+
+
+class TestCost:
+    def test_entries_and_vectors_with_distinct_primes(self):
+        d, n_entries, m = 13, 10_007.0, 3
+        entry = RBF(gamma=1.0).entry_cost(d)
+        cost = pass_cost(RBF(gamma=1.0), d, n_entries, m, "float64", 0.0)
+        assert cost.gemm_flops == pytest.approx(n_entries * (entry.gemm_flops + 4 * (m - 1)))
+        assert cost.element_seconds > n_entries * entry.element_seconds
+
+    def test_float32_and_kept_tiles_are_cheaper(self):
+        costs = [
+            pass_cost(RBF(gamma=1.0), 13, 1e6, 1, precision, kept)
+            for precision, kept in (("float64", 0.0), ("float32", 0.0), ("float32", 0.5), ("float32", 1.0))
+        ]
+        for dear, cheap in itertools.pairwise(costs):
+            assert dear.gemm_flops > cheap.gemm_flops
+            assert dear.element_seconds > cheap.element_seconds
+        assert costs[-1].gemm_flops == 0.0
+
+    def test_memory_is_an_upper_bound(self):
+        import tracemalloc
+
+        n, tile, d, m = 1500, 500, 11, 2
+        X, V = np.random.default_rng(0).standard_normal((n, d)), np.ones((n, m))
+        grid = TileGrid(n, tile, tile)
+        slab = Slab(GramTiles(RBF(gamma=0.1), MemoryRows(X)), grid, tuple(grid.lower()), "run", 0, None, 1)
+        for precision in ACCURACY:
+            tracemalloc.start()
+            multiply_slab(Meter(), slab, precision, V.astype(precision))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak <= multiply_bytes(RBF(gamma=0.1), n, tile, d, 8 * d, m)
