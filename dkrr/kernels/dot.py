@@ -20,7 +20,7 @@ from dkrr.kernels.blocks import (
     positive,
     squared_norms,
 )
-from dkrr.kernels.costs import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS
+from dkrr.kernels.costs import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS, WRITE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Linear(Kernel):
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product."""
-        return EntryCost(2.0 * n_features, 0.0)
+        return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         return dot_products(X, Y, dtype)
@@ -89,8 +89,8 @@ class Polynomial(Kernel):
         """Return the cost of one entry: a product and the power, whole powers by repeated squaring."""
         if isinstance(self.degree, int):
             passes = 2 + self.degree.bit_length() + self.degree.bit_count()
-            return EntryCost(2.0 * n_features, passes * PASS_SECONDS)
-        return EntryCost(2.0 * n_features, 2 * PASS_SECONDS + POWER_SECONDS)
+            return EntryCost(2.0 * n_features, WRITE_SECONDS + passes * PASS_SECONDS)
+        return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + POWER_SECONDS)
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
@@ -145,7 +145,7 @@ class Sigmoid(Kernel):
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product and a tanh."""
-        return EntryCost(2.0 * n_features, 2 * PASS_SECONDS + TANH_SECONDS)
+        return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + TANH_SECONDS)
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         multiply = dot_products(X, Y, dtype)
@@ -185,7 +185,7 @@ class Cosine(Kernel):
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product of rows scaled beforehand."""
-        return EntryCost(2.0 * n_features, 0.0)
+        return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         left = unit_rows(X)

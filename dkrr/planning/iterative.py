@@ -45,7 +45,7 @@ WORKSPACE_PART = 16
 """The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
 KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the memory left for tiles that are compared; what is not used for tiles is there for the factor."""
-APPLY_SECONDS = {8: 0.7e-9, 4: 1.0e-9}
+APPLY_SECONDS = {8: 0.7e-9, 4: 1.2e-9}
 """An entry of the factor, for both of its products with one vector: read, and converted if it is float32."""
 FACTOR_ITEMSIZE = 4
 """The factor is stored in float32: rounding makes another factor, as good a preconditioner, of half the size."""
