@@ -26,6 +26,7 @@ MORE_DISK = 1.25
 SURELY_FASTER = 2.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
 SPECTRUM_UNKNOWN = "its iterations cannot be estimated before the fit; give solver='cg' to use it"
+DIRECT_IS_SOON_DONE = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
 NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, which the estimate of its iterations may be off by"
 
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
@@ -123,10 +124,13 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
     if direct is None:
         return candidates
     known = problem.kernel.has_unit_diagonal and min(problem.alphas) > 0
+    soon = direct <= SMALL_SECONDS
 
     def judged(c: Candidate) -> Candidate:
         if c.solver == "cholesky" or c.refused:
             return c
+        if soon:
+            return replace(c, refused=DIRECT_IS_SOON_DONE)
         if c.form == "primal" or not known:
             return replace(c, refused=SPECTRUM_UNKNOWN)
         return c if SURELY_FASTER * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)

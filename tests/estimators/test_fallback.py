@@ -17,6 +17,7 @@ def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
     monkeypatch.setattr(planner, "SURELY_FASTER", 1e-6)
     monkeypatch.setattr(planner, "TINY_SECONDS", 0.0)
+    monkeypatch.setattr(planner, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(iterative, "settings_of", lambda plan: ConjugateGradient(max_iterations=2))
 
 

@@ -19,6 +19,12 @@ MANY = TileGrid(n=40, tile=6, panel=3)
 """Seven tiles, the last with four rows."""
 
 
+class RowsElsewhere(MemoryRows):
+    """Rows whose reading counts, as from a store."""
+
+    is_in_memory = False
+
+
 @st.composite
 def grids(draw, most=45):
     """Grids of all kinds: one row, one tile, ragged tiles and strips."""
@@ -84,7 +90,7 @@ def make_case(folder, grid, m=2, A=None, seed=0, segment=0, dtype="float64"):
     A = positive_definite(grid.n, seed) if A is None else A
     shift, B = rng.uniform(0.0, 1.0, grid.n) if seed else np.zeros(grid.n), rng.standard_normal((grid.n, m))
     system = TiledSystem(
-        source=MatrixTiles(MemoryRows(A)),
+        source=MatrixTiles(RowsElsewhere(A)),
         shift=vectors(folder, grid, shift[:, None]),
         right_sides=vectors(folder, grid, B) if m else None,
         factor=empty_tiles(folder, grid, dtype),

@@ -28,7 +28,16 @@ from dkrr.linalg.sources import (
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import ChunkedArray, TileGrid
-from tests.linalg.systems import RAGGED, empty_tiles, empty_vectors, grids, positive_definite, tiles_of, vectors
+from tests.linalg.systems import (
+    RAGGED,
+    RowsElsewhere,
+    empty_tiles,
+    empty_vectors,
+    grids,
+    positive_definite,
+    tiles_of,
+    vectors,
+)
 from tests.oracles import naive_gram
 from tests.rows.sources import KINDS, numbers, table
 
@@ -43,12 +52,6 @@ def whole(source, grid):
     assert not np.isnan(A[np.tri(grid.n, dtype=bool)]).any()
     mirror_lower(A)
     return A
-
-
-class RowsElsewhere(MemoryRows):
-    """Rows whose reading counts."""
-
-    is_in_memory = False
 
 
 class TestGramTiles:

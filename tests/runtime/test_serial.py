@@ -235,6 +235,6 @@ class TestThreadExecutor:
     def test_threads_end_with_the_block(self):
         with ThreadExecutor(3) as threads:
             threads.map(tasks_of(9), VECTORS)
-        assert not [t for t in threading.enumerate() if t.name.startswith("dkrr")]
+        assert not [t for t in threading.enumerate() if t.name.startswith("dkrr_")]
         with pytest.raises(RuntimeError):
             threads.map(tasks_of(2), VECTORS)
