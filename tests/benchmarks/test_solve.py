@@ -1,6 +1,7 @@
 import json
 import os
 import sys
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -204,7 +205,9 @@ def test_own_work_is_not_other_load():
     assert machine._Clocks(12.0, 101.0, 33.0).others_since(start) == 0
     assert machine.Load(0.1, 0.1).noisy is False
     assert machine.Load(0.1, 0.3).noisy is machine.Load(0.3, 0.1).noisy is True
-    assert 0 <= machine.LoadMeter().stop().other_cores_busy_during <= os.cpu_count()
+    meter = machine.LoadMeter()
+    time.sleep(0.5)  # the kernel counts in hundredths of a second
+    assert 0 <= meter.stop().other_cores_busy_during <= 1.1 * os.cpu_count()
 
 
 def test_unknown_peer_is_refused():
