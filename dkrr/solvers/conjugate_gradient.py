@@ -112,10 +112,21 @@ class ConjugateGradient:
     preconditioner : RPCholesky, UniformNystroem, GreedyCholesky, Float32Cholesky, "auto" or None
         "auto": the planner chooses; None: none.
     precision : {"auto", "mixed", "float64"}
-        "mixed" multiplies in float32 where that is an accelerator; the residual that is asked for is always met in
-        float64. "auto" is "mixed" for tolerances that need more than one pass of refinement less than they save.
+        "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
+        what is asked for is met in float64 all the same. "auto": the planner takes what should be faster.
     max_iterations : int
         Over all cycles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import ConjugateGradient, RPCholesky
+    >>> X = np.random.default_rng(0).normal(size=(500, 3))
+    >>> solver = ConjugateGradient(RPCholesky(rank=50), max_iterations=200)
+    >>> model = KernelRidge(kernel="rbf", alpha=0.1, solver=solver, tol=1e-6).fit(X, X[:, 0])
+    >>> model.solve_result_.status.name, model.solve_result_.residual <= 1e-6
+    ('CONVERGED', True)
     """
 
     preconditioner: PreconditionerSettings | Literal["auto"] | None = "auto"
