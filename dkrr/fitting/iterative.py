@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.features import FeatureMap
+from dkrr.features import FeatureMap, IdentityMap
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.memory import loaded
@@ -35,7 +35,7 @@ from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_e
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
-from dkrr.planning.iterative import APPLY_SECONDS, FACTOR_ITEMSIZE, factor_seconds
+from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
@@ -252,7 +252,7 @@ def _rates(plan: Plan) -> tuple[float, Any]:
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
     kept = min(1.0, c.kept_tiles * c.slots / n_tiles)
     product = pass_cost(p.kernel, p.d, p.n**2 / 2, p.n_right_sides, c.precision, kept)
-    apply = 2 * APPLY_SECONDS[FACTOR_ITEMSIZE] * p.n * p.n_right_sides / c.slots
+    apply = APPLY_SECONDS * p.n * p.n_right_sides / c.slots
 
     def pivot_seconds(rank: int) -> float:
         step = max(1, rank // 50)
@@ -317,7 +317,8 @@ def _fit_primal(
     # As in the dual form, all values of alpha are columns of the same passes.
     shift = data.alphas[None, :]
     preconditioner: Preconditioner = Identity()
-    if settings_of(plan).preconditioner == "auto" and (not rows.is_sparse or _is_linear(phi)):
+    # Squares of features need Φ itself, which sparse rows must not become unless it is X.
+    if settings_of(plan).preconditioner == "auto" and (not rows.is_sparse or isinstance(phi, IdentityMap)):
         diagonal = total(weighted_squares, None)[:, 0]
         if centre is not None:
             diagonal = np.maximum(diagonal - size * centre**2, 0.0)
@@ -331,7 +332,3 @@ def _fit_primal(
         PrimalSolution.build(data, outcome.x, data.target_means(), centre, errors, float(outcome.residuals.max())),
         outcome=outcome,
     )
-
-
-def _is_linear(phi: FeatureMap) -> bool:
-    return phi.tag == "identity"

@@ -275,17 +275,12 @@ class PivotedCholesky:
             return  # rounding made the corner singular; begin anew
         clear_upper(lower)
         self.index, self._taken = index, [taken]
-        record = self._run(rebuild_rows, (taken, self._lower))
-        self.record.add(record)
-        self._left = self._first_diagonal - np.concatenate([self._squares_of(p) for p in self._parts])
+        self._map(rebuild_rows, (taken, self._lower))
+        self._left = self._first_diagonal - np.concatenate([t.value for t in self._map(square_rows, None).tasks])
         np.maximum(self._left, 0.0, out=self._left)
         self._left[index] = 0.0
         self._round = 10_000 + len(index)  # other random numbers than the run that chose these
         self.traces.append((self.rank, float(self._weighted().sum())))
-
-    def _squares_of(self, part: FactorRows) -> Array:
-        record = self.executor.map([Task(f"squares-{part.number}", square_rows, (part,), place=part.number)], None)
-        return np.asarray(record.tasks[0].value)
 
     def gram(self, weights: Array) -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). What is above the diagonal means nothing."""
@@ -412,9 +407,6 @@ class PivotedCholesky:
         total, record = self._safely(lambda: self.executor.total(tasks, shared))
         self._keep(record)
         return np.asarray(total)
-
-    def _run(self, function: Callable[..., Any], shared: Any) -> RunRecord:
-        return self._map(function, shared)
 
     def _keep(self, record: RunRecord) -> None:
         self.record.add(RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]))

@@ -45,8 +45,8 @@ WORKSPACE_PART = 16
 """The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
 KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the memory left for tiles that are compared; what is not used for tiles is there for the factor."""
-APPLY_SECONDS = {8: 0.7e-9, 4: 1.2e-9}
-"""An entry of the factor, for both of its products with one vector: read, and converted if it is float32."""
+APPLY_SECONDS = 2.4e-9
+"""An entry of the float32 factor, for both of its products with one vector: read and converted twice."""
 FACTOR_ITEMSIZE = 4
 """The factor is stored in float32: rounding makes another factor, as good a preconditioner, of half the size."""
 ROUND_TRIPS = 3
@@ -184,7 +184,7 @@ def _dual(
     check = one
     if precision == "float32":
         check = rates.seconds(pass_cost(p.kernel, p.d, entries, m, "float64", 0.0)) / place.slots
-    apply = 2 * APPLY_SECONDS[FACTOR_ITEMSIZE] * p.n * rank * m / place.slots
+    apply = APPLY_SECONDS * p.n * rank * m / place.slots
     trips = ROUND_TRIPS * ROUND_TRIP_SECONDS if place.execution == "dask" else 0.0
     # The first pass forms what is kept.
     first = rates.seconds(pass_cost(p.kernel, p.d, entries, 1, precision, 0.0)) * kept_part / place.slots
