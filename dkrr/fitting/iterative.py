@@ -39,7 +39,7 @@ from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import Iteration, LowRankSettings, Outcome, RPCholesky
+from dkrr.solvers.conjugate_gradient import Iteration, Outcome, Pivoted, RPCholesky
 from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
@@ -216,7 +216,7 @@ def _preconditioner(
     if c.rank_limit == 0:
         return Identity()
     wanted = settings_of(plan).preconditioner
-    settings = wanted if isinstance(wanted, LowRankSettings) else RPCholesky()
+    settings = wanted if isinstance(wanted, Pivoted) else RPCholesky()
     scale = data.dual_scale()
     factor = PivotedCholesky(
         columns=columns,

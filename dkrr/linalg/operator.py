@@ -52,23 +52,6 @@ class Operator(ABC):
         """
 
 
-@dataclass
-class MatrixOperator(Operator):
-    """Product with a matrix in memory, for tests and for small problems."""
-
-    matrix: NDArray[np.float64]
-    record: RunRecord = field(default_factory=RunRecord)
-
-    @property
-    def n(self) -> int:  # type: ignore[override]
-        """Rows."""
-        return int(self.matrix.shape[0])
-
-    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
-        """See base class."""
-        return np.asarray(self.matrix.astype(precision) @ vectors.astype(precision), np.float64)
-
-
 @dataclass(frozen=True)
 class Slab:
     """Tiles on or below the diagonal that one task multiplies."""

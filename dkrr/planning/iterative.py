@@ -132,8 +132,8 @@ def _precisions(settings: ConjugateGradient) -> tuple[Precision, ...]:
 def _ranks(problem: Problem, settings: ConjugateGradient) -> list[int]:
     if settings.preconditioner is None or isinstance(settings.preconditioner, Float32Cholesky):
         return [0]
-    if settings.preconditioner != "auto" and settings.preconditioner.rank is not None:
-        return [min(settings.preconditioner.rank, problem.n)]
+    if settings.rank is not None:
+        return [min(settings.rank, problem.n)]
     return [r for r in RANKS if r <= problem.n // 4] or [max(1, problem.n // 4)]
 
 
@@ -171,8 +171,7 @@ def _dual(
     free = max(0, place.usable_bytes - needed)
     kept = min(ceil(all_tiles / place.slots), int(part * free / (itemsize * tile**2 * place.threads)))
     peak = needed + place.threads * kept * itemsize * tile**2
-    fixed_rank = settings.preconditioner not in ("auto", None) and getattr(settings.preconditioner, "rank", None)
-    limit = rank if fixed_rank or rank == 0 else _largest_rank(p, place, rank, place.usable_bytes - peak)
+    limit = rank if settings.rank is not None or rank == 0 else _largest_rank(p, place, rank, place.usable_bytes - peak)
     peak += _factor_bytes(p, place, limit) - _factor_bytes(p, place, rank)
     kept_part = min(1.0, kept * place.slots / all_tiles)
     entries = float(p.n) ** 2 / 2

@@ -339,7 +339,7 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         reasons.append("in the calling process, since its threads do as much as workers would")
     elif c.execution == "serial":
         reasons.append("in the calling process, with checkpoints in the store")
-    if getattr(getattr(problem.solver, "preconditioner", None), "rank", None) is not None:
+    if isinstance(problem.solver, ConjugateGradient) and problem.solver.rank is not None:
         reasons.append(f"a preconditioner of rank {c.rank:,} was asked for")
     elif c.rank:
         reasons.append(

@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.pivoted import Pivots
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
 from dkrr.solvers.result import Residuals, Status
@@ -43,8 +44,8 @@ products in float32 must make it smaller at all, or they are given up."""
 
 
 @dataclass(frozen=True)
-class RPCholesky:
-    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices.
+class Pivoted:
+    """What the preconditioners by a partial Cholesky factor have in common.
 
     Parameters
     ----------
@@ -54,36 +55,33 @@ class RPCholesky:
         Of the random pivots.
     """
 
-    rank: int | None = None
-    seed: int = 0
-    pivots: Literal["rpcholesky"] = field(default="rpcholesky", init=False)
-
-    def __post_init__(self) -> None:
-        _check_rank(self.rank)
-
-
-@dataclass(frozen=True)
-class UniformNystroem:
-    """Preconditioner of Nyström with pivots drawn uniformly. Parameters as in RPCholesky."""
+    pivots: ClassVar[Pivots]
 
     rank: int | None = None
     seed: int = 0
-    pivots: Literal["uniform"] = field(default="uniform", init=False)
 
     def __post_init__(self) -> None:
-        _check_rank(self.rank)
+        rank = self.rank
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
+            raise InputError(f"rank={rank!r} must be a whole number, at least 1, or None")
 
 
-@dataclass(frozen=True)
-class GreedyCholesky:
-    """Preconditioner of partial Cholesky with the largest remaining pivots. Parameters as in RPCholesky."""
+class RPCholesky(Pivoted):
+    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices."""
 
-    rank: int | None = None
-    seed: int = 0
-    pivots: Literal["greedy"] = field(default="greedy", init=False)
+    pivots = "rpcholesky"
 
-    def __post_init__(self) -> None:
-        _check_rank(self.rank)
+
+class UniformNystroem(Pivoted):
+    """Preconditioner of Nyström with pivots drawn uniformly."""
+
+    pivots = "uniform"
+
+
+class GreedyCholesky(Pivoted):
+    """Preconditioner of partial Cholesky with the largest remaining pivots."""
+
+    pivots = "greedy"
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,7 @@ class Float32Cholesky:
     """
 
 
-LowRankSettings = RPCholesky | UniformNystroem | GreedyCholesky
-PreconditionerSettings = LowRankSettings | Float32Cholesky
-
-
-def _check_rank(rank: int | None) -> None:
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
-        raise InputError(f"rank={rank!r} must be a whole number, at least 1, or None")
+PreconditionerSettings = Pivoted | Float32Cholesky
 
 
 @dataclass(frozen=True)
@@ -144,6 +136,11 @@ class ConjugateGradient:
         most = self.max_iterations
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
             raise InputError(f"max_iterations={most!r} must be a whole number, at least 1")
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the preconditioner's factor that was asked for; None: nobody said."""
+        return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
 
 
 @dataclass

@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg.operator import (
     SLABS_PER_PLACE,
-    MatrixOperator,
     ResidentRows,
     Slab,
     TiledOperator,
@@ -313,15 +312,6 @@ def test_a_slab_travels(tmp_path):
     V = np.ones((23, 1))
     again = multiply_slab(Meter(), pickle.loads(message), "float64", V)
     assert_array_equal(again, multiply_slab(Meter(), slab, "float64", V))
-
-
-class TestMatrixOperator:
-    @every_precision
-    def test_product(self, precision):
-        A, V = positive_definite(9), np.random.default_rng(0).standard_normal((9, 2))
-        found = MatrixOperator(A)
-        assert found.n == 9
-        assert_product(found.multiply(V, precision), A, V, precision)
 
 
 class Reading(MemoryRows):
