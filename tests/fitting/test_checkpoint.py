@@ -9,12 +9,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.linalg.operator import MatrixOperator
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.chunks import local_path
-from tests.linalg.systems import positive_definite
+from tests.linalg.systems import MatrixOperator, positive_definite
 
 N, M = 47, 3
 

@@ -1,15 +1,16 @@
 """Small systems in tiles on disk, and the matrices that they stand for."""
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
 
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments
+from dkrr.linalg.operator import Operator
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.rows import MemoryRows
-from dkrr.runtime import Progress, SerialExecutor
+from dkrr.runtime import Progress, RunRecord, SerialExecutor
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 
@@ -23,6 +24,21 @@ class RowsElsewhere(MemoryRows):
     """Rows whose reading counts, as from a store."""
 
     is_in_memory = False
+
+
+@dataclass
+class MatrixOperator(Operator):
+    """Products with a matrix in memory."""
+
+    matrix: np.ndarray
+    record: RunRecord = field(default_factory=RunRecord)
+
+    @property
+    def n(self):
+        return len(self.matrix)
+
+    def multiply(self, vectors, precision="float64"):
+        return (self.matrix.astype(precision) @ vectors.astype(precision)).astype(np.float64)
 
 
 @st.composite

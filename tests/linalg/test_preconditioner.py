@@ -25,7 +25,7 @@ from dkrr.linalg.preconditioner import (
 )
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
-from tests.linalg.systems import positive_definite
+from tests.linalg.systems import MatrixOperator, positive_definite
 
 N, M = 29, 3
 everything = np.arange(M)
@@ -208,7 +208,6 @@ class TestEstimates:
 
     def test_they_are_about_right(self):
         """For a matrix with the eigenvalues that the bound is made for."""
-        from dkrr.linalg.operator import MatrixOperator
         from dkrr.solvers.conjugate_gradient import Iteration
 
         n = 400

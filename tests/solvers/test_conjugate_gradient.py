@@ -25,16 +25,13 @@ from dkrr.solvers import conjugate_gradient
 from dkrr.solvers.conjugate_gradient import (
     LOW_PRECISION_DROP,
     WINDOW,
-    ConjugateGradient,
-    GreedyCholesky,
     Iteration,
-    RPCholesky,
-    UniformNystroem,
     cycles_in_low_precision,
     state_arrays,
     state_from_arrays,
 )
 from dkrr.solvers.result import Status
+from dkrr.solvers.settings import ConjugateGradient, GreedyCholesky, RPCholesky, UniformNystroem
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import positive_definite
 from tests.oracles import naive_conjugate_gradient
