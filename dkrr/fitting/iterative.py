@@ -39,7 +39,8 @@ from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import Iteration, Outcome, Pivoted, RPCholesky
+from dkrr.solvers.conjugate_gradient import Iteration, Outcome
+from dkrr.solvers.settings import Pivoted, RPCholesky
 from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]

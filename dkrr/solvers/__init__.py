@@ -1,14 +1,14 @@
 """Solvers of (A + diag(s)) X = B, and what they report."""
 
-from dkrr.solvers.conjugate_gradient import (
+from dkrr.solvers.direct import Cholesky
+from dkrr.solvers.result import SolveResult, Status
+from dkrr.solvers.settings import (
     ConjugateGradient,
     Float32Cholesky,
     GreedyCholesky,
     RPCholesky,
     UniformNystroem,
 )
-from dkrr.solvers.direct import Cholesky
-from dkrr.solvers.result import SolveResult, Status
 
 __all__ = [
     "Cholesky",

@@ -1,0 +1,109 @@
+"""What a user asks of the iterative solver: values without any work in them."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dkrr.errors import InputError
+from dkrr.linalg.pivoted import Pivots
+
+
+@dataclass(frozen=True)
+class Pivoted:
+    """What the preconditioners by a partial Cholesky factor have in common.
+
+    Parameters
+    ----------
+    rank : int, optional
+        Columns of the factor; None: as many as pay, found while it is built, within the memory.
+    seed : int
+        Of the random pivots.
+    """
+
+    pivots: ClassVar[Pivots]
+
+    rank: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rank = self.rank
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
+            raise InputError(f"rank={rank!r} must be a whole number, at least 1, or None")
+
+
+class RPCholesky(Pivoted):
+    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices."""
+
+    pivots = "rpcholesky"
+
+
+class UniformNystroem(Pivoted):
+    """Preconditioner of Nyström with pivots drawn uniformly."""
+
+    pivots = "uniform"
+
+
+class GreedyCholesky(Pivoted):
+    """Preconditioner of partial Cholesky with the largest remaining pivots."""
+
+    pivots = "greedy"
+
+
+@dataclass(frozen=True)
+class Float32Cholesky:
+    """Preconditioner of a complete Cholesky factorisation in float32.
+
+    Half the disk and about half the time of the direct solver; a few iterations bring the residual to float64's.
+    """
+
+
+PreconditionerSettings = Pivoted | Float32Cholesky
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Settings of the iterative solver.
+
+    Parameters
+    ----------
+    preconditioner : RPCholesky, UniformNystroem, GreedyCholesky, Float32Cholesky, "auto" or None
+        "auto": the planner chooses; None: none.
+    precision : {"auto", "mixed", "float64"}
+        "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
+        what is asked for is met in float64 all the same. "auto": the planner takes what should be faster.
+    max_iterations : int
+        Over all cycles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import ConjugateGradient, RPCholesky
+    >>> X = np.random.default_rng(0).normal(size=(500, 3))
+    >>> solver = ConjugateGradient(RPCholesky(rank=50), max_iterations=200)
+    >>> model = KernelRidge(kernel="rbf", alpha=0.1, solver=solver, tol=1e-6).fit(X, X[:, 0])
+    >>> model.solve_result_.status.name, model.solve_result_.residual <= 1e-6
+    ('CONVERGED', True)
+    """
+
+    preconditioner: PreconditionerSettings | Literal["auto"] | None = "auto"
+    precision: Literal["auto", "mixed", "float64"] = "auto"
+    max_iterations: int = 1000
+
+    def __post_init__(self) -> None:
+        if not (self.preconditioner in ("auto", None) or isinstance(self.preconditioner, PreconditionerSettings)):
+            raise InputError(
+                f"preconditioner={self.preconditioner!r} is unknown; use 'auto', None, or RPCholesky, UniformNystroem, "
+                f"GreedyCholesky or Float32Cholesky of dkrr.solvers"
+            )
+        if self.precision not in ("auto", "mixed", "float64"):
+            raise InputError(f"precision={self.precision!r} is unknown; use 'auto', 'mixed' or 'float64'")
+        most = self.max_iterations
+        if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
+            raise InputError(f"max_iterations={most!r} must be a whole number, at least 1")
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the preconditioner's factor that was asked for; None: nobody said."""
+        return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
