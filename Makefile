@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 RUN = $(VENV)/bin/python
+# Tests run in two processes: half of them wait for workers, disks and killed processes.
+TOGETHER = --numprocesses 2 --dist worksteal
 
 .PHONY: demo test quick check format clean
 
@@ -9,10 +11,10 @@ demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (a
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
 
 test: check  ## Everything CI runs
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(TOGETHER)
 
 quick: $(VENV)/.test  ## Tests but for the slow ones
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest $(TOGETHER) -m "not slow"
 
 check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m ruff format --check .

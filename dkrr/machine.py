@@ -46,7 +46,7 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     """
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
-    process = psutil.Process().memory_info().rss
+    process = resident_bytes()
     available = available_bytes()
     # What this process holds already is part of its own limit, but not there for workers.
     local_limit = int(AVAILABLE_FRACTION * (available + process)) if limit_bytes is None else limit_bytes
@@ -109,6 +109,11 @@ def ambient_client() -> Any:
     from dkrr.runtime import dask_executor
 
     return dask_executor.ambient_client()
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def available_bytes() -> int:

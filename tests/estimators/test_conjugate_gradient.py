@@ -285,7 +285,11 @@ def negative(A, B):
 class TestNotPositive:
     @pytest.mark.parametrize("precision", PRECISIONS)
     @pytest.mark.parametrize("preconditioner", PRECONDITIONERS, ids=repr)
-    @pytest.mark.parametrize("kernel", [negative, AdditiveChi2(), Sigmoid(gamma=0.5, coef0=-1.0)], ids=repr)
+    @pytest.mark.parametrize(
+        "kernel",
+        [negative, AdditiveChi2(), Sigmoid(gamma=0.5, coef0=-1.0)],
+        ids=["negative", "chi2", "sigmoid"],
+    )
     def test_it_is_found(self, data, kernel, preconditioner, precision):
         settings = {"alpha": 1e-3, "kernel": kernel, **cg(preconditioner=preconditioner, precision=precision)}
         with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0\.001.*increase alpha") as caught:

@@ -182,7 +182,7 @@ def test_order_is_that_of_scikit_learn():
         Linear() * Linear(),
         CallableKernel(np.dot),
     ],
-    ids=str,
+    ids=lambda kernel: type(kernel).__name__,
 )
 def test_kernels_without_a_finite_map(kernel):
     assert feature_map(kernel, 5) is None
