@@ -53,6 +53,7 @@ STAGES = {
     "far": "substitution",
     "near": "substitution",
     "residual": "residual",
+    "multiply": "residual",
 }
 """Stage of a task by the first word of its key."""
 

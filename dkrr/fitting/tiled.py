@@ -88,7 +88,10 @@ def _solve(
     right_sides: Array,
     terms: tuple[float, str],
 ) -> tuple[Array, float]:
-    """Solve (A + diag(s)) X = B; `terms` are λ and the form, for an error message."""
+    """Solve (A + diag(s)) X = B; X and its true residual, which the primal form takes from the rows instead (NaN here).
+
+    `terms` are λ and the form, for an error message.
+    """
     group, width = f"system-{g}", right_sides.shape[1]
     work.store.create_group(group)
 
@@ -108,10 +111,14 @@ def _solve(
         ),
     )
     try:
-        x, residual, record = Cholesky().solve_tiled(system, vectors, work.executor, work.progress)
+        solution, record = Cholesky().solve_tiled(system, vectors, work.executor, work.progress)
     except NotPositiveDefiniteError as error:
         raise not_positive_definite(error, *terms) from None
     work.record.add(record)
+    x, residual = solution.load(), float("nan")
+    if terms[1] == "dual":
+        residual, record = Cholesky().check_tiled(system, solution, work.executor, work.progress, work.slots)
+        work.record.add(record)
     for k in range(len(system.partial)):
         work.store.delete(f"{group}/sum-{k}")
         work.store.delete(f"{group}/sum-{k}-forward")

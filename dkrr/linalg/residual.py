@@ -4,9 +4,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.linalg.cholesky import TiledSystem
+from dkrr.linalg.operator import TiledOperator
 from dkrr.linalg.sources import TileSource, mirror_lower, read_range
+from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TileGrid
+
+
+def tiled_residual(
+    system: TiledSystem, solution: ChunkedArray, executor: Executor, progress: Progress, slots: int
+) -> tuple[float, RunRecord]:
+    """Largest relative residual ‖B − (A + diag(s)) X‖ / ‖B‖ of a column.
+
+    Few columns are multiplied by half the matrix, of which each entry is used twice. That takes vectors as long as the
+    matrix in every task; for many columns every task keeps to one tile row, and the whole matrix is formed.
+
+    Parameters
+    ----------
+    system : TiledSystem
+        With right-hand sides.
+    solution : ChunkedArray of shape (n, m)
+        X.
+    executor : Executor
+    progress : Progress
+    slots : int
+        Tasks that run at once.
+    """
+    assert system.right_sides is not None
+    grid = system.grid
+    if not uses_symmetry(grid, solution.shape[1]):
+        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution)
+        record = executor.run(tasks, progress)
+        sums = record.values()
+        return relative([sums[t.key] for t in tasks]), record
+    operator = TiledOperator(system.source, grid, executor, "residual", slots)
+    b, x = system.right_sides.load(), solution.load()
+    r = b - system.shift.load() * x - operator.multiply(x)
+    return relative([((r * r).sum(axis=0), (b * b).sum(axis=0))]), operator.record
+
+
+def uses_symmetry(grid: TileGrid, m: int) -> bool:
+    """Whether whole vectors take no more memory in a task than the strips of a factorisation."""
+    return grid.n * m <= grid.tile * grid.panel
 
 
 def residual_tasks(

@@ -7,6 +7,7 @@ from dkrr.linalg.factored import apply_cost
 from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
 from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.operator import FLOAT32_ELEMENTS, pass_cost
+from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.plan import Candidate
@@ -207,13 +208,16 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
     form_seconds = entries.gemm_flops / rates.gemm_flops + entries.element_seconds
     factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
-    # The substitution reads L once, two tasks at a time; the residual forms every block of K once more.
+    # The substitution reads L once, two tasks at a time; the residual forms K once more.
     back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots) + grid.n_tiles * CHAIN_SECONDS
-    check = rates.seconds(gram_cost(p.kernel, p.d, float(p.n) ** 2)) / min(place.slots, grid.n_tiles)
+    mirrored = uses_symmetry(grid, m)
+    check = rates.seconds(pass_cost(p.kernel, p.d, p.n**2 / (2 if mirrored else 1), m, "float64", 0.0))
+    check /= min(place.slots, grid.n_tiles)
     staged = 0 if p.x_is_shared else p.stored_bytes
-    # Every tile reads the rows of X of its row and its column (once on the diagonal), the residual twice as many.
+    # Every tile reads the rows of X of its row and its column (once on the diagonal), at the residual once more, or
+    # twice.
     block = grid.tile * p.stored_bytes / p.n
-    x_read = block * (grid.n_tiles**2 + 2 * grid.n_tiles**2 - grid.n_tiles)
+    x_read = block * grid.n_tiles**2 * 2 if mirrored else block * (3 * grid.n_tiles**2 - grid.n_tiles)
     cost = cholesky_cost(grid, m, segment) + substitution_cost(grid, m)
     groups = len(p.alphas)
     vectors = 8 * p.n * (4 * m + 2)

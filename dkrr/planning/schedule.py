@@ -1,18 +1,103 @@
-"""Wall time of a task graph by list scheduling: the planner's crystal ball."""
+"""What the tasks of a factorisation cost, and the wall time of all of them: the planner's crystal ball."""
 
-import heapq
-from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
 
-from dkrr.linalg.cholesky import TileStep, cholesky_cost, n_segments, tile_steps
+from dkrr.linalg.cholesky import TileStep, n_segments, tile_steps
 from dkrr.planning.resources import Rates
+from dkrr.planning.simulation import Cluster, Outcome, TaskGraph, TaskWork, simulate
 from dkrr.tiles import TileGrid
 
 SIMULATED_TILES = 24
 """Tiles a side up to which the schedule is simulated; beyond, it is estimated."""
 
 
+@dataclass(frozen=True)
+class TaskCosts:
+    """How fast one worker does each part of a task."""
+
+    gemm_flops: float
+    """Floating-point operations per second."""
+    syrk_flops: float
+    trsm_flops: float
+    """Of the triangular solve with the strips on the diagonal of L_jj; the rest of the division is a product."""
+    potrf_flops: float
+    read_bytes: float
+    """Bytes per second of reading that costs time beside the products."""
+    write_bytes: float
+    entry_seconds: float
+    """To form one entry of the matrix."""
+    task_seconds: float
+    """Of every task: from the end of the one before to the first product, and what is not counted elsewhere."""
+
+    @classmethod
+    def of_rates(cls, rates: Rates, entry_seconds: float) -> Self:
+        """Costs that the planner's rates stand for."""
+        return cls(
+            gemm_flops=rates.gemm_flops,
+            syrk_flops=rates.gemm_flops,
+            trsm_flops=rates.gemm_flops,
+            potrf_flops=rates.gemm_flops,
+            read_bytes=rates.read_bytes,
+            write_bytes=rates.write_bytes,
+            entry_seconds=entry_seconds,
+            task_seconds=rates.task_seconds,
+        )
+
+    def work(self, step: TileStep, grid: TileGrid) -> TaskWork:
+        """Cost of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
+        gemm, syrk, trsm, potrf = step_flops(step, grid)
+        read, written = step_bytes(step, grid)
+        seconds = (
+            gemm / self.gemm_flops
+            + syrk / self.syrk_flops
+            + trsm / self.trsm_flops
+            + potrf / self.potrf_flops
+            + read / self.read_bytes
+            + written / self.write_bytes
+            + formed_entries(step, grid) * self.entry_seconds
+            + self.task_seconds
+        )
+        return TaskWork(seconds, read, written)
+
+
+def step_flops(step: TileStep, grid: TileGrid) -> tuple[float, float, float, float]:
+    """Operations of GEMM, SYRK, TRSM and POTRF; their sum is that of ``TileStep.flops``."""
+    rows, columns = grid.height(step.i), grid.height(step.j)
+    before = float(len(step.columns) * grid.tile)
+    if step.i == step.j:
+        return 0.0, rows * rows * before, 0.0, rows**3 / 3 if step.is_last else 0.0
+    gemm = 2 * rows * columns * before
+    if not step.is_last:
+        return gemm, 0.0, 0.0, 0.0
+    strips, rest = divmod(columns, grid.panel)
+    triangles = float(rows * (strips * grid.panel**2 + rest**2))
+    return gemm + rows * columns * columns - triangles, 0.0, triangles, 0.0
+
+
+def step_bytes(step: TileStep, grid: TileGrid) -> tuple[float, float]:
+    """Bytes of tiles that a task reads and writes."""
+    on_diagonal = step.i == step.j
+    tile = 8.0 * grid.tile * grid.height(step.j)
+    read = 8.0 * grid.tile**2 * len(step.columns) * (1 if on_diagonal else 2)
+    return read + tile * ((step.part > 0) + (step.is_last and not on_diagonal)), tile
+
+
+def formed_entries(step: TileStep, grid: TileGrid) -> float:
+    """Entries of the matrix that a task forms: the first of a tile forms it, on the diagonal half of it."""
+    if step.part:
+        return 0.0
+    return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
+
+
+def step_seconds(step: TileStep, grid: TileGrid, rates: Rates, form_seconds: float) -> float:
+    """Time of one task, where a full tile is formed in `form_seconds`."""
+    return TaskCosts.of_rates(rates, form_seconds / grid.tile**2).work(step, grid).seconds
+
+
 def factorisation_seconds(grid: TileGrid, segment: int, slots: int, rates: Rates, form_seconds: float) -> float:
-    """Wall time of the tiled factorisation.
+    """Wall time of the tiled factorisation by list scheduling.
 
     Parameters
     ----------
@@ -25,61 +110,24 @@ def factorisation_seconds(grid: TileGrid, segment: int, slots: int, rates: Rates
     form_seconds : float
         Time to form one full tile of the matrix.
     """
+    costs = TaskCosts.of_rates(rates, form_seconds / grid.tile**2)
     if grid.n_tiles > SIMULATED_TILES:
-        return _estimate(grid, segment, slots, rates, form_seconds)
-    steps = list(tile_steps(grid.n_tiles, segment))
-    seconds = [step_seconds(step, grid, rates, form_seconds) for step in steps]
-    number = {step.key: k for k, step in enumerate(steps)}
-    waiting = [len(step.depends) for step in steps]
-    followers = defaultdict(list)
-    for k, step in enumerate(steps):
-        for key in step.depends:
-            followers[number[key]].append(k)
-    ready = [(steps[0].priority, 0)]
-    running: list[tuple[float, int]] = []
-    now = 0.0
-    while ready or running:
-        while ready and len(running) < slots:
-            _, k = heapq.heappop(ready)
-            heapq.heappush(running, (now + seconds[k], k))
-        now, k = heapq.heappop(running)
-        for follower in followers[k]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                heapq.heappush(ready, (steps[follower].priority, follower))
-    return now
+        return estimated_seconds(grid, segment, slots, costs)
+    return simulate_factorisation(grid, segment, costs, Cluster.ideal(slots)).seconds
 
 
-def _estimate(grid: TileGrid, segment: int, slots: int, rates: Rates, form_seconds: float) -> float:
-    """Even division of the work or the longest chain of tasks, whichever is longer, and more where they are alike.
-
-    The chain is (0, 0), (1, 0), (1, 1), (2, 1) ...: of each tile only the last segment waits for the one before.
-    """
-    n_tiles = grid.n_tiles
-    whole = rates.seconds(cholesky_cost(grid, 1, segment)) + form_seconds * n_tiles**2 / 2
-    chain = 0.0
-    for j in range(n_tiles):
-        parts = n_segments(j, segment)
-        columns = range((parts - 1) * segment, j)
-        for i in (j, min(j + 1, n_tiles - 1)):
-            chain += step_seconds(TileStep(i, j, parts - 1, columns, True), grid, rates, form_seconds)
-    # The exponent is that of simulations with 16 to 64 tiles and 1 to 64 workers, which it meets within 15 %.
-    return whole if slots == 1 else ((whole / slots) ** 4 + chain**4) ** 0.25
+def simulate_factorisation(grid: TileGrid, segment: int, costs: TaskCosts, cluster: Cluster) -> Outcome:
+    """Run the real graph of tasks on a cluster that exists on paper."""
+    steps, graph = factorisation_graph(grid.n_tiles, segment)
+    return simulate(graph, [costs.work(step, grid) for step in steps], cluster)
 
 
-def step_seconds(step: TileStep, grid: TileGrid, rates: Rates, form_seconds: float) -> float:
-    """Time of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
-    i, j = step.i, step.j
-    tile = 8.0 * grid.tile * grid.height(j)
-    moved = 8.0 * grid.tile**2 * len(step.columns) * (1 if i == j else 2)
-    moved += (tile if step.part else 0.0) + (tile if step.is_last and i != j else 0.0)
-    form = (
-        0.0 if step.part else form_seconds * (0.5 if i == j else 1.0) * grid.height(i) * grid.height(j) / grid.tile**2
-    )
-    return (
-        step.flops(grid) / rates.gemm_flops
-        + moved / rates.read_bytes
-        + tile / rates.write_bytes
-        + form
-        + rates.task_seconds
-    )
+@lru_cache(maxsize=4)
+def factorisation_graph(n_tiles: int, segment: int) -> tuple[tuple[TileStep, ...], TaskGraph]:
+    """Tasks of a factorisation and what they wait for."""
+    steps = tuple(tile_steps(n_tiles, segment))
+    return steps, TaskGraph.of(steps)
+
+
+def estimated_seconds(grid: TileGrid, segment: int, slots: int, costs: TaskCosts) -> float:
+    raise NotImplementedError

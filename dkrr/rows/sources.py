@@ -1,6 +1,8 @@
 """A table of numbers that is read a block of rows at a time."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
 from dkrr.tiles.arrays import open_array
 
 Block = Any
@@ -40,6 +43,27 @@ class Rows(ABC):
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """Rows start ... stop − 1 (of some columns) as they are stored: ndarray, or CSR if `is_sparse`."""
 
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        """Rows start ... stop − 1 in consecutive blocks, for work that goes through all of them once.
+
+        What the container can only read as a whole (a compressed chunk) is read once, not for every block of it.
+
+        Parameters
+        ----------
+        start, stop : int
+        height : int
+            Most rows of a block; blocks end at start + k × height, and may end between.
+
+        Yields
+        ------
+        rows : slice
+        block : ndarray, or CSR array if `is_sparse`
+            To be read only.
+        """
+        for k in range(start, stop, height):
+            rows = slice(k, min(k + height, stop))
+            yield rows, self.read(rows.start, rows.stop)
+
     def take(self, indices: NDArray[np.intp]) -> Block:
         """Some rows, by number, as they are stored; nothing else is read where the container can do that."""
         blocks = [self.read(int(k), int(k) + 1) for k in indices]
@@ -59,6 +83,22 @@ class Rows(ABC):
     def read_overhead_bytes(self) -> int:
         """Most bytes that a read needs besides its result (decoded chunks)."""
         return 0
+
+
+def _blocks_of_chunks(
+    rows: Rows, edges: Sequence[int], start: int, stop: int, height: int
+) -> Iterator[tuple[slice, Block]]:
+    """Blocks cut from whole chunks: as many as `height` rows hold, or one; `edges` are where chunks begin and end."""
+    first = start
+    while first < stop:
+        k = bisect_right(edges, first + height) - 1
+        last = min(edges[k] if edges[k] > first else edges[k + 1], stop)
+        chunks, top = rows.read(first, last), first
+        while top < last:
+            bottom = min(last, top + height - (top - start) % height)
+            yield slice(top, bottom), chunks[top - first : bottom - first]
+            top = bottom
+        first = last
 
 
 class MemoryRows(Rows):
@@ -130,11 +170,25 @@ class ZarrRows(Rows):
         """Type of the stored numbers."""
         return self._array.dtype
 
+    @cached_property
+    def _files(self) -> ChunkFiles | None:
+        """Chunks as files, if they can be read without Zarr."""
+        return ChunkFiles.of(self._array, self.url)
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
+        if self._files is not None:
+            return self._files.read(start, stop, columns)
         if self._array.ndim == 1:
             return self._array[start:stop][:, None][:, columns]
         return np.asarray(self._array[start:stop, columns])
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        """See base class."""
+        if self._files is not None:
+            return super().blocks(start, stop, height)
+        n, step = self.shape[0], int(self._array.chunks[0])
+        return _blocks_of_chunks(self, range(0, n + step, step), start, stop, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         """See base class."""
@@ -143,8 +197,10 @@ class ZarrRows(Rows):
     @property
     def read_overhead_bytes(self) -> int:
         """See base class."""
-        # Chunks that a read touches are decoded whole; Zarr works on several at once.
-        return 2 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
+        if self._files is not None:
+            return SCRATCH_BYTES
+        # Chunks that a read touches are held whole, as stored and decoded; Zarr works on several at once.
+        return 4 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
 
     def __getstate__(self) -> dict[str, str]:
         return {"url": self.url}
@@ -223,6 +279,11 @@ class DaskRows(Rows):
         """See base class."""
         # A chunk is computed whole.
         return int(np.prod([max(c) for c in self.array.chunks])) * int(np.dtype(self.dtype).itemsize)
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        """See base class."""
+        edges = np.cumsum([0, *self.array.chunks[0]]).tolist()
+        return _blocks_of_chunks(self, edges, start, stop, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""

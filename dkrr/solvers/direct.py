@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
 from dkrr.linalg.incore import DenseSystem
-from dkrr.linalg.residual import relative, residual_tasks
+from dkrr.linalg.residual import relative, tiled_residual
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
@@ -51,7 +51,7 @@ class Cholesky:
         vectors: Callable[[str], ChunkedArray],
         executor: Executor,
         progress: Progress,
-    ) -> tuple[NDArray[np.float64], float, RunRecord]:
+    ) -> tuple[ChunkedArray, RunRecord]:
         """Solve out of core; tiles that are in the store already are kept.
 
         Parameters
@@ -64,9 +64,7 @@ class Cholesky:
 
         Returns
         -------
-        x : ndarray of shape (n, m)
-        residual : float
-            Largest true relative residual of a column.
+        solution : ChunkedArray of shape (n, m)
         record : RunRecord
 
         Raises
@@ -85,12 +83,24 @@ class Cholesky:
         tasks = backward_tasks(Substitution(system.factor, system.forward, vectors("partial"), solution))
         with progress.stage("substitution", sum(t.flops for t in tasks)):
             record.add(executor.run(tasks, progress))
-        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution)
-        with progress.stage("true residual", sum(t.flops for t in tasks)):
-            check = executor.run(tasks, progress)
-        record.add(check)
-        sums = check.values()
-        return solution.load(), relative([sums[t.key] for t in tasks]), record
+        return solution, record
+
+    def check_tiled(
+        self, system: TiledSystem, solution: ChunkedArray, executor: Executor, progress: Progress, slots: int
+    ) -> tuple[float, RunRecord]:
+        """Largest true relative residual of a column, from the matrix and not from its factor.
+
+        Parameters
+        ----------
+        system : TiledSystem
+        solution : ChunkedArray of shape (n, m)
+        executor : Executor
+        progress : Progress
+        slots : int
+            Tasks that run at once.
+        """
+        with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
+            return tiled_residual(system, solution, executor, progress, slots)
 
 
 def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:

@@ -1,11 +1,14 @@
 """The true residual, from the matrix itself."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dkrr.linalg.residual import relative, residual_tasks
+from dkrr.linalg.residual import relative, residual_tasks, tiled_residual, uses_symmetry
+from dkrr.runtime import Progress, SerialExecutor
+from dkrr.tiles import TileGrid
 from tests.linalg.systems import RAGGED, grids, make_case, run, vectors
 
 
@@ -24,6 +27,22 @@ def test_against_the_whole_matrix(tmp_path_factory, grid, m):
     assert_allclose(np.sum([r for r, _ in sums], axis=0), (R**2).sum(axis=0), rtol=1e-10)
     assert_allclose(np.sum([b for _, b in sums], axis=0), (case.B**2).sum(axis=0), rtol=1e-12)
     assert_allclose(relative(sums), np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(case.B, axis=0)), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("m", "symmetric"), [(1, True), (9, False)])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots):
+    grid = TileGrid(n=47, tile=12, panel=4)
+    assert uses_symmetry(grid, m) == symmetric
+    case = make_case(tmp_path, grid, m, seed=3)
+    X = np.random.default_rng(4).standard_normal((grid.n, m))
+    expected = np.linalg.norm(case.B - case.shifted @ X, axis=0) / np.linalg.norm(case.B, axis=0)
+    case.A[np.triu_indices(grid.n, 1)] = np.nan
+    found, record = tiled_residual(case.system, vectors(tmp_path, grid, X), SerialExecutor(), Progress(), slots)
+    assert_allclose(found, expected.max(), rtol=1e-12)
+    entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
+    twice = entries - sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
+    assert record.bytes_read == 8 * (entries if symmetric else entries + twice)
 
 
 def test_zero_at_the_solution(tmp_path):

@@ -1,0 +1,105 @@
+"""Rows read from the chunk files of an uncompressed Zarr array, and only those rows.
+
+Zarr's array interface reads and decodes every chunk that a block of rows touches as a whole: blocks of 14,000 rows from
+chunks of 50,000 would read five times what they need. Where a chunk is one plain file whose bytes are its rows, the
+bytes that are asked for go straight into the caller's array.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import StoreError
+from dkrr.tiles.chunks import local_path
+
+SCRATCH_BYTES = 2**20
+"""Rows of which some columns are wanted pass through a buffer of this size."""
+
+
+@dataclass(frozen=True)
+class ChunkFiles:
+    """The chunks of a matrix (or vector) on this machine's disk, of whole rows each."""
+
+    folder: Path
+    metadata: Any
+    """Of the Zarr array; knows the names of the files."""
+    n_columns: int
+    rows_per_chunk: int
+    n_dimensions: int
+    dtype: np.dtype[Any]
+    fill_value: Any
+
+    @classmethod
+    def of(cls, array: Any, url: str) -> Self | None:
+        """Chunk files of a Zarr array; None if chunks are not plain files of whole rows."""
+        path = local_path(url)
+        columns = int(array.shape[1]) if array.ndim == 2 else 1
+        whole_rows = array.ndim == 1 or int(array.chunks[1]) == columns
+        if path is None or not whole_rows or not _is_plain(array):
+            return None
+        return cls(path, array.metadata, columns, int(array.chunks[0]), array.ndim, array.dtype, array.fill_value)
+
+    def read(self, start: int, stop: int, columns: slice) -> NDArray[Any]:
+        """Rows start ... stop − 1 of some columns.
+
+        Raises
+        ------
+        StoreError
+            If a chunk is shorter than it should be.
+        """
+        left, right, _ = columns.indices(self.n_columns)
+        if (left, right) == (0, self.n_columns):
+            out = np.empty((stop - start, self.n_columns), self.dtype)
+            self._read_into(out, start)
+            return out
+        out = np.empty((stop - start, max(right - left, 0)), self.dtype)
+        height = max(1, SCRATCH_BYTES // (self.n_columns * self.dtype.itemsize))
+        scratch = np.empty((min(height, stop - start), self.n_columns), self.dtype)
+        for top in range(0, stop - start, height):
+            part = scratch[: min(height, stop - start - top)]
+            self._read_into(part, start + top)
+            out[top : top + height] = part[:, left:right]
+        return out
+
+    def _read_into(self, out: NDArray[Any], start: int) -> None:
+        """Fill a C-ordered array with the rows from `start` on."""
+        row_bytes, done = self.n_columns * self.dtype.itemsize, 0
+        while done < len(out):
+            chunk, skip = divmod(start + done, self.rows_per_chunk)
+            part = out[done : done + self.rows_per_chunk - skip]
+            key = self.metadata.encode_chunk_key((chunk, 0)[: self.n_dimensions])
+            try:
+                descriptor = os.open(self.folder / key, os.O_RDONLY)
+            except FileNotFoundError:
+                part[...] = self.fill_value  # as Zarr does
+            else:
+                try:
+                    _read_at(descriptor, part.reshape(-1).view(np.uint8).data, skip * row_bytes, self.folder / key)
+                finally:
+                    os.close(descriptor)
+            done += len(part)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether a chunk's bytes are its numbers in C order, in this machine's byte order."""
+    if array.shards is not None or array.compressors or array.filters or not array.dtype.isnative:
+        return False
+    if array.metadata.zarr_format == 2:
+        return bool(array.metadata.order == "C")
+    endian = getattr(array.serializer, "endian", None)
+    plain = type(array.serializer).__name__ == "BytesCodec"
+    return plain and (endian is None or endian.value == sys.byteorder)
+
+
+def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
+    n_read = 0
+    while n_read < len(out):  # one call reads at most 2 GiB
+        n = os.preadv(descriptor, [out[n_read:]], offset + n_read)
+        if n == 0:
+            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Write it again")
+        n_read += n
