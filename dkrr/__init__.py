@@ -15,6 +15,7 @@ from dkrr import config as config
 if TYPE_CHECKING:
     from dkrr.estimators import KernelRidge
     from dkrr.gram_matrix import gram
+    from dkrr.machine import calibrate
     from dkrr.persistence import load, save
     from dkrr.requests import plan
 
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 # Imported when first used: a worker process that forms tiles needs neither scikit-learn nor the estimators.
 _HOMES = {
+    "calibrate": "dkrr.machine",
     "KernelRidge": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "load": "dkrr.persistence",
@@ -29,7 +31,7 @@ _HOMES = {
     "save": "dkrr.persistence",
 }
 
-__all__ = ["KernelRidge", "__version__", "gram", "load", "plan", "save"]
+__all__ = ["KernelRidge", "__version__", "calibrate", "gram", "load", "plan", "save"]
 
 
 def __getattr__(name: str) -> Any:

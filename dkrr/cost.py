@@ -17,16 +17,13 @@ class Cost:
     written_bytes: float = 0.0
     """Bytes written to the store."""
     n_tasks: int = 0
+    memory_bytes: float = 0.0
+    """Bytes of matrices in memory that are read to be multiplied by a few vectors."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def times(self, factor: float) -> Self:
         """Return the cost of doing this `factor` times."""
-        return type(self)(
-            self.gemm_flops * factor,
-            self.element_seconds * factor,
-            self.read_bytes * factor,
-            self.written_bytes * factor,
-            round(self.n_tasks * factor),
-        )
+        values = {f.name: getattr(self, f.name) * factor for f in fields(self)}
+        return type(self)(**(values | {"n_tasks": round(values["n_tasks"])}))

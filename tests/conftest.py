@@ -1,10 +1,22 @@
 """Shared data."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans are made with dkrr's default rates, here and in processes of tests, whatever was measured here."""
+    folder = str(tmp_path_factory.mktemp("profiles"))
+    os.environ["DASK_DKRR__PROFILE_DIRECTORY"] = folder
+    with dask.config.set({"dkrr.profile-directory": folder}):
+        yield
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``dkrr fit``, ``predict``, ``plan`` and ``info``; also ``dask dkrr ...``.
+"""``dkrr fit``, ``predict``, ``plan``, ``info``, ``calibrate`` ...; also ``dask dkrr ...``.
 
 Exit status: 0 on success, 2 on bad usage or bad input, 1 on failure. Results go to stdout, all else to stderr.
 """
@@ -12,7 +12,14 @@ from typing import Any
 
 import click
 
-from dkrr.cli.output import convergence_report, draw_convergence, fit_report, info_report, write_predictions
+from dkrr.cli.output import (
+    convergence_report,
+    draw_convergence,
+    fit_report,
+    info_report,
+    machine_report,
+    write_predictions,
+)
 from dkrr.errors import DkrrError, InputError, PlanError
 from dkrr.solvers import ConjugateGradient
 
@@ -168,14 +175,40 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
 
 
 @dkrr.command()
-@click.argument("model_path", metavar="MODEL")
+@click.argument("model_path", metavar="[MODEL]", required=False)
+@click.option("--scheduler", metavar="ADDRESS", help="Describe a running Dask cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
-def info(model_path: str, as_json: bool) -> None:
-    """Describe a saved model."""
+def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
+    """Describe a saved model; without one, this machine (or a cluster) and the rates that plans use."""
+    from dkrr.machine import describe
     from dkrr.persistence import describe_model
 
-    with _readable_errors():
-        click.echo(info_report(describe_model(model_path), model_path, as_json=as_json))
+    with _readable_errors(), _cluster(scheduler):
+        if model_path is None:
+            click.echo(machine_report(describe(), as_json=as_json))
+        else:
+            click.echo(info_report(describe_model(model_path), model_path, as_json=as_json))
+
+
+@dkrr.command()
+@click.option("--folder", help="On the file system to measure; default: the temporary directory.")
+@click.option("--workers", type=int, help="Worker processes; default: one for each core.")
+@click.option("--scheduler", metavar="ADDRESS", help="Measure the workers of a running Dask cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+def calibrate(folder: str | None, workers: int | None, scheduler: str | None, as_json: bool) -> None:
+    """Measure how fast the workers, the store and Dask are here; plans use it from then on (10 to 20 seconds)."""
+    import dask
+
+    import dkrr as library
+    from dkrr.machine import describe
+
+    with (
+        _readable_errors(),
+        _cluster(scheduler),
+        dask.config.set({} if workers is None else {"dkrr.local.workers": workers}),
+    ):
+        library.calibrate(folder)
+        click.echo(machine_report(describe(), as_json=as_json))
 
 
 @dkrr.command()

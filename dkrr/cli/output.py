@@ -68,6 +68,50 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
     return "\n".join(lines)
 
 
+NOISY_CORES = 0.2
+"""Cores kept busy by others above which a profile is not to be trusted."""
+
+
+def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
+    """Machine or cluster, and the rates that plans are made with."""
+    if as_json:
+        return json.dumps(description)
+    has, rates, measured = description["resources"], description["rates"], description["measured"]
+    where = "cluster" if has["cluster_is_running"] else "machine"
+    lines = [
+        f"{where}     {description['fingerprint']['cpu']}, {has['local_threads']} cores in the calling process",
+        f"workers     {has['n_workers']} × {has['worker_threads']} threads, "
+        f"{format_bytes(has['worker_limit_bytes'])} each",
+        f"disk        {format_bytes(has['disk_free_bytes'] or 0)} free for stores",
+        "rates       " + (f"measured {measured['time']}, {description['profile']}" if measured else "dkrr's defaults"),
+    ]
+    if not measured:
+        lines.append("            `dkrr calibrate` measures them here")
+    elif measured["other_cores_busy"] > NOISY_CORES:
+        lines.append(
+            f"            beside others that kept {measured['other_cores_busy']:.1f} cores busy: measure again without them"
+        )
+    for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
+        found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if key.endswith(f"_{name}")}
+        if name == "bytes" and measured:
+            found["cold read"] = measured["cold_read_bytes"]
+        lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
+    if rates["kernels"]:
+        lines.append("  ns for an entry of a kernel, float64 / float32, by columns")
+        lines += _kernel_lines(rates["kernels"])
+    return "\n".join(lines)
+
+
+def _kernel_lines(kernels: list[dict[str, Any]]) -> list[str]:
+    features = sorted({k["n_features"] for k in kernels})
+    seconds = {(k["kernel"], k["n_features"], k["precision"]): k["entry_seconds"] for k in kernels}
+    lines = ["    " + " " * 12 + "".join(f"{d:>16}" for d in features)]
+    for name in dict.fromkeys(k["kernel"] for k in kernels):
+        pairs = [[seconds[name, d, p] * 1e9 for p in ("float64", "float32")] for d in features]
+        lines.append(f"    {name:<12}" + "".join(f"{f'{a:.2g} / {b:.2g}':>16}" for a, b in pairs))
+    return lines
+
+
 LINES = 20
 """Of a convergence history on the terminal."""
 

@@ -170,11 +170,10 @@ def dense_gram(
 
 def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
     """Cost of factoring and solving `n_systems` times, forming the matrix not included."""
-    # Mirroring, restoring and the residual each pass once over the matrix, at the speed of memory.
-    passes = 8.0 * n * n / 8e9
+    # Mirroring, restoring and the residual each pass once over the matrix.
     return Cost(
         gemm_flops=n_systems * (n**3 / 3 + 4.0 * n**2 * n_right_sides),
-        element_seconds=(1 + 2 * n_systems) * passes,
+        memory_bytes=(1 + 2 * n_systems) * 8.0 * n * n,
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import EntryCost
 from dkrr.linalg.sources import Piece, TileSource, cut_tile
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
@@ -269,21 +270,17 @@ class ResidentRows(Rows):
         return block.read(start, stop, columns)
 
 
-FLOAT32_ELEMENTS = 0.6
-"""Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7)."""
 USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
 """Both products of one entry, in cache, with one vector."""
-KEPT_BYTE_SECONDS = 0.17e-9
-"""A byte of a kept tile from memory, with both products, where all cores read at once."""
 
 
-def pass_cost(kernel: Kernel, n_features: int, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
+def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
     """Cost of one product of `n_entries` entries (each used twice) with m vectors.
 
     Parameters
     ----------
-    kernel : Kernel
-    n_features : int
+    entry : EntryCost
+        Of one entry in that precision.
     n_entries : float
         Entries of the lower triangle.
     m : int
@@ -292,13 +289,12 @@ def pass_cost(kernel: Kernel, n_features: int, n_entries: float, m: int, precisi
     kept : float
         Part of the entries that are in memory and not formed.
     """
-    entry, low = kernel.entry_cost(n_features), precision == "float32"
+    low = precision == "float32"
     formed = (1.0 - kept) * n_entries
-    itemsize = 4 if low else 8
     return Cost(
-        gemm_flops=(0.5 if low else 1.0) * (entry.gemm_flops * formed + 4.0 * (m - 1) * n_entries),
-        element_seconds=formed * ((FLOAT32_ELEMENTS if low else 1.0) * entry.element_seconds + USE_SECONDS[precision])
-        + kept * n_entries * itemsize * KEPT_BYTE_SECONDS,
+        gemm_flops=entry.gemm_flops * formed + (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
+        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]),
+        memory_bytes=kept * n_entries * (4 if low else 8),
     )
 
 

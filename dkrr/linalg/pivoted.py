@@ -27,8 +27,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cost import Cost
+from dkrr.kernels.base import EntryCost
 from dkrr.linalg.columns import ColumnSource
-from dkrr.linalg.sources import clear_upper
+from dkrr.linalg.sources import clear_upper, gram_cost
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 
 Array = NDArray[np.float64]
@@ -432,9 +433,9 @@ def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
     return out
 
 
-def pivoted_cost(n: int, rank: int, entry_flops: float, entry_seconds: float) -> Cost:
-    """Cost of a factor of this rank and of Fᵀ F; an entry of A costs as given."""
-    return Cost(gemm_flops=2.0 * n * rank**2 + n * rank * entry_flops, element_seconds=n * rank * entry_seconds)
+def pivoted_cost(n: int, rank: int, entry: EntryCost) -> Cost:
+    """Cost of a factor of this rank and of Fᵀ F."""
+    return Cost(gemm_flops=2.0 * n * rank**2) + gram_cost(entry, float(n) * rank)
 
 
 def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
 from dkrr.rows import Rows
 from dkrr.rows.sources import Block, dense, n_bytes
@@ -213,9 +214,8 @@ def clear_upper(tile: NDArray[Any]) -> None:
         tile[r, r + 1 :] = 0.0
 
 
-def gram_cost(kernel: Kernel, n_features: int, n_entries: float) -> Cost:
+def gram_cost(entry: EntryCost, n_entries: float) -> Cost:
     """Cost of `n_entries` entries of a Gram matrix, of which symmetry has been used already."""
-    entry = kernel.entry_cost(n_features)
     return Cost(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
 
 

@@ -6,7 +6,7 @@ from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_byte
 from dkrr.linalg.factored import apply_cost
 from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
 from dkrr.linalg.normal import normal_cost
-from dkrr.linalg.operator import FLOAT32_ELEMENTS, pass_cost
+from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
@@ -27,8 +27,6 @@ MAX_TILES_A_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
-CHAIN_SECONDS = 0.011
-"""From the end of a task to the start of one that waits for it, on Dask (measured: the client sends every 10 ms)."""
 ROWS_PART = 4
 """X is kept by every process that needs it again and again, if it takes at most one part in this many of its memory."""
 THREAD_BUFFER_BYTES = 32 * 2**20
@@ -74,7 +72,8 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
     """The whole Gram matrix in the calling process."""
     p, n = problem, problem.n
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
-    cost = dense_cost(n, p.n_right_sides, len(p.alphas)) + gram_cost(p.kernel, p.d, n * (n + 1) / 2)
+    entry = resources.rates.entry(p.kernel, p.d)
+    cost = dense_cost(n, p.n_right_sides, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
     return Candidate(
         form="dual",
         execution="memory",
@@ -170,10 +169,9 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
         read_bytes=2 * rates.read_bytes,
         write_bytes=2 * rates.write_bytes,
     )
-    entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
-    form_seconds = entries.gemm_flops / fast.gemm_flops + FLOAT32_ELEMENTS * entries.element_seconds
+    form_seconds = rates.seconds(gram_cost(rates.entry(p.kernel, p.d, "float32"), float(grid.tile**2)))
     factor = factorisation_seconds(grid, segment, place.slots, fast, form_seconds)
-    product = rates.seconds(pass_cost(p.kernel, p.d, p.n**2 / 2, m, "float64", 0.0)) / place.slots
+    product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
     passes = FACTORED_ITERATIONS + 1
     staged = 0 if p.x_is_shared else p.stored_bytes
@@ -205,13 +203,13 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
 def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
     p, rates, m = problem, resources.rates, problem.n_right_sides
-    entries = gram_cost(p.kernel, p.d, float(grid.tile**2))
-    form_seconds = entries.gemm_flops / rates.gemm_flops + entries.element_seconds
+    entry = rates.entry(p.kernel, p.d)
+    form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
     factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms K once more.
-    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots) + grid.n_tiles * CHAIN_SECONDS
+    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots) + grid.n_tiles * rates.chain_seconds
     mirrored = uses_symmetry(grid, m)
-    check = rates.seconds(pass_cost(p.kernel, p.d, p.n**2 / (2 if mirrored else 1), m, "float64", 0.0))
+    check = rates.seconds(pass_cost(entry, p.n**2 / (2 if mirrored else 1), m, "float64", 0.0))
     check /= min(place.slots, grid.n_tiles)
     staged = 0 if p.x_is_shared else p.stored_bytes
     # Every tile reads the rows of X of its row and its column (once on the diagonal), at the residual once more, or

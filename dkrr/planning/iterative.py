@@ -10,6 +10,7 @@ from math import ceil, sqrt
 from dkrr.linalg.operator import USE_SECONDS, Precision, multiply_bytes, pass_cost
 from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
 from dkrr.linalg.preconditioner import expected_iterations
+from dkrr.linalg.sources import gram_cost
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     ROWS_PART,
@@ -51,7 +52,6 @@ FACTOR_ITEMSIZE = 4
 """The factor is stored in float32: rounding makes another factor, as good a preconditioner, of half the size."""
 ROUND_TRIPS = 3
 """Of an iteration on Dask: one for A and two for the preconditioner."""
-ROUND_TRIP_SECONDS = 0.02
 MIXED_ITERATIONS = 1.15
 """Iterations with products in float32 over those in float64: every cycle begins anew (measured 1.07 to 1.2)."""
 MAX_ITERATIONS_PLANNED = 1_000_000
@@ -87,8 +87,8 @@ def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGr
 
 def _is_costly(problem: Problem, resources: Resources) -> bool:
     """Whether an entry takes longer to compute than to read."""
-    entry, rates = problem.kernel.entry_cost(problem.d), resources.rates
-    return entry.gemm_flops / rates.gemm_flops + entry.element_seconds > COSTLY * 8 / rates.read_bytes
+    rates = resources.rates
+    return rates.seconds(gram_cost(rates.entry(problem.kernel, problem.d), 1.0)) > COSTLY * 8 / rates.read_bytes
 
 
 def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: Place, rank: int) -> Candidate:
@@ -100,7 +100,7 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
     n_tiles = ceil(p.n / tile)
     disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
     entries = float(p.n) ** 2 / 2
-    one = rates.seconds(pass_cost(p.kernel, p.d, entries, 1, "float64", 0.0))
+    one = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), entries, 1, "float64", 0.0))
     read = (entries * USE_SECONDS["float64"] + disk / rates.read_bytes) / place.slots
     passes = formed.iterations + 1
     return replace(
@@ -179,14 +179,15 @@ def _dual(
     cycles = 1
     if precision == "float32":
         iterations, cycles = ceil(iterations * MIXED_ITERATIONS), cycles_in_low_precision(p.tol)
-    one = rates.seconds(pass_cost(p.kernel, p.d, entries, m, precision, kept_part)) / place.slots
+    entry = rates.entry(p.kernel, p.d, precision)
+    one = rates.seconds(pass_cost(entry, entries, m, precision, kept_part)) / place.slots
     check = one
     if precision == "float32":
-        check = rates.seconds(pass_cost(p.kernel, p.d, entries, m, "float64", 0.0)) / place.slots
+        check = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), entries, m, "float64", 0.0)) / place.slots
     apply = APPLY_SECONDS * p.n * rank * m / place.slots
-    trips = ROUND_TRIPS * ROUND_TRIP_SECONDS if place.execution == "dask" else 0.0
+    trips = ROUND_TRIPS * rates.round_trip_seconds if place.execution == "dask" else 0.0
     # The first pass forms what is kept.
-    first = rates.seconds(pass_cost(p.kernel, p.d, entries, 1, precision, 0.0)) * kept_part / place.slots
+    first = rates.seconds(pass_cost(entry, entries, 1, precision, 0.0)) * kept_part / place.slots
     staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
     x_read = 0.0
     if not held:
@@ -258,8 +259,7 @@ def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, kee
 
 def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
     """Time to make the preconditioner's factor and the small matrix that goes with it."""
-    entry = problem.kernel.entry_cost(problem.d)
-    cost = pivoted_cost(problem.n, rank, entry.gemm_flops, entry.element_seconds)
+    cost = pivoted_cost(problem.n, rank, resources.rates.entry(problem.kernel, problem.d))
     return resources.rates.seconds(cost) / slots + rank**3 / resources.rates.gemm_flops
 
 

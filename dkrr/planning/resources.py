@@ -1,28 +1,71 @@
 """What there is to work with: processes, memory, disk, and their rates."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import log
+from typing import Literal, Self
 
 from dkrr.cost import Cost
+from dkrr.kernels import Kernel
+from dkrr.kernels.base import EntryCost
+from dkrr.linalg.operator import Precision
 
 Execution = Literal["memory", "serial", "dask"]
 """In memory or with a store in the calling process, or on Dask workers."""
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Speed of one core and of the store. Defaults are measured on a 2-core AMD EPYC; see ``dkrr.rates``."""
+class KernelRate:
+    """Measured speed of one kernel."""
 
-    gemm_flops: float = 55e9
-    """Floating-point operations per second and core of a float64 matrix product."""
+    kernel: str
+    """Name of its class."""
+    n_features: int
+    precision: Precision
+    entry_seconds: float
+    """To compute one entry k(x, z) of a large block, on one core while the others do the same."""
+
+
+FLOAT32_ELEMENTS = 0.6
+"""Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not measured."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Speed of one core while the others work as well, of the store, and of Dask.
+
+    The defaults are what ``dkrr calibrate`` found on two cores of an AMD EPYC with a local disk.
+    """
+
+    gemm_flops: float = 50e9
+    """Floating-point operations per second of a float64 matrix product."""
+    float32_gemm_flops: float = 100e9
+    syrk_flops: float = 48e9
+    """Of the update of a diagonal tile by a strip."""
+    trsm_flops: float = 30e9
+    """Of the division of a tile by a triangle as wide as a strip."""
+    potrf_flops: float = 38e9
+    """Of the Cholesky factorisation of one tile."""
+    dense_flops: float = 37e9
+    """Of the Cholesky factorisation in memory, by each thread of the calling process."""
+    memory_bytes: float = 6e9
+    """Bytes per second of a matrix in memory that are multiplied by a vector."""
     read_bytes: float = 2.5e9
-    """Bytes per second that one worker reads from the store."""
+    """Bytes per second that one worker reads from the store, from the system's cache if they are there."""
     write_bytes: float = 0.6e9
     """Bytes per second that one worker writes to the store."""
     task_seconds: float = 3e-3
     """Time from the end of one task to the start of the next on the same worker."""
+    chain_seconds: float = 0.011
+    """From the end of a task to the start of one that waits for it (the client sends every 10 ms)."""
+    round_trip_seconds: float = 0.02
+    """To send vectors to all workers and get the sum of what they made of them."""
+    network_bytes: float = 0.5e9
+    """Bytes per second from one worker to another."""
     cluster_start_seconds: float = 1.5
     """To start and stop a local cluster."""
+    kernels: tuple[KernelRate, ...] = ()
+    """What was measured of kernels; of others the constants of `dkrr.kernels.costs` are believed."""
 
     def seconds(self, cost: Cost, threads: int = 1) -> float:
         """Time that one process with this many BLAS threads needs for work that nothing else overlaps."""
@@ -32,7 +75,48 @@ class Rates:
             + cost.read_bytes / self.read_bytes
             + cost.written_bytes / self.write_bytes
             + cost.n_tasks * self.task_seconds
+            + cost.memory_bytes / self.memory_bytes
         )
+
+    def entry(self, kernel: Kernel, n_features: int, precision: Precision = "float64") -> EntryCost:
+        """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes."""
+        cost = self._uncalibrated(kernel, n_features, precision)
+        measured = sorted(
+            (k.n_features, k.entry_seconds)
+            for k in self.kernels
+            if (k.kernel, k.precision) == (type(kernel).__name__, precision)
+        )
+        if not measured:
+            return cost
+        factors = [seconds / self._seconds(self._uncalibrated(kernel, d, precision)) for d, seconds in measured]
+        factor = interpolate(log(n_features), [log(d) for d, _ in measured], factors)
+        return EntryCost(factor * cost.gemm_flops, factor * cost.element_seconds)
+
+    def _uncalibrated(self, kernel: Kernel, n_features: int, precision: Precision) -> EntryCost:
+        cost = kernel.entry_cost(n_features)
+        if precision == "float64":
+            return cost
+        share = self.gemm_flops / self.float32_gemm_flops
+        return EntryCost(share * cost.gemm_flops, FLOAT32_ELEMENTS * cost.element_seconds)
+
+    def _seconds(self, cost: EntryCost) -> float:
+        return cost.gemm_flops / self.gemm_flops + cost.element_seconds
+
+    def faster(self, factor: float) -> Self:
+        """Return the rates of cores that compute this many times as fast, with the same store and Dask."""
+        flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}
+        return replace(self, **flops)
+
+
+def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Piecewise linear function through points with increasing `xs`, constant beyond them."""
+    if x <= xs[0]:
+        return ys[0]
+    for k in range(1, len(xs)):
+        if x <= xs[k]:
+            t = (x - xs[k - 1]) / (xs[k] - xs[k - 1])
+            return (1 - t) * ys[k - 1] + t * ys[k]
+    return ys[-1]
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,34 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
         )
 
 
+def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run a function on a thread of every worker, all at the same time; results in the order of their addresses."""
+    futures = [
+        client.submit(function, *arguments, workers=[address], pure=False)
+        for address in sorted(client.scheduler_info(n_workers=-1)["workers"])
+    ]
+    return list(client.gather(futures))
+
+
+def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
+    """Time for an array to get from one worker to another; None if there is only one.
+
+    Parameters
+    ----------
+    client : Client
+    n_bytes : int
+        Of the array.
+    """
+    first, *others = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    if not others:
+        return None
+    array = client.submit(np.ones, n_bytes // 8, workers=[first], pure=False)
+    client.submit(len, array, workers=[first], pure=False).result()  # it is there
+    start = time.perf_counter()
+    client.submit(len, array, workers=[others[-1]], pure=False).result()
+    return time.perf_counter() - start
+
+
 @dataclass(frozen=True)
 class WorkerInfo:
     """What a worker of a running cluster reports."""

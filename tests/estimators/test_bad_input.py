@@ -170,7 +170,7 @@ def test_memory_limit_that_cannot_be_met_names_one_that_can(data):
 
 
 def test_disk_that_is_too_small_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.machine.free_bytes", lambda url: 10_000)
+    monkeypatch.setattr("dkrr.machine.detection.free_bytes", lambda url: 10_000)
     with pytest.raises(DiskSpaceError, match=r"9\.77 KiB are free.*Nothing was computed"):
         KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr")).fit(data.X, data.y)
     assert not (tmp_path / "run.zarr").exists()

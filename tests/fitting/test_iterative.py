@@ -9,8 +9,9 @@ import dask
 import numpy as np
 import pytest
 
-from dkrr import KernelRidge, machine
+from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning, StoreError
+from dkrr.machine import detection
 from dkrr.runtime.dask_executor import local_client
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status, UniformNystroem
 from tests.fitting.running import finish, iteration, kill_everything, start, wait_for_iteration
@@ -207,8 +208,8 @@ def test_a_preconditioner_that_grew_is_resumed(tmp_path):
 def test_tiles_that_are_kept_and_tiles_that_are_formed(precision, limit, monkeypatch):
     """Part of the matrix in memory, none of it, all of it: the same model."""
     # What a process holds varies by more than a tile between two fits, and the limit is from the first one's plan.
-    held = machine.resident_bytes()
-    monkeypatch.setattr(machine, "resident_bytes", lambda: held)
+    held = detection.resident_bytes()
+    monkeypatch.setattr(detection, "resident_bytes", lambda: held)
     X, y = problem(1511, 5)
     solver = ConjugateGradient(RPCholesky(101), precision)
     settings = {**SETTINGS, "solver": solver, "tol": 1e-10, "tile": 211}

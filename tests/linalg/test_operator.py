@@ -24,6 +24,7 @@ from dkrr.linalg.operator import (
     tile_work,
 )
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.planning import Rates
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from dkrr.tiles import TileGrid
@@ -375,19 +376,20 @@ class TestCost:
     def test_entries_and_vectors_with_distinct_primes(self):
         d, n_entries, m = 13, 10_007.0, 3
         entry = RBF(gamma=1.0).entry_cost(d)
-        cost = pass_cost(RBF(gamma=1.0), d, n_entries, m, "float64", 0.0)
+        cost = pass_cost(entry, n_entries, m, "float64", 0.0)
         assert cost.gemm_flops == pytest.approx(n_entries * (entry.gemm_flops + 4 * (m - 1)))
         assert cost.element_seconds > n_entries * entry.element_seconds
 
     def test_float32_and_kept_tiles_are_cheaper(self):
         costs = [
-            pass_cost(RBF(gamma=1.0), 13, 1e6, 1, precision, kept)
+            pass_cost(Rates().entry(RBF(gamma=1.0), 13, precision), 1e6, 1, precision, kept)
             for precision, kept in (("float64", 0.0), ("float32", 0.0), ("float32", 0.5), ("float32", 1.0))
         ]
         for dear, cheap in itertools.pairwise(costs):
             assert dear.gemm_flops > cheap.gemm_flops
             assert dear.element_seconds > cheap.element_seconds
-        assert costs[-1].gemm_flops == 0.0
+        assert costs[-1].gemm_flops == costs[-1].element_seconds == 0.0
+        assert [c.memory_bytes for c in costs] == [0.0, 0.0, 2e6, 4e6]
 
     def test_memory_is_an_upper_bound(self):
         import tracemalloc

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.kernels.base import EntryCost
 from dkrr.linalg import pivoted, pivots
 from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.linalg.pivoted import (
@@ -477,7 +478,7 @@ class TestChoosePivots:
 
 def test_cost_with_distinct_primes():
     n, rank = 10_007, 101
-    cost = pivoted_cost(n, rank, 13.0, 3e-9)
+    cost = pivoted_cost(n, rank, EntryCost(13.0, 3e-9))
     assert cost.gemm_flops == 2 * n * rank**2 + n * rank * 13
     assert cost.element_seconds == pytest.approx(n * rank * 3e-9)
     assert factor_rows_bytes(n, rank, 4, 7) >= 4 * 1430 * rank

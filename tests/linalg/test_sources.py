@@ -283,7 +283,7 @@ class TestHelpers:
 
 def test_cost_of_entries():
     entry = RBF(gamma=1.0).entry_cost(13)
-    cost = gram_cost(RBF(gamma=1.0), 13, 1e6)
+    cost = gram_cost(entry, 1e6)
     assert cost.gemm_flops == 1e6 * entry.gemm_flops > 0
     assert cost.element_seconds == 1e6 * entry.element_seconds > 0
 

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
 
 from dkrr.config import setting
 from dkrr.errors import InputError
+from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
@@ -57,23 +59,35 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
         "local_baseline_bytes": process,
         "disk_free_bytes": free_bytes(store or setting("temporary-directory") or _system_temporary()),
         "limit_is_given": limit_bytes is not None,
-        "rates": configured_rates(),
     }
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
-    n_workers = setting("local.workers") if workers is None else workers
-    n_workers = len(os.sched_getaffinity(0)) if n_workers is None else n_workers
-    if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-        raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
+    n_workers = local_workers(workers)
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
         worker_limit_bytes=workers_limit // n_workers,
         worker_baseline_bytes=WORKER_BASELINE_BYTES,
         usable_fraction=LOCAL_FRACTION,
+        rates=rates_of(machine_fingerprint()),
         **common,
     )
+
+
+def local_workers(workers: int | None) -> int:
+    """Worker processes that dkrr starts itself.
+
+    Raises
+    ------
+    InputError
+        If the number cannot be used.
+    """
+    n_workers = setting("local.workers") if workers is None else workers
+    n_workers = len(os.sched_getaffinity(0)) if n_workers is None else n_workers
+    if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
+        raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
+    return n_workers
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
@@ -98,8 +112,39 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
+        rates=rates_of(fingerprint_of(client)),
         **common,
     )
+
+
+def describe() -> dict[str, Any]:
+    """What there is, and what plans believe of its speed, as values of JSON."""
+    client = ambient_client()
+    resources = detect(None, None)
+    fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)
+    profile = load_profile(fingerprint)
+    values = asdict(resources)
+    return {
+        "fingerprint": fingerprint,
+        "resources": {name: value for name, value in values.items() if name != "rates"},
+        "rates": values["rates"],
+        "profile": None if profile is None else str(profile_path(fingerprint)),
+        "measured": None if profile is None else {n: v for n, v in profile.to_dict().items() if n != "rates"},
+    }
+
+
+def fingerprint_of(client: Any) -> Fingerprint:
+    """Of a client's cluster; of this machine if its workers run here and the cluster itself was never measured."""
+    from dkrr.runtime.dask_executor import worker_resources
+
+    workers = worker_resources(client)
+    fingerprint = cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in workers])
+    here = {"127.0.0.1", "localhost"} | {
+        address.address for addresses in psutil.net_if_addrs().values() for address in addresses
+    }
+    if load_profile(fingerprint) is None and {w.host for w in workers} <= here:
+        return machine_fingerprint()
+    return fingerprint
 
 
 def ambient_client() -> Any:
@@ -130,16 +175,17 @@ def _control_group_bytes() -> int:
         return sys.maxsize
 
 
-def configured_rates() -> Rates:
-    """Rates from Dask's configuration."""
-    rates = setting("rates")
-    return Rates(
-        gemm_flops=rates["gemm-gflops"] * 1e9,
-        read_bytes=rates["read-gbytes"] * 1e9,
-        write_bytes=rates["write-gbytes"] * 1e9,
-        task_seconds=rates["task-seconds"],
-        cluster_start_seconds=rates["cluster-start-seconds"],
-    )
+def rates_of(fingerprint: Fingerprint) -> Rates:
+    """Rates from Dask's configuration, else as measured by ``dkrr calibrate``, else the defaults."""
+    profile = load_profile(fingerprint)
+    rates = Rates() if profile is None else profile.rates
+    given = {name: value for name, value in setting("rates").items() if value is not None}
+    if "gemm-gflops" in given:
+        rates = rates.faster(given["gemm-gflops"] * 1e9 / rates.gemm_flops)
+    named = {"read-gbytes": ("read_bytes", 1e9), "write-gbytes": ("write_bytes", 1e9)}
+    named |= {"task-seconds": ("task_seconds", 1.0), "cluster-start-seconds": ("cluster_start_seconds", 1.0)}
+    changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
+    return replace(rates, **changes)
 
 
 def _system_temporary() -> str:

@@ -1,0 +1,131 @@
+"""``dkrr calibrate``: how fast this machine's workers, or those of a cluster, really are."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.config import setting
+from dkrr.errors import InputError
+from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, available_bytes, fingerprint_of, local_workers
+from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
+from dkrr.machine.profile import Profile, machine_fingerprint, median_rates, save_profile
+from dkrr.runtime import Meter, Progress, Task
+
+SECONDS = 0.25
+"""For each of the measurements of a worker."""
+WATCH_SECONDS = 0.5
+"""For which the other load is watched first."""
+N_TASKS = 40
+"""Empty tasks whose cost is measured."""
+CHAIN = 20
+"""Empty tasks that wait for each other."""
+VECTOR_BYTES = 2**21
+"""Of the vectors that make a round trip."""
+MESSAGE_BYTES = 2**26
+"""Of the array that one worker gets from another."""
+
+
+def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
+    """Measure the workers of the ambient Dask client if there is one, else of this machine, and keep the result.
+
+    Plans use it from then on: it is found by a fingerprint of the machine or cluster, in the folder
+    ``dkrr.profile-directory`` of Dask's configuration. Takes some ten seconds; measure when nothing else runs.
+
+    Parameters
+    ----------
+    folder : str, optional
+        Folder, seen by all workers, on the file system whose bandwidth is to be measured; default
+        ``dkrr.temporary-directory``.
+    seconds : float
+        For each of the measurements.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        If the folder is not there.
+    """
+    where = folder or setting("temporary-directory") or tempfile.gettempdir()
+    if not Path(where).is_dir():
+        raise InputError(f"the folder {where} is not there; give one that every worker can write to")
+    begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
+    client = ambient_client()
+    with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
+        here = measure_threads(seconds)
+        if client is not None:
+            fingerprint = fingerprint_of(client)
+            measured, kernels, shared = _of_workers(client, scratch, seconds)
+        else:
+            fingerprint, started = machine_fingerprint(), time.perf_counter()
+            with _local(scratch) as client:
+                ready = time.perf_counter()
+                measured, kernels, shared = _of_workers(client, scratch, seconds)
+                done = time.perf_counter()
+            shared["cluster_start_seconds"] = time.perf_counter() - done + ready - started
+    profile = Profile(
+        fingerprint=fingerprint,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        rates=median_rates(measured, kernels, **here, **shared),
+        workers=tuple(measured),
+        folder=str(where),
+        cold_read_bytes=float(np.median([m["cold_read_bytes"] for m in measured])),
+        seconds=time.perf_counter() - begun,
+        other_cores_busy=busy,
+    )
+    save_profile(profile)
+    return profile
+
+
+@contextmanager
+def _local(scratch: str) -> Iterator[Any]:
+    from dkrr.runtime.dask_executor import local_client
+
+    n_workers = local_workers(None)
+    with local_client(n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch) as client:
+        yield client
+
+
+def _of_workers(client: Any, scratch: str, seconds: float) -> tuple[list[Measured], list[Any], Measured]:
+    """What every worker measured, alone and of its kernels; and what belongs to none of them."""
+    from dkrr.runtime.dask_executor import (
+        DaskExecutor,
+        check_folder_is_shared,
+        on_every_worker,
+        seconds_between_workers,
+    )
+
+    check_folder_is_shared(client, Path(scratch))
+    results = on_every_worker(client, measure_process, scratch, time.time() + 0.5, seconds)
+    executor, slots = DaskExecutor(client), sum(client.nthreads().values())
+    tasks = [Task(f"empty-{k}", do_nothing) for k in range(N_TASKS)]
+    executor.run(tasks, Progress())  # the first ones import what they need
+    shared: Measured = {"task_seconds": executor.run(tasks, Progress()).seconds * slots / N_TASKS}
+    chain = [Task(f"empty-{k}", do_nothing, depends=(f"empty-{k - 1}",) if k else ()) for k in range(CHAIN)]
+    shared["chain_seconds"] = executor.run(chain, Progress()).seconds / CHAIN
+    vectors = np.zeros((VECTOR_BYTES // 8, 1))
+    echoes = [Task(f"echo-{k}", echo) for k in range(3 * slots)]
+    executor.total(echoes, vectors)
+    trips = [executor.total(echoes, vectors)[1].seconds for _ in range(5)]
+    shared["round_trip_seconds"] = float(np.median(trips))
+    between = seconds_between_workers(client, MESSAGE_BYTES)
+    if between is not None:
+        shared["network_bytes"] = MESSAGE_BYTES / between
+    return [m for m, _ in results], [k for _, k in results], shared
+
+
+def do_nothing(meter: Meter) -> None:
+    """Task."""
+
+
+def echo(meter: Meter, vectors: Any) -> Any:  # noqa: ARG001
+    """Task: what it was given."""
+    return vectors

@@ -1,0 +1,183 @@
+"""What one process measures of itself: short loops over dkrr's own building blocks, at the sizes that it uses them.
+
+Rates are those of the fastest half of the repetitions: what a neighbour or the system took now and then is left out.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dkrr import blas
+from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
+from dkrr.linalg.operator import Precision
+from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
+from dkrr.planning import KernelRate
+from dkrr.tiles import ChunkedArray
+
+SIDE, STRIP = 1536, 512
+"""Of the matrices that are multiplied: a tile and the width of its strips."""
+KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
+FEATURES = (4, 16, 64, 256)
+"""Numbers of columns at which kernels are measured."""
+CHUNK = (1024, 512)
+N_CHUNKS = 24
+"""Chunks of 4 MiB that are written and read."""
+
+Measured = dict[str, float]
+
+
+def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured, list[KernelRate]]:
+    """Task: everything of one worker, on one thread.
+
+    Parameters
+    ----------
+    folder : str
+        Where to write files, deleted again.
+    start : float
+        Seconds since the epoch at which to begin: all workers at once, since they share memory, disk and clock.
+    seconds : float
+        For each of the measurements.
+
+    Returns
+    -------
+    measured : dict
+        By fields of Rates; and "cold_read_bytes".
+    kernels : list of KernelRate
+    """
+    with blas.one_thread():
+        _multiply(SIDE, "float64")()  # pages in memory, clock up
+        time.sleep(max(0.0, start - time.time()))
+        measured = measure_blas(seconds) | measure_memory(seconds) | measure_store(folder)
+        return measured, measure_kernels(seconds / 4)
+
+
+def measure_blas(seconds: float) -> Measured:
+    """Rates of the products and factorisations of tiles."""
+    rng = np.random.default_rng(0)
+    tile, strip = rng.standard_normal((SIDE, SIDE)), rng.standard_normal((SIDE, STRIP))
+    # What is divided again and again must neither grow nor shrink: numbers near zero are slow.
+    triangle = np.tril(rng.standard_normal((STRIP, STRIP)), -1) * 1e-6 + np.eye(STRIP)
+    definite = np.eye(SIDE) * 2.0 + 1.0
+    columns = tile[:, :STRIP]
+
+    def factor() -> None:
+        np.copyto(tile, definite)
+        blas.cholesky_in_place(tile)
+
+    copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2)
+    return {
+        "gemm_flops": 2.0 * SIDE**2 * STRIP / best_seconds(_multiply(SIDE, "float64"), seconds),
+        "float32_gemm_flops": 2.0 * SIDE**2 * STRIP / best_seconds(_multiply(SIDE, "float32"), seconds),
+        "syrk_flops": SIDE**2 * STRIP / best_seconds(lambda: blas.syrk(tile, strip, alpha=-1.0, beta=1.0), seconds),
+        "trsm_flops": SIDE * STRIP**2 / best_seconds(lambda: blas.solve_lower_right(triangle, columns), seconds),
+        "potrf_flops": SIDE**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9),
+    }
+
+
+def _multiply(side: int, dtype: str) -> Callable[[], None]:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, side, STRIP)).astype(dtype)
+    c = np.zeros((side, side), dtype)
+    return lambda: blas.gemm(c, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
+
+
+def other_cores_busy(seconds: float) -> float:
+    """Mean number of cores that are busy while this process waits."""
+    return float(len(os.sched_getaffinity(0)) * psutil.cpu_percent(interval=seconds) / 100.0)
+
+
+def measure_threads(seconds: float) -> Measured:
+    """Rate of the factorisation in memory for each thread of this process, all of them at work."""
+    side = 2 * SIDE
+    definite, matrix = np.eye(side) * 2.0 + 1.0, np.empty((side, side))
+
+    def factor() -> None:
+        np.copyto(matrix, definite)
+        blas.cholesky_in_place(matrix)
+
+    copying = best_seconds(lambda: np.copyto(matrix, definite), seconds / 2)
+    threads = len(os.sched_getaffinity(0))
+    return {"dense_flops": side**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9) / threads}
+
+
+def measure_memory(seconds: float) -> Measured:
+    """Rate at which a tile in memory is multiplied by a vector, from both sides."""
+    tile = np.random.default_rng(0).standard_normal((2 * SIDE, 2 * SIDE))
+    left, right = np.zeros((2 * SIDE, 1)), np.zeros((2 * SIDE, 1))
+    rows, columns = slice(0, 2 * SIDE), slice(2 * SIDE, 4 * SIDE)
+
+    def multiply() -> None:
+        for r, c, piece in cut_tile(tile, rows, columns):
+            across = slice(c.start - columns.start, c.stop - columns.start)
+            blas.gemm(left[r], piece, right[across], beta=1.0)
+            blas.gemm(right[across], piece, left[r], transpose_a=True)
+
+    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
+
+
+def measure_kernels(seconds: float) -> list[KernelRate]:
+    """Time for an entry of every kernel, in blocks as they are formed."""
+    rng, rates = np.random.default_rng(0), []
+    for d in FEATURES:
+        rows = rng.standard_normal((2, KERNEL_BLOCK, d))
+        for kernel in KERNELS:
+            for precision in Precision.__args__:  # type: ignore[attr-defined]
+                x, z = rows.astype(precision)
+                value, out = kernel.resolved(d), np.empty((KERNEL_BLOCK, KERNEL_BLOCK), precision)
+
+                def form(value: Kernel = value, x: Any = x, z: Any = z, out: Any = out) -> None:
+                    value(x, z, out=out)
+
+                each = best_seconds(form, seconds) / out.size
+                rates.append(KernelRate(type(kernel).__name__, d, precision, each))
+    return rates
+
+
+def measure_store(folder: str) -> Measured:
+    """Bandwidth of chunks as tiles have them: written, read from the system's cache, and read from the disk."""
+    chunks = ChunkedArray.create(f"{folder}/{os.getpid()}.zarr", (N_CHUNKS * CHUNK[0], CHUNK[1]), CHUNK)
+    block = np.random.default_rng(0).standard_normal(CHUNK)
+
+    def read_all() -> None:
+        for k in range(N_CHUNKS):
+            chunks.read((k, 0), block)
+
+    start = time.perf_counter()
+    for k in range(N_CHUNKS):
+        chunks.write((k, 0), block)
+    written = time.perf_counter() - start
+    warm = min(_timed(read_all), _timed(read_all))
+    for path in Path(chunks.url).iterdir():
+        _forget(path)
+    cold = _timed(read_all)
+    total = N_CHUNKS * block.nbytes
+    return {"write_bytes": total / written, "read_bytes": total / warm, "cold_read_bytes": total / cold}
+
+
+def _forget(path: Path) -> None:
+    """Let the system write a file to the disk and drop it from its cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def best_seconds(function: Callable[[], None], seconds: float) -> float:
+    """Median time of the faster half of the calls that fit in a time, at least three."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        times.append(_timed(function))
+    return float(np.median(sorted(times)[: max(1, len(times) // 2)]))
+
+
+def _timed(function: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -1,0 +1,153 @@
+"""Measured rates of a machine or a cluster, kept in a file: what makes a plan's seconds those of this hardware."""
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+
+from dkrr.config import setting
+from dkrr.planning import KernelRate, Rates
+
+FORMAT = 1
+
+Fingerprint = dict[str, Any]
+"""What must be the same for measured rates to hold, as values of JSON."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ``dkrr calibrate`` measured."""
+
+    fingerprint: Fingerprint
+    time: str
+    """When it was measured, ISO 8601."""
+    rates: Rates
+    """Medians over the workers."""
+    workers: tuple[dict[str, Any], ...] = ()
+    """What every worker measured."""
+    folder: str = ""
+    """Whose bandwidth was measured."""
+    cold_read_bytes: float = 0.0
+    """Bytes per second that one worker reads from the disk itself."""
+    seconds: float = 0.0
+    """That the measurements took."""
+    other_cores_busy: float = 0.0
+    """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values of JSON."""
+        return {"format": FORMAT} | asdict(self)
+
+
+def machine_fingerprint() -> Fingerprint:
+    """Of this machine, with workers that dkrr starts itself."""
+    return {"where": "machine", "host": platform.node(), "cores": len(os.sched_getaffinity(0))} | _software()
+
+
+def cluster_fingerprint(workers: list[tuple[str, int, int]]) -> Fingerprint:
+    """Of a running cluster.
+
+    Parameters
+    ----------
+    workers : list of (str, int, int)
+        Host, threads and memory limit of each. Hosts come and go under new names: only their number counts.
+    """
+    kinds: dict[str, int] = {}
+    for _, threads, limit in workers:
+        kind = f"{threads} threads, {limit} bytes"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    hosts = len({host for host, _, _ in workers})
+    return {"where": "cluster", "hosts": hosts, "workers": dict(sorted(kinds.items()))} | _software()
+
+
+@cache
+def _software() -> Fingerprint:
+    return {"cpu": cpu_model(), "numpy": np.__version__, "scipy": scipy.__version__}
+
+
+def cpu_model() -> str:
+    """Name of the processor."""
+    try:
+        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def profile_path(fingerprint: Fingerprint) -> Path:
+    """File in which the profile of a machine or cluster is kept."""
+    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+    return _folder() / f"{digest}.json"
+
+
+def _folder() -> Path:
+    configured = setting("profile-directory")
+    if configured is not None:
+        return Path(configured).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkrr"
+
+
+def save_profile(profile: Profile) -> Path:
+    """Write a profile where `load_profile` finds it, and return the path."""
+    path = profile_path(profile.fingerprint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(profile.to_dict(), indent=1))
+    partial.replace(path)
+    return path
+
+
+def load_profile(fingerprint: Fingerprint) -> Profile | None:
+    """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
+    path = profile_path(fingerprint)
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return None
+    profile = _read(path, changed)
+    return profile if profile is not None and profile.fingerprint == fingerprint else None
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file that changed is read again
+    try:
+        values = json.loads(path.read_text())
+        if values.pop("format") != FORMAT:
+            return None
+        rates = values.pop("rates")
+        kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
+        workers = tuple(values.pop("workers"))
+        return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # another version's, or damaged: as good as none, and measured again by dkrr calibrate
+
+
+def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]], **shared: float) -> Rates:
+    """Rates from what several workers measured.
+
+    Parameters
+    ----------
+    measured : list of dict
+        Of every worker, by fields of Rates.
+    kernels : list of list of KernelRate
+        Of every worker, in the same order.
+    **shared
+        Fields that belong to no worker.
+    """
+    names = {f.name for f in fields(Rates)} & set(measured[0])
+    found = {name: float(np.median([m[name] for m in measured])) for name in names}
+    median = tuple(
+        replace(same[0], entry_seconds=float(np.median([k.entry_seconds for k in same])))
+        for same in zip(*kernels, strict=True)
+    )
+    return Rates(**(found | shared), kernels=median)

@@ -1,0 +1,108 @@
+"""Profiles: found by what they are of, never believed when they are something else's."""
+
+import json
+from dataclasses import fields, replace
+
+import dask
+import pytest
+
+from dkrr.machine import Profile, detect
+from dkrr.machine.detection import rates_of
+from dkrr.machine.profile import (
+    cluster_fingerprint,
+    load_profile,
+    machine_fingerprint,
+    median_rates,
+    profile_path,
+    save_profile,
+)
+from dkrr.planning import KernelRate, Rates
+
+RATES = Rates(gemm_flops=7e9, read_bytes=3e9, kernels=(KernelRate("RBF", 16, "float64", 3e-9),))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    with dask.config.set({"dkrr.profile-directory": str(tmp_path / "profiles")}):
+        yield tmp_path / "profiles"
+
+
+def profile(**changes):
+    return replace(
+        Profile(machine_fingerprint(), "2026-01-01T00:00:00+00:00", RATES, ({"gemm_flops": 7e9},)), **changes
+    )
+
+
+def test_what_was_saved_is_loaded(folder):
+    path = save_profile(profile())
+    assert path.parent == folder and load_profile(machine_fingerprint()) == profile()
+    assert [p.name for p in folder.iterdir()] == [path.name], "no partial file is left"
+
+
+def test_plans_use_it():
+    assert detect("1GiB", None).rates == Rates(), "dkrr's defaults without a profile"
+    save_profile(profile())
+    assert detect("1GiB", None).rates == RATES
+    save_profile(profile(rates=replace(RATES, gemm_flops=8e9)))
+    assert detect("1GiB", None).rates.gemm_flops == 8e9, "a file that changed is read again"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"format": 1', '"format": 99'),
+        lambda text: text.replace('"gemm_flops"', '"other"'),
+        lambda text: text.replace('"host": "', '"host": "another'),
+    ],
+    ids=["cut", "a list", "format", "field", "host"],
+)
+def test_what_is_not_a_profile_of_this_machine_is_not_used(damage):
+    path = save_profile(profile())
+    path.write_text(damage(path.read_text()))
+    assert load_profile(machine_fingerprint()) is None
+    assert detect("1GiB", None).rates == Rates()
+
+
+def test_the_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with dask.config.set({"dkrr.profile-directory": None}):
+        assert profile_path(machine_fingerprint()).parent == tmp_path / "cache" / "dkrr"
+
+
+def test_configuration_goes_before_what_was_measured():
+    save_profile(profile())
+    given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "task-seconds": 0.5}
+    with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
+        rates = rates_of(machine_fingerprint())
+    assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
+    assert rates.trsm_flops == pytest.approx(2 * RATES.trsm_flops), "a core that multiplies faster does all faster"
+    assert rates.kernels == RATES.kernels
+
+
+class TestFingerprint:
+    def test_values_of_json(self):
+        assert json.loads(json.dumps(machine_fingerprint())) == machine_fingerprint()
+
+    def test_of_a_cluster(self):
+        one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
+        renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
+        assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
+        assert cluster_fingerprint(one) != cluster_fingerprint(one[:2])
+        assert cluster_fingerprint(one) != cluster_fingerprint([*one[:2], ("10.0.0.2", 2, 200)])
+        assert cluster_fingerprint(one) != cluster_fingerprint([("10.0.0.1", t, m) for _, t, m in one])
+        assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
+
+
+def test_medians_over_workers():
+    kernels = [[KernelRate("RBF", 4, "float32", s)] for s in (1e-9, 9e-9, 3e-9)]
+    measured = [{"gemm_flops": g, "cold_read_bytes": 1.0} for g in (5.0, 1.0, 4.0)]
+    rates = median_rates(measured, kernels, task_seconds=0.25)
+    assert (rates.gemm_flops, rates.task_seconds) == (4.0, 0.25)
+    assert rates.kernels == (KernelRate("RBF", 4, "float32", 3e-9),)
+    assert rates.write_bytes == Rates().write_bytes, "what nobody measured stays the default"
+
+
+def test_every_rate_is_a_number():
+    assert {type(getattr(Rates(), f.name)) for f in fields(Rates) if f.name != "kernels"} == {float}
