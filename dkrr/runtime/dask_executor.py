@@ -32,6 +32,8 @@ from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
+ASK_SECONDS = 1.0
+"""Between two looks at how many workers there are."""
 FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 MAX_ATTEMPTS = 4
@@ -44,6 +46,7 @@ class DaskExecutor:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._places: list[str] = []
+        self._threads, self._asked_at = 1, -ASK_SECONDS
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`.
@@ -59,7 +62,7 @@ class DaskExecutor:
         completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
 
         def submit() -> None:
-            window = WINDOW_PER_THREAD * max(1, sum(self.client.nthreads().values()))
+            window = WINDOW_PER_THREAD * self._n_threads()
             while queue and len(running) < window:
                 task = queue.pop()
                 # Dask runs larger priorities first. Ours are tuples; what counts is that the order of
@@ -118,6 +121,13 @@ class DaskExecutor:
         """See `Executor.forget`."""
         resident.forget(run)
         self.client.run(resident.forget, run)
+
+    def _n_threads(self) -> int:
+        """Threads of all workers, asked for now and then: workers come and go, and to ask takes milliseconds."""
+        now = time.perf_counter()
+        if now > self._asked_at + ASK_SECONDS:
+            self._threads, self._asked_at = max(1, sum(self.client.nthreads().values())), now
+        return self._threads
 
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
         # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -11,6 +12,9 @@ from click.testing import CliRunner
 
 from dkrr import KernelRidge
 from dkrr.cli import dkrr
+from dkrr.machine import Profile
+from dkrr.machine.profile import machine_fingerprint, save_profile
+from dkrr.planning import KernelRate, Rates
 
 
 @pytest.fixture
@@ -60,6 +64,30 @@ def test_plan_without_data_and_with_it(files):
     assert plan["problem"]["n"] == 211 and plan["problem"]["n_targets"] == 3
 
 
+def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
+    with dask.config.set({"dkrr.profile-directory": str(tmp_path), "dkrr.local.workers": 3}):
+        text = run("info").stdout
+        assert "dkrr's defaults" in text and "dkrr calibrate" in text and "3 × 1 threads" in text
+        kernels = tuple(KernelRate("RBF", 16, precision, 3e-9) for precision in ("float64", "float32"))
+        measured = Rates(gemm_flops=12.5e9, kernels=kernels)
+        save_profile(Profile(machine_fingerprint(), "2026-01-02", measured, other_cores_busy=1.5))
+        text = run("info").stdout
+        assert "measured 2026-01-02" in text and "gemm 12.5" in text and "1.5 cores busy" in text
+        assert "RBF" in text and "3 / 3" in text
+        description = json.loads(run("info", "--json").stdout)
+    assert description["rates"]["gemm_flops"] == 12.5e9 and description["resources"]["n_workers"] == 3
+
+
+@pytest.mark.slow
+def test_calibrate_is_used_by_the_next_plan(tmp_path):
+    with dask.config.set({"dkrr.profile-directory": str(tmp_path)}):
+        description = json.loads(run("calibrate", "--folder", tmp_path, "--workers", 1, "--json").stdout)
+        assert len(description["measured"]["workers"]) == 1
+        plan = ["plan", "--n", 50_000, "--d", 9, "--kernel", "laplacian", "--solver", "cholesky", "--json"]
+        calibrated = json.loads(run(*plan).stdout)["seconds"]
+    assert calibrated != json.loads(run(*plan).stdout)["seconds"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +98,7 @@ def test_plan_without_data_and_with_it(files):
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"], "must be >= 0"),
         (["fit", "--x", "{}/x.npy"], "Missing option"),
+        (["calibrate", "--folder", "{}/nowhere"], "is not there"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--scheduler", "tcp://127.0.0.1:9"],
             "no Dask",

@@ -26,6 +26,7 @@ from dkrr.solvers import (
 )
 from tests.kernels.cases import CASES
 from tests.oracles import naive_gram, naive_kernel_ridge
+from tests.runtime.clients import all_released
 
 TOL = 1e-10
 N = 211  # a prime: no tile divides it
@@ -247,7 +248,7 @@ class TestOnWorkers:
         close(model.dual_coef_, expected.dual_coef_)
         close(model.predict(data.X_new), expected.predict(data.X_new))
         check_result(model)
-        assert client.futures == {}
+        assert all_released(client)
 
     @pytest.mark.parametrize("name", ["csr", "dask", "zarr"])
     @pytest.mark.parametrize("form", ["dual", "primal"])
@@ -275,7 +276,7 @@ class TestOnWorkers:
     def test_a_kernel_that_is_not_positive(self, client, data):
         with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0\.2.*negative curvature.*increase alpha"):
             KernelRidge(alpha=0.2, kernel=AdditiveChi2(), solver="cg").fit(np.abs(data.X), data.y)
-        assert client.futures == {}
+        assert all_released(client)
 
 
 def negative(A, B):

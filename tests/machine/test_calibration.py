@@ -12,6 +12,7 @@ from dkrr.machine import describe, detect
 from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process
 from dkrr.planning import Rates
 from dkrr.runtime.dask_executor import local_client
+from tests.runtime.clients import all_released
 
 GIVEN_BY_NOBODY = {"kernels"}
 
@@ -52,7 +53,7 @@ def test_workers_of_a_client(tmp_path):
     with local_client(2, 2**30, str(tmp_path)) as client, client.as_current():
         profile = dkrr.calibrate(str(tmp_path), seconds=0.005)
         check(profile)
-        assert client.futures == {}
+        assert all_released(client)
     assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "it was there already"
 
 

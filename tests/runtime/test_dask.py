@@ -23,6 +23,7 @@ from dkrr.runtime.dask_executor import (
     local_client,
     worker_resources,
 )
+from tests.runtime.clients import all_released
 
 MEMORY = 400 * 2**20
 
@@ -136,7 +137,7 @@ class TestExecutor:
 
     def test_nothing_stays_on_the_cluster(self, executor, client):
         executor.run([Task(f"t{k}", square, (k,)) for k in range(10)], Progress())
-        assert client.futures == {}
+        assert all_released(client)
 
     def test_circle(self, executor):
         with pytest.raises(ValueError, match="2 tasks wait for each other"):
@@ -163,7 +164,7 @@ class TestErrors:
             executor.run(tasks, Progress())
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
         assert list(tmp_path.iterdir()) == []
-        assert client.futures == {}
+        assert all_released(client)
 
     @pytest.mark.parametrize("error", [NotPositiveDefiniteError("m", 3), StoreError("m"), InputError("m")], ids=type)
     def test_they_survive_pickling(self, error):
