@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError, StoreError
 from dkrr.features import FeatureMap, feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
-from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels import CallableKernel, Kernel, as_kernel
+from dkrr.linalg.spectrum import SAMPLE, power_law, sampled_eigenvalues
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
-from dkrr.planning.problem import Form
-from dkrr.rows import Rows, as_rows, load_array
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.planning.problem import Form, Spectrum
+from dkrr.rows import DaskRows, Rows, as_rows, load_array
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.tiles import RunStore
 
 SMALLEST_TOL = 1e-15
+SAMPLED_FROM = 4 * SAMPLE
+"""Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
 
 
 def plan(
@@ -94,6 +97,7 @@ def plan(
         targets = n_targets if y is None else _width(y)
         alphas = checked_alphas(alpha, targets)
         problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
+        problem = _with_spectrum(problem, rows)
     else:
         n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (n_targets, "n_targets")))
         refuse_more_components_than_rows(value, n)
@@ -117,7 +121,23 @@ def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | No
     refuse_more_components_than_rows(kernel, rows.shape[0])
     layout = None if store is None else stored_layout(store)
     problem = Problem.of_rows(rows, kernel, keeps_store=store is not None, layout=layout, **settings)
-    return make_plan(problem, detect(memory_limit, store))
+    return make_plan(_with_spectrum(problem, rows), detect(memory_limit, store))
+
+
+def _with_spectrum(problem: Problem, rows: Rows) -> Problem:
+    """The same with its spectrum estimated, where conjugate gradient may be chosen and a sample costs little."""
+    p = problem
+    wanted = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
+    possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
+    is_costly = p.kernel.is_precomputed or isinstance(p.kernel, CallableKernel) or isinstance(rows, DaskRows)
+    if p.form == "primal" or p.n < SAMPLED_FROM or is_costly or not (wanted or possible):
+        return problem
+    eigenvalues = sampled_eigenvalues(p.kernel, rows)
+    return (
+        problem
+        if eigenvalues is None
+        else replace(problem, spectrum=Spectrum(*power_law(eigenvalues), is_measured=True))
+    )
 
 
 def stored_layout(store: str) -> Layout | None:

@@ -17,7 +17,7 @@ from dkrr.fitting.workspace import open_workspace
 from dkrr.model import FittedRidge
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime import Progress, RunRecord
+from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.result import direct_status
@@ -50,16 +50,19 @@ def fit(
     """
     start = time.perf_counter()
     solution: DualSolution | PrimalSolution
-    record, owner = RunRecord(), None
+    record, owner, meter = RunRecord(), None, Meter()
     if plan.execution != "dask":
         reset_peak()
     if plan.execution == "memory" and plan.solver == "cg":
         here = iterative.fit_dual_here if plan.form == "dual" else iterative.fit_primal_here
-        solution, record = here(data, plan, progress)
+        solution, record = here(data, plan, progress, meter)
         peak = peak_resident_bytes()
     elif plan.execution == "memory":
         with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
-            solution = memory.fit_dual(data) if plan.form == "dual" else memory.fit_primal(data, plan.chosen.row_block)
+            if plan.form == "dual":
+                solution = memory.fit_dual(data, meter)
+            else:
+                solution = memory.fit_primal(data, plan.chosen.row_block, meter)
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.
@@ -69,7 +72,7 @@ def fit(
         with blas.one_thread(small), open_workspace(plan, store, progress) as work:
             fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
             solution = fit_here(data, plan, work)
-            record, peak, owner = work.record, work.record.peak_bytes, work.temporary
+            record, meter, peak, owner = work.record, work.meter, work.record.peak_bytes, work.temporary
     model = _fitted(data, plan, solution, owner)
     if owner is not None and model.keep_alive is None:
         owner.delete()
@@ -79,8 +82,8 @@ def fit(
         residual=solution.residual,
         iterations=0 if outcome is None else outcome.iterations,
         seconds=time.perf_counter() - start,
-        bytes_read=record.bytes_read,
-        bytes_written=record.bytes_written,
+        bytes_read=record.bytes_read + meter.bytes_read,
+        bytes_written=record.bytes_written + meter.bytes_written,
         peak_bytes=peak,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
         residuals=() if outcome is None else tuple(outcome.residuals.tolist()),

@@ -37,7 +37,7 @@ from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
 from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
-from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import Iteration, Outcome
 from dkrr.solvers.settings import Pivoted, RPCholesky
@@ -73,9 +73,9 @@ class Team:
         return cls(work.executor, work.progress, plan.chosen.slots, threads, checkpoints, work.record)
 
 
-def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple[DualSolution, RunRecord]:
+def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress, meter: Meter) -> tuple[DualSolution, RunRecord]:
     """Solve (K + λW⁻¹) α = y in the calling process, with nothing on disk."""
-    rows = loaded(data.rows)
+    rows = loaded(data.rows, meter)
     scan(rows, "X")
     if data.kernel.is_precomputed:
         grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.tile)
@@ -96,6 +96,8 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
         solution = _fit_dual(replace(data, kernel=by_name(data.kernel, work)), plan, team, rows, work)
     finally:
         work.executor.forget(run)
+    if isinstance(rows, ResidentRows):
+        work.count_kept_rows(rows)
     return solution
 
 
@@ -273,7 +275,9 @@ def _not_positive_definite(error: NotPositiveDefiniteError, data: TrainingData) 
     )
 
 
-def fit_primal_here(data: TrainingData, plan: Plan, progress: Progress) -> tuple[PrimalSolution, RunRecord]:
+def fit_primal_here(
+    data: TrainingData, plan: Plan, progress: Progress, meter: Meter
+) -> tuple[PrimalSolution, RunRecord]:
     """Solve (ΦᵀWΦ + λI) w = ΦᵀWy in the calling process, streaming the rows."""
     scan(data.rows, "X")
     weights = None if data.weights is None else data.weights[:, None]

@@ -18,7 +18,7 @@ from dkrr.solvers.direct import not_positive_definite
 Array = NDArray[np.float64]
 
 
-def fit_dual(data: TrainingData) -> DualSolution:
+def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     """Factor K + λW⁻¹ in memory.
 
     Raises
@@ -26,7 +26,7 @@ def fit_dual(data: TrainingData) -> DualSolution:
     NotPositiveDefiniteError
         Naming λ and the row of the failing pivot.
     """
-    rows = loaded(data.rows)
+    rows = loaded(data.rows, meter)
     scan(rows, "X")
     scale, means = data.dual_scale(), data.target_means()
     system = DenseSystem(_matrix(data, rows, scale))
@@ -54,12 +54,15 @@ def _matrix(data: TrainingData, rows: Rows, scale: Array | None) -> Array:
     return matrix
 
 
-def loaded(rows: Rows) -> Rows:
+def loaded(rows: Rows, meter: Meter) -> Rows:
     """Rows in this process's memory."""
-    return rows if isinstance(rows, MemoryRows) else MemoryRows(rows.read(0, rows.shape[0]))
+    if isinstance(rows, MemoryRows):
+        return rows
+    meter.bytes_read += rows.n_bytes
+    return MemoryRows(rows.read(0, rows.shape[0]))
 
 
-def fit_primal(data: TrainingData, row_block: int) -> PrimalSolution:
+def fit_primal(data: TrainingData, row_block: int, meter: Meter) -> PrimalSolution:
     """Form ΦᵀWΦ in memory, a block of rows at a time, and factor it.
 
     Raises
@@ -69,7 +72,7 @@ def fit_primal(data: TrainingData, row_block: int) -> PrimalSolution:
     """
     assert data.feature_map is not None
     scan(data.rows, "X")
-    meter, means = Meter(), data.target_means()
+    means = data.target_means()
     dimension = data.feature_map.dimension(data.rows.shape[1])
     weights = None if data.weights is None else data.weights[:, None]
     segment = Segment(data.rows, 0, data.n, row_block, data.targets - means, weights)

@@ -70,6 +70,8 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
         coef[:, columns], b = data.dual_coefficients(beta)
         intercept[columns] += b
     work.executor.forget(run)
+    if plan.chosen.keeps_rows:
+        work.count_kept_rows(rows)
     return DualSolution(coef, intercept, rows, max(residuals), outcomes.merged(), (broken,) if broken else ())
 
 

@@ -19,7 +19,7 @@ from dkrr.config import setting
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
-from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 
@@ -66,6 +66,8 @@ class Workspace:
     slots: int
     """Tasks that run at once."""
     record: RunRecord = field(default_factory=RunRecord)
+    meter: Meter = field(default_factory=Meter)
+    """What moved outside of tasks: the copy of X, and rows that processes read once and keep."""
 
     def run(self, stage_name: str, tasks: list[Task]) -> RunRecord:
         """Run tasks as one stage of the progress display."""
@@ -148,9 +150,15 @@ class Workspace:
         values = scanned.values()
         return combine([values[t.key] for t in tasks])
 
+    def count_kept_rows(self, rows: Rows) -> None:
+        """Count the rows as read once by every process that did something."""
+        self.meter.bytes_read += rows.n_bytes * len(self.record.peak_bytes_by_worker)
+
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
         with self.progress.stage("copying X", 1.0):
-            return stage(rows, self.store.at(name), rows_per_chunk, self.client)
+            copy = stage(rows, self.store.at(name), rows_per_chunk, self.client)
+        self.meter.bytes_written += 0 if copy is rows else copy.n_bytes
+        return copy
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def training_errors(
 def _read(meter: Meter, segment: Segment, where: slice) -> Block:
     with meter.time("read"):
         x = segment.rows.read(where.start, where.stop)
-    meter.bytes_read += n_bytes(x)
+    meter.bytes_read += 0 if segment.rows.is_in_memory else n_bytes(x)
     return x
 
 

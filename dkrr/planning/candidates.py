@@ -84,7 +84,7 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         row_parts=1,
         row_block=n,
         seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / resources.rates.read_bytes,
-        read_bytes=loaded,
+        read_bytes=0 if p.x_in_memory else p.stored_bytes,
         written_bytes=0,
         disk_bytes=0,
         peak_bytes=resources.local_baseline_bytes
@@ -279,7 +279,7 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         + 2 * staged / rates.write_bytes
         + form
         + groups * (factor + rates.seconds(substitution_cost(grid, t))),
-        read_bytes=forming.read_bytes + groups * (cost.read_bytes + 3 * row_parts * one),
+        read_bytes=forming.read_bytes + groups * (cost.read_bytes + row_parts * one),
         written_bytes=staged + row_parts * one + groups * cost.written_bytes,
         disk_bytes=staged
         + row_parts * one

@@ -1,7 +1,7 @@
 """The ways to solve a problem by conjugate gradient, each with its projected cost.
 
-What they need that no plan can know is the spectrum of the matrix. TYPICAL stands for it until the factor of the
-preconditioner shows it; the rank is then chosen by what was found.
+What they need that no plan can know is the spectrum of the matrix. It is estimated on a sample of the rows, or taken to
+be a typical one where there are none; the rank is chosen while the factor shows what it really is.
 """
 
 from dataclasses import replace
@@ -25,13 +25,8 @@ from dkrr.planning.resources import Place, Resources
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
 
-TYPICAL_EIGENVALUE = 7e-5
-"""Of K / n for k(x, x) = 1, the 1,000th: between QM9 (79 columns, γ = 1 / 79: 3.9e-5) and 16 normal columns with
-γ = 1 / 16 (1.2e-4) ..."""
-TYPICAL_DECAY = 2.0
-"""... and the power of their number with which they fall (2.7 and 1.2 there)."""
-MAX_EIGENVALUE = 0.2
-"""The same for the second, when the constant is deflated and there is no factor."""
+TYPICAL_CONDITION = 300.0
+"""Of ΦᵀWΦ scaled to a unit diagonal: correlated features, of which there are fewer than rows."""
 
 RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 """Ranks that are compared."""
@@ -58,11 +53,19 @@ MAX_ITERATIONS_PLANNED = 1_000_000
 
 
 def iterations_expected(problem: Problem, rank: int) -> int:
-    """Iterations for a typical spectrum."""
+    """Iterations for the problem's spectrum, in the dual form."""
+    return _iterations(problem, problem.n * problem.spectrum.eigenvalue(rank))
+
+
+def primal_iterations_expected(problem: Problem) -> int:
+    """The same with the diagonal of ΦᵀWΦ as preconditioner."""
+    alpha = min(problem.alphas)
+    largest = TYPICAL_CONDITION * alpha if alpha > 0 else TYPICAL_CONDITION
+    return min(_iterations(problem, min(largest, problem.n * problem.spectrum.largest)), (problem.dimension or 1) + 1)
+
+
+def _iterations(problem: Problem, eigenvalue: float) -> int:
     alpha = max(min(problem.alphas), 1e-14)
-    eigenvalue = problem.n * MAX_EIGENVALUE
-    if rank:
-        eigenvalue = min(eigenvalue, problem.n * TYPICAL_EIGENVALUE * (rank / 1000) ** -TYPICAL_DECAY)
     return int(min(ceil(expected_iterations(eigenvalue, alpha, problem.tol)) + 1, MAX_ITERATIONS_PLANNED))
 
 
@@ -109,7 +112,8 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
         panel=tile,
         n_tiles=n_tiles,
         seconds=formed.seconds + one / place.slots + disk / rates.write_bytes + passes * (read - one / place.slots),
-        read_bytes=formed.read_bytes + passes * disk,
+        # Tiles are formed once, from the rows of both their sides.
+        read_bytes=(formed.read_bytes if formed.keeps_rows else float(p.stored_bytes) * n_tiles) + passes * disk,
         written_bytes=formed.written_bytes + disk,
         disk_bytes=formed.disk_bytes + disk,
         peak_bytes=formed.peak_bytes + place.threads * 2 * 8 * tile**2,
@@ -163,7 +167,7 @@ def _dual(
 ) -> Candidate:
     p, rates, m = problem, resources.rates, problem.n_right_sides * len(problem.alphas)
     itemsize = 4 if precision == "float32" else 8
-    held = p.x_in_memory and place.execution != "dask"
+    held = p.x_in_memory and place.execution == "memory"
     tile, keeps_rows = _tile_and_rows(p, place, rank, m)
     needed = _needed_bytes(p, place, rank, m, tile, keeps_rows=keeps_rows)
     n_tiles = ceil(p.n / tile)
@@ -235,7 +239,7 @@ def _tile_and_rows(p: Problem, place: Place, rank: int, m: int) -> tuple[int, bo
     # X is here already, or read into memory here, or every process keeps it if it is small, or its tiles are read at
     # every pass.
     loads = not p.x_in_memory and place.execution == "memory"
-    held = p.x_in_memory and place.execution != "dask"
+    held = p.x_in_memory and place.execution == "memory"
     keeps_rows = loads or (not held and p.stored_bytes <= place.limit_bytes // ROWS_PART)
     tile, is_free = cg_tile(p, place.limit_bytes, place.slots), p.tile is None and p.layout is None
 
@@ -293,11 +297,12 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
         sparse = p.is_sparse and p.feature_map is not None and p.feature_map.keeps_sparse
         block = row_block(p, 1 if sparse else dimension, 1 if sparse else dimension)
         entries = p.n * (p.bytes_of_row / 12 if sparse else float(dimension))
-        iterations = iterations_expected(p, 0)
+        iterations = primal_iterations_expected(p)
         one = entries * (feature_seconds(p) + 1.5e-9 * t) / place.slots
-        held = p.x_in_memory and place.execution != "dask"
+        held = p.x_in_memory and place.execution == "memory"
         staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
-        x_read = 0.0 if held else float(iterations) * p.stored_bytes
+        # Besides the products: the check of X, moments, squares, the true residual, errors, and means for an intercept.
+        x_read = 0.0 if held else float(iterations + 5 + (1 if p.fit_intercept else 0)) * p.stored_bytes
         width = p.bytes_of_row if sparse else 8 * dimension
         checkpoint = 5 * 8 * dimension * t if p.keeps_store else 0
         candidates.append(
