@@ -19,11 +19,16 @@ class Cost:
     n_tasks: int = 0
     memory_bytes: float = 0.0
     """Bytes of matrices in memory that are read to be multiplied by a few vectors."""
+    dense_flops: float = 0.0
+    """Floating-point operations of factorisations in memory ..."""
+    dense_side: int = 0
+    """... and the rows of the largest of their matrices."""
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return type(self)(**(values | {"dense_side": max(self.dense_side, other.dense_side)}))
 
     def times(self, factor: float) -> Self:
         """Return the cost of doing this `factor` times."""
         values = {f.name: getattr(self, f.name) * factor for f in fields(self)}
-        return type(self)(**(values | {"n_tasks": round(values["n_tasks"])}))
+        return type(self)(**(values | {"n_tasks": round(values["n_tasks"]), "dense_side": self.dense_side}))

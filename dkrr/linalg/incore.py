@@ -170,10 +170,12 @@ def dense_gram(
 
 def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
     """Cost of factoring and solving `n_systems` times, forming the matrix not included."""
-    # Mirroring, restoring and the residual each pass once over the matrix.
+    # Mirroring, restoring and the residual each pass once over the matrix, and so do both substitutions together.
     return Cost(
-        gemm_flops=n_systems * (n**3 / 3 + 4.0 * n**2 * n_right_sides),
-        memory_bytes=(1 + 2 * n_systems) * 8.0 * n * n,
+        gemm_flops=n_systems * 4.0 * n**2 * n_right_sides,
+        memory_bytes=(1 + 3 * n_systems) * 8.0 * n * n,
+        dense_flops=n_systems * n**3 / 3,
+        dense_side=n,
     )
 
 

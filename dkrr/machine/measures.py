@@ -17,6 +17,7 @@ from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
 from dkrr.planning import KernelRate
+from dkrr.planning.resources import DENSE_SIDE
 from dkrr.tiles import ChunkedArray
 
 SIDE, STRIP = 1536, 512
@@ -93,7 +94,7 @@ def other_cores_busy(seconds: float) -> float:
 
 def measure_threads(seconds: float) -> Measured:
     """Rate of the factorisation in memory for each thread of this process, all of them at work."""
-    side = 2 * SIDE
+    side = DENSE_SIDE
     definite, matrix = np.eye(side) * 2.0 + 1.0, np.empty((side, side))
 
     def factor() -> None:

@@ -26,6 +26,8 @@ class KernelRate:
     """To compute one entry k(x, z) of a large block, on one core while the others do the same."""
 
 
+DENSE_SIDE = 3072
+"""Rows of the matrix whose factorisation in memory is measured."""
 FLOAT32_ELEMENTS = 0.6
 """Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not measured."""
 
@@ -47,7 +49,7 @@ class Rates:
     potrf_flops: float = 38e9
     """Of the Cholesky factorisation of one tile."""
     dense_flops: float = 37e9
-    """Of the Cholesky factorisation in memory, by each thread of the calling process."""
+    """Of the Cholesky factorisation of DENSE_SIDE rows in memory, by each thread of the calling process."""
     memory_bytes: float = 6e9
     """Bytes per second of a matrix in memory that are multiplied by a vector."""
     read_bytes: float = 2.5e9
@@ -71,12 +73,18 @@ class Rates:
         """Time that one process with this many BLAS threads needs for work that nothing else overlaps."""
         return (
             cost.gemm_flops / (self.gemm_flops * threads)
+            + cost.dense_flops / (self._dense_flops(cost.dense_side) * threads)
             + cost.element_seconds
             + cost.read_bytes / self.read_bytes
             + cost.written_bytes / self.write_bytes
             + cost.n_tasks * self.task_seconds
             + cost.memory_bytes / self.memory_bytes
         )
+
+    def _dense_flops(self, side: int) -> float:
+        """Rate of a factorisation of another size: of its time, what is not GEMM falls as one over the size."""
+        overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
+        return self.gemm_flops / (1.0 + overhead / max(side, 1))
 
     def entry(self, kernel: Kernel, n_features: int, precision: Precision = "float64") -> EntryCost:
         """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes."""

@@ -2,6 +2,7 @@
 
 from dkrr.cost import Cost
 from dkrr.planning import Rates
+from dkrr.planning.resources import DENSE_SIDE
 
 
 def test_sum_and_multiple():
@@ -10,6 +11,8 @@ def test_sum_and_multiple():
     assert a.times(3) == Cost(6.0, 9.0, 15.0, 21.0, 33, 93.0)
     assert a.times(0.5).n_tasks == 6
     assert a + Cost() == a
+    factored = Cost(dense_flops=41.0, dense_side=43) + Cost(dense_flops=2.0, dense_side=5)
+    assert (factored.dense_flops, factored.dense_side, factored.times(3).dense_side) == (43.0, 43, 43)
 
 
 def test_seconds():
@@ -17,3 +20,11 @@ def test_seconds():
     assert rates.seconds(Cost(gemm_flops=12.0)) == 6.0
     assert rates.seconds(Cost(gemm_flops=12.0), threads=3) == 2.0
     assert rates.seconds(Cost(12.0, 1.0, 10.0, 21.0, 4, 1.5), threads=3) == 2.0 + 1.0 + 2.0 + 3.0 + 2.0 + 6.0
+
+
+def test_a_small_factorisation_is_slower_by_the_flop():
+    rates = Rates(gemm_flops=100.0, dense_flops=50.0)
+    assert rates.seconds(Cost(dense_flops=100.0, dense_side=DENSE_SIDE)) == 2.0
+    assert rates.seconds(Cost(dense_flops=100.0, dense_side=DENSE_SIDE), threads=2) == 1.0
+    seconds = [rates.seconds(Cost(dense_flops=100.0, dense_side=n)) for n in (10, 1000, 10**4, 10**9)]
+    assert seconds == sorted(seconds, reverse=True) and abs(seconds[-1] - 1.0) < 1e-3

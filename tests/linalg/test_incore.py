@@ -148,7 +148,8 @@ def test_memory():
 def test_cost_with_distinct_primes():
     n, m, count = 1009, 7, 3
     cost = dense_cost(n, m, count)
-    assert cost.gemm_flops == pytest.approx(count * (n**3 / 3 + 4 * n**2 * m))
+    assert cost.gemm_flops == pytest.approx(count * 4 * n**2 * m)
+    assert (cost.dense_flops, cost.dense_side) == (pytest.approx(count * n**3 / 3), n)
     assert (cost.read_bytes, cost.written_bytes, cost.n_tasks) == (0, 0, 0)
     assert dense_cost(n, m, 2 * count).memory_bytes > cost.memory_bytes > 0
     assert dense_bytes(10**5, m) >= 8 * 10**10
