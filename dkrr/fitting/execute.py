@@ -62,7 +62,7 @@ def fit(
             if plan.form == "dual":
                 solution = memory.fit_dual(data, meter)
             else:
-                solution = memory.fit_primal(data, plan.chosen.row_block, meter)
+                solution, record = memory.fit_primal(data, plan.chosen.row_block, plan.chosen.row_parts)
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.

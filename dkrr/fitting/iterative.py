@@ -279,7 +279,7 @@ def fit_primal_here(
     data: TrainingData, plan: Plan, progress: Progress, meter: Meter
 ) -> tuple[PrimalSolution, RunRecord]:
     """Solve (ΦᵀWΦ + λI) w = ΦᵀWy in the calling process, streaming the rows."""
-    scan(data.rows, "X")
+    scan(data.rows, "X", meter)
     weights = None if data.weights is None else data.weights[:, None]
     with Team.of_threads(plan, progress) as team:
         targets = data.targets - data.target_means()

@@ -1,5 +1,11 @@
 """Fits whose matrix is held in the memory of the calling process."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,11 +13,11 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
-from dkrr.linalg.normal import Segment, accumulate, feature_sums, primal_residual
+from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
 from dkrr.linalg.residual import relative
 from dkrr.rows import MemoryRows, Rows, scan
 from dkrr.rows.sources import dense
-from dkrr.runtime import Meter
+from dkrr.runtime import Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import not_positive_definite
 
@@ -62,36 +68,56 @@ def loaded(rows: Rows, meter: Meter) -> Rows:
     return MemoryRows(rows.read(0, rows.shape[0]))
 
 
-def fit_primal(data: TrainingData, row_block: int, meter: Meter) -> PrimalSolution:
+def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSolution, RunRecord]:
     """Form ΦᵀWΦ in memory, a block of rows at a time, and factor it.
+
+    Parameters
+    ----------
+    data : TrainingData
+    row_block : int
+        Rows of Φ in memory at once, at most.
+    parts : int
+        Parts of the rows, each with a thread and a matrix of its own; with one, BLAS uses its threads.
 
     Raises
     ------
+    InputError
+        If the rows hold NaN or infinity.
     NotPositiveDefiniteError
         Naming λ and the feature of the failing pivot.
     """
-    assert data.feature_map is not None
-    scan(data.rows, "X")
-    means = data.target_means()
-    dimension = data.feature_map.dimension(data.rows.shape[1])
+    phi, means, record = data.feature_map, data.target_means(), RunRecord()
+    assert phi is not None
     weights = None if data.weights is None else data.weights[:, None]
-    segment = Segment(data.rows, 0, data.n, row_block, data.targets - means, weights)
-    centre = None
-    if data.fit_intercept:
-        total = data.n if data.weights is None else data.weights.sum()
-        centre = feature_sums(meter, data.feature_map, segment) / total
-    matrix, moments = np.zeros((dimension, dimension)), np.zeros((dimension, data.targets.shape[1]))
-    everything = slice(0, dimension)
-    accumulate(meter, data.feature_map, segment, centre, matrix, moments, everything, everything)
-    mirror_lower_blocks(matrix)
-    system, coef = DenseSystem(matrix), np.empty_like(moments)
-    for alpha, columns in data.alpha_groups():
-        try:
-            right_sides = np.ascontiguousarray(moments[:, columns])
-            coef[:, columns], _ = Cholesky().solve_dense(system, np.full(dimension, alpha), right_sides)
-        except NotPositiveDefiniteError as error:
-            raise not_positive_definite(error, alpha, "primal") from None
-    errors, gradient = primal_residual(meter, data.feature_map, segment, centre, coef)
-    gradient -= coef * data.alphas
+    targets = data.targets - means if data.fit_intercept else data.targets
+    cuts = [round(k * data.n / parts) for k in range(parts + 1)]
+    segments = [Segment(data.rows, a, b, row_block, targets, weights) for a, b in pairwise(cuts) if b > a]
+    with ThreadExecutor(parts) if parts > 1 else nullcontext(SerialExecutor()) as executor:
+
+        def of_each(function: Any, *arguments: Any) -> Iterator[Any]:
+            tasks = [Task(f"{function.__name__}-{k}", function, (phi, s, *arguments)) for k, s in enumerate(segments)]
+            done = executor.run(tasks, Progress())
+            record.add(RunRecord(done.seconds, [replace(task, value=None) for task in done.tasks]))
+            return (task.value for task in done.tasks)
+
+        centre = None
+        if data.fit_intercept:
+            centre = sum(of_each(feature_sums)) / (data.n if data.weights is None else data.weights.sum())
+        (matrix, moments), *rest = of_each(normal_part, centre)
+        while rest:
+            one, other = rest.pop(0)
+            matrix += one
+            moments += other
+        mirror_lower_blocks(matrix)
+        system, coef = DenseSystem(matrix), np.empty_like(moments)
+        for alpha, columns in data.alpha_groups():
+            try:
+                right_sides = np.ascontiguousarray(moments[:, columns])
+                coef[:, columns], _ = Cholesky().solve_dense(system, np.full(len(coef), alpha), right_sides)
+            except NotPositiveDefiniteError as error:
+                raise not_positive_definite(error, alpha, "primal") from None
+        checked = list(of_each(primal_residual, centre, coef))
+    errors = np.concatenate([errors for errors, _ in checked])
+    gradient = np.sum([gradient for _, gradient in checked], axis=0) - coef * data.alphas
     residual = relative([((gradient**2).sum(axis=0), (moments**2).sum(axis=0))])
-    return PrimalSolution.build(data, coef, means, centre, errors, residual)
+    return PrimalSolution.build(data, coef, means, centre, errors, residual), record

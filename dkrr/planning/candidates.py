@@ -27,6 +27,11 @@ MAX_TILES_A_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
+PARALLEL_FEATURES = 2048
+"""Up to this D each core forms a ΦᵀΦ of its own (at D = 100 twice as fast as BLAS's threads together, at D = 1,900 as
+fast) ..."""
+PARALLEL_FLOPS = 1e8
+"""... if there is so much work: starting threads takes time too."""
 ROWS_PART = 4
 """X is kept by every process that needs it again and again, if it takes at most one part in this many of its memory."""
 THREAD_BUFFER_BYTES = 32 * 2**20
@@ -100,13 +105,16 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
 def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     """The whole normal matrix in the calling process, the rows streamed through it."""
     p, dimension = problem, problem.dimension or 0
-    block = row_block(p, dimension, dimension)
-    cost = normal_cost(
-        p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept
-    ) + dense_cost(dimension, p.n_targets, len(p.alphas))
+    rates, threads, block = resources.rates, resources.local_threads, row_block(p, dimension, dimension)
+    large = float(p.n) * dimension**2 >= PARALLEL_FLOPS
+    parts = min(threads, p.n) if large and dimension <= PARALLEL_FEATURES else 1
+    cost = normal_cost(p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept)
     # No tasks here, and nothing to read if the rows are in memory already.
     cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
-    rows = block * (2 * 8 * dimension + 2 * p.bytes_of_row + 8 * p.n_targets)
+    # Parts of the rows share everything among the cores, BLAS's threads the products only.
+    forming = rates.seconds(cost) / parts if parts > 1 else rates.seconds(cost, threads)
+    rows = parts * block * (2 * 8 * dimension + 2 * p.bytes_of_row + 8 * p.n_targets)
+    rows += (parts - 1) * (8 * dimension * (dimension + p.n_targets) + p.read_overhead_bytes + feature_bytes(p))
     return Candidate(
         form="primal",
         execution="memory",
@@ -114,9 +122,9 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         tile=dimension,
         panel=dimension,
         segment=0,
-        row_parts=1,
+        row_parts=parts,
         row_block=block,
-        seconds=resources.rates.seconds(cost, resources.local_threads),
+        seconds=forming + rates.seconds(dense_cost(dimension, p.n_targets, len(p.alphas)), threads),
         read_bytes=cost.read_bytes,
         written_bytes=0,
         disk_bytes=0,
@@ -126,7 +134,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         + feature_bytes(p)
         + 3 * 8 * p.n * p.n_targets
         + p.read_overhead_bytes
-        + resources.local_threads * THREAD_BUFFER_BYTES
+        + threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES,
         limit_bytes=resources.local_limit_bytes,
     )
@@ -186,7 +194,7 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
         + groups * (factor + passes * (product + rates.seconds(apply))),
-        read_bytes=groups * (cost.read_bytes + FACTORED_ITERATIONS * apply.read_bytes + x_read),
+        read_bytes=checked_bytes(p) + groups * (cost.read_bytes + FACTORED_ITERATIONS * apply.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
         disk_bytes=staged + (groups if p.keeps_store else 1) * stored + partial_bytes(grid, 0, segment, 4),
         peak_bytes=peak + (rows_bytes if keeps_rows else 0),
@@ -230,7 +238,7 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
         row_parts=1,
         row_block=grid.tile,
         seconds=place.start_seconds + 2 * staged / rates.write_bytes + groups * (factor + back + check),
-        read_bytes=groups * (cost.read_bytes + x_read),
+        read_bytes=checked_bytes(p) + groups * (cost.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
         disk_bytes=staged
         + (groups if p.keeps_store else 1) * (factor_bytes(grid) + vectors)
@@ -279,7 +287,7 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         + 2 * staged / rates.write_bytes
         + form
         + groups * (factor + rates.seconds(substitution_cost(grid, t))),
-        read_bytes=forming.read_bytes + groups * (cost.read_bytes + row_parts * one),
+        read_bytes=checked_bytes(p) + forming.read_bytes + groups * (cost.read_bytes + row_parts * one),
         written_bytes=staged + row_parts * one + groups * cost.written_bytes,
         disk_bytes=staged
         + row_parts * one
@@ -291,6 +299,11 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         + PROCESS_MARGIN_BYTES,
         limit_bytes=place.limit_bytes,
     )
+
+
+def checked_bytes(problem: Problem) -> int:
+    """Bytes that the check for NaN reads before the work, where X is in a store."""
+    return 0 if problem.x_in_memory else problem.stored_bytes
 
 
 def row_block(problem: Problem, tile: int, dimension: int) -> int:

@@ -15,6 +15,7 @@ from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     ROWS_PART,
     THREAD_BUFFER_BYTES,
+    checked_bytes,
     feature_bytes,
     feature_seconds,
     row_block,
@@ -113,7 +114,8 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
         n_tiles=n_tiles,
         seconds=formed.seconds + one / place.slots + disk / rates.write_bytes + passes * (read - one / place.slots),
         # Tiles are formed once, from the rows of both their sides.
-        read_bytes=(formed.read_bytes if formed.keeps_rows else float(p.stored_bytes) * n_tiles) + passes * disk,
+        read_bytes=passes * disk
+        + (formed.read_bytes if formed.keeps_rows else checked_bytes(p) + float(p.stored_bytes) * n_tiles),
         written_bytes=formed.written_bytes + disk,
         disk_bytes=formed.disk_bytes + disk,
         peak_bytes=formed.peak_bytes + place.threads * 2 * 8 * tile**2,
@@ -197,6 +199,7 @@ def _dual(
     if not held:
         passes = 1 if keeps_rows else iterations + cycles
         x_read = passes * (p.stored_bytes * place.n_workers if keeps_rows else p.stored_bytes * (n_tiles + 1) / 2)
+        x_read += checked_bytes(p) if place.execution != "memory" else 0
     checkpoint = 5 * 8 * p.n * m if p.keeps_store else 0
     return Candidate(
         form="dual",

@@ -1,10 +1,10 @@
 """Tasks on a cluster, event by event: who runs what when, what the store must deliver, what a lost worker costs.
 
-The tasks, what they wait for and their priorities are those of the real graph (``tile_steps``); the driver is the one of
-``runtime.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that a
-task is done. A task holds one core for its own time, and no shorter than the store takes to move its bytes, which are
-read ahead and written behind. The store serves all transfers alike (processor sharing). What is finished lies in the
-store, so a lost worker takes with it only what it was doing.
+The tasks, what they wait for and their priorities are those of the real graph (``tile_steps``); the driver is that of
+``runtime.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that
+a task is done. A task holds one core for its own time, and no shorter than the store takes to move its bytes, which
+are read ahead and written behind. The store serves all transfers alike (processor sharing). What is finished lies in
+the store, so a lost worker takes with it only what it was doing.
 """
 
 import heapq
@@ -15,10 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from dkrr.errors import PlanError
 
+Queue = Literal["submission", "priority"]
+"""Order of the tasks on the scheduler: Dask's own rule among equals, or our priorities."""
 PEAK_PART = 100
 """The peak bandwidth is the mean over the busiest one in this many equal parts of the time."""
 
@@ -87,6 +89,8 @@ class Cluster:
     """Tasks that run at once in one process."""
     window_per_thread: int = 2
     """Tasks on the scheduler for each thread (``dask_executor.WINDOW_PER_THREAD``)."""
+    queue: Queue = "submission"
+    """Which of the tasks on the scheduler goes first."""
     round_trip_seconds: float = 0.010
     """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
     scheduler_seconds: float = 0.001
@@ -282,8 +286,8 @@ class _Run:
         self.starts, self.ends = [0.0] * n, [0.0] * n
         self.now, self.scheduler_free = 0.0, 0.0
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self.n_events = 0
-        self.queued: deque[int] = deque()
+        self.n_events, self.n_queued = 0, 0
+        self.queued: list[tuple[int, int]] = []
         self.idle: deque[int] = deque()
         self.task: list[int | None] = [None] * c.slots
         self.attempt, self.parts = [0] * c.slots, [0] * c.slots
@@ -323,11 +327,11 @@ class _Run:
 
     def _next(self) -> None:
         time = self.events[0][0] if self.events else math.inf
-        for link in self.links:
-            end = link.next_end()
+        if self.links:
+            end, which = min((link.next_end(), k) for k, link in enumerate(self.links))
             if end <= time and end < math.inf:
                 self.now = end
-                self._part_is_done(link.pop(end))
+                self._part_is_done(self.links[which].pop(end))
                 return
         if not self.events:
             raise PlanError("all workers were lost before the end, and none is replaced")
@@ -354,7 +358,9 @@ class _Run:
 
     def _queue(self, k: int) -> None:
         # One queue for all: Dask assigns tasks to workers, but lets idle ones steal.
-        self.queued.append(k)
+        self.n_queued += 1
+        order = self.graph.rank[k] if self.cluster.queue == "priority" else self.n_queued
+        heapq.heappush(self.queued, (order, k))
         self._dispatch()
 
     def _client_hears(self, k: int) -> None:
@@ -369,7 +375,7 @@ class _Run:
 
     def _dispatch(self) -> None:
         while self.queued and self.idle:
-            self._start(self.queued.popleft(), self.idle.popleft())
+            self._start(heapq.heappop(self.queued)[1], self.idle.popleft())
 
     def _start(self, k: int, slot: int) -> None:
         self.task[slot] = k
@@ -431,7 +437,7 @@ class _Run:
             self.lost_tasks += 1
             self.lost += self.now - self.starts[k]
             self.busy += self.now - self.starts[k]
-            self.queued.appendleft(k)
+            heapq.heappush(self.queued, (-1, k))
         if self.cluster.replacement_seconds is not None:
             self._at(self.now + self.cluster.replacement_seconds, self._worker_is_up, worker)
         self._dispatch()

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError
-from dkrr.rows.sources import Block, Rows
+from dkrr.rows.sources import Block, Rows, n_bytes
 from dkrr.runtime.task import Meter, Task
 
 _BLOCK_BYTES = 32 * 2**20
@@ -45,7 +46,7 @@ def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int) -> list[Tas
     ]
 
 
-def scan(rows: Rows, name: str) -> None:
+def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     """Check rows in this process.
 
     Raises
@@ -53,7 +54,7 @@ def scan(rows: Rows, name: str) -> None:
     InputError
         If there is a NaN or an infinity; the message names its row and column.
     """
-    _scan(Meter(), rows, name, _blocks(rows), False)
+    _scan(meter or Meter(), rows, name, _blocks(rows), False)
 
 
 def combine(digests: Sequence[Sequence[str]]) -> str:
@@ -67,22 +68,29 @@ def digest_of(array: NDArray[Any]) -> str:
 
 
 def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
-    digests = []
-    for start, stop in itertools.pairwise(blocks):
+    digests: list[str] = []
+    ends, sha = set(blocks), None
+    stream = rows.blocks(blocks[0], blocks[-1], max(b - a for a, b in itertools.pairwise(blocks)))
+    while True:
         with meter.time("read"):
-            block = rows.read(start, stop)
-        check_finite(block, name, start)
-        if digest:
-            with meter.time("digest"):
-                digests.append(_digest(block))
-    return digests
-
-
-def _digest(block: Block) -> str:
-    sha = hashlib.sha256(str((block.shape, np.dtype(block.dtype).str)).encode())
-    for part in _parts(block):
-        sha.update(np.ascontiguousarray(part).data)
-    return sha.hexdigest()
+            found = next(stream, None)
+        if found is None:
+            return digests
+        where, block = found
+        meter.bytes_read += 0 if rows.is_in_memory else n_bytes(block)
+        check_finite(block, name, where.start)
+        if not digest:
+            continue
+        with meter.time("digest"):
+            if sha is None:
+                height = blocks[bisect_right(blocks, where.start)] - where.start
+                sha = hashlib.sha256(str(((height, block.shape[1]), np.dtype(block.dtype).str)).encode())
+            # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
+            for part in _parts(block):
+                sha.update(np.ascontiguousarray(part).data)
+            if where.stop in ends:
+                digests.append(sha.hexdigest())
+                sha = None
 
 
 def _parts(block: Block) -> Iterator[NDArray[Any]]:

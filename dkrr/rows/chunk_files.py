@@ -7,6 +7,7 @@ bytes that are asked for go straight into the caller's array.
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -65,6 +66,14 @@ class ChunkFiles:
             self._read_into(part, start + top)
             out[top : top + height] = part[:, left:right]
         return out
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Rows start ... stop − 1 in blocks of `height`, all in one buffer: fresh memory takes longer than reading."""
+        buffer = np.empty((max(0, min(height, stop - start)), self.n_columns), self.dtype)
+        for k in range(start, stop, height):
+            block = buffer[: min(height, stop - k)]
+            self._read_into(block, k)
+            yield slice(k, k + len(block)), block
 
     def _read_into(self, out: NDArray[Any], start: int) -> None:
         """Fill a C-ordered array with the rows from `start` on."""

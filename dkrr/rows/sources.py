@@ -58,7 +58,7 @@ class Rows(ABC):
         ------
         rows : slice
         block : ndarray, or CSR array if `is_sparse`
-            To be read only.
+            To be read only, and only until the next one is asked for.
         """
         for k in range(start, stop, height):
             rows = slice(k, min(k + height, stop))
@@ -186,7 +186,7 @@ class ZarrRows(Rows):
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         """See base class."""
         if self._files is not None:
-            return super().blocks(start, stop, height)
+            return self._files.blocks(start, stop, height)
         n, step = self.shape[0], int(self._array.chunks[0])
         return _blocks_of_chunks(self, range(0, n + step, step), start, stop, height)
 

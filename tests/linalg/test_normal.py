@@ -8,21 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
+from dkrr.linalg import normal
 from dkrr.linalg.normal import (
     NormalParts,
     Segment,
     accumulate,
     feature_sums,
     normal_cost,
+    normal_part,
     normal_tasks,
     primal_residual,
 )
 from dkrr.linalg.sources import SummedTiles
-from dkrr.rows import as_rows
+from dkrr.rows import as_rows, write_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import TileGrid
-from tests.linalg.systems import empty_tiles, empty_vectors, files_of, remove_chunks, run, vectors
+from tests.linalg.systems import RowsElsewhere, empty_tiles, empty_vectors, files_of, remove_chunks, run, vectors
 from tests.linalg.test_sources import whole
 from tests.oracles import naive_normal
 from tests.rows.sources import KINDS, table
@@ -79,6 +82,47 @@ def test_accumulate(weighted, centred, block, start, data):
     assert_allclose(moments, whole_moments[rows] + 0.5, **TOLERANCE)
 
 
+@pytest.mark.parametrize("height", [1, 2, 7, 50])
+@pytest.mark.parametrize("stored", [False, True])
+@weighted_and_centred
+def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, centred):
+    """Cut within the blocks that the plan reads, whose targets and weights are then kept for several strips."""
+    monkeypatch.setattr(normal, "STRIP_ROWS", height)
+    monkeypatch.setattr(normal, "STRIP_BYTES", 0)
+    X, y, w, phi = samples()
+    w = w if weighted else None
+    _, _, centre = expected(phi, y, w, centred)
+    targets, weights = y, w
+    if stored:
+        by_rows = TileGrid(N, 5, 5)
+        targets, weights = vectors(tmp_path, by_rows, y), None if w is None else vectors(tmp_path, by_rows, w)
+    rows = write_rows(as_rows(X), str(tmp_path / "rows"), 4)
+    segment = Segment(rows, 2, 27, 5, targets, weights)
+    here = slice(2, 27)
+    part = phi[here] - (0.0 if centre is None else centre)
+    whole_matrix, whole_moments = naive_normal(part, np.ones(25) if w is None else w[here, 0], y[here])
+    matrix, moments = normal_part(Meter(), MAP, segment, centre)
+    assert_allclose(np.tril(matrix), np.tril(whole_matrix), **TOLERANCE)
+    assert_allclose(moments, whole_moments, **TOLERANCE)
+    assert_allclose(
+        feature_sums(Meter(), MAP, segment), ((1.0 if w is None else w) * phi)[here].sum(axis=0), **TOLERANCE
+    )
+    coef = np.random.default_rng(3).standard_normal((DIMENSION, 2))
+    residuals, gradient = primal_residual(Meter(), MAP, segment, centre, coef)
+    assert_allclose(residuals, y[here] - part @ coef, **TOLERANCE)
+    _, of_residuals = naive_normal(part, np.ones(25) if w is None else w[here, 0], residuals)
+    assert_allclose(gradient, of_residuals, **TOLERANCE)
+
+
+def test_a_bad_value_is_named_where_it_is_read():
+    X, y, _, _ = samples()
+    X[17, 2] = np.nan
+    segment = Segment(as_rows(X), 3, N, 4, y)
+    for work in (lambda: normal_part(Meter(), MAP, segment, None), lambda: feature_sums(Meter(), MAP, segment)):
+        with pytest.raises(InputError, match="row 17, column 2"):
+            work()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_rows(kind, tmp_path):
     case = table(kind, tmp_path)
@@ -126,7 +170,7 @@ class TestTiles:
         count = len(cuts) - 1
         return matrix, moments, NormalParts(
             segments=tuple(
-                Segment(as_rows(X), a, b, 4, targets, weights) for a, b in itertools.pairwise(cuts)
+                Segment(RowsElsewhere(X), a, b, 4, targets, weights) for a, b in itertools.pairwise(cuts)
             ),
             matrices=tuple(empty_tiles(folder, grid) for _ in range(count)),
             moments=tuple(empty_vectors(folder, grid, 2) for _ in range(count)),

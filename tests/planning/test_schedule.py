@@ -1,12 +1,22 @@
 """The simulated schedule against bounds that hold for any schedule."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning import Rates, schedule
-from dkrr.planning.schedule import factorisation_seconds, step_seconds
+from dkrr.planning.schedule import (
+    TaskCosts,
+    estimated_seconds,
+    factorisation_seconds,
+    simulate_factorisation,
+    step_flops,
+    step_seconds,
+)
+from dkrr.planning.simulation import Cluster
 from dkrr.tiles import TileGrid
 
 RATES = Rates()
@@ -15,6 +25,11 @@ COMPUTE_ONLY = Rates(gemm_flops=1e9, read_bytes=1e30, write_bytes=1e30, task_sec
 
 def work(grid, segment, rates=RATES, form=0.5):
     return sum(step_seconds(step, grid, rates, form) for step in tile_steps(grid.n_tiles, segment))
+
+
+def ideal_seconds(grid, segment, slots, rates=RATES, form=0.5):
+    costs = TaskCosts.of_rates(rates, form / grid.tile**2)
+    return simulate_factorisation(grid, segment, costs, Cluster.ideal(slots)).seconds
 
 
 def longest_chain(grid, segment, rates=RATES, form=0.5):
@@ -40,7 +55,7 @@ def test_one_slot_is_the_sum_of_all(case):
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.integers(1, 64))
 def test_bounds_of_list_scheduling(case, slots):
-    time = factorisation_seconds(*case, slots, RATES, 0.5)
+    time = ideal_seconds(*case, slots)
     total, chain = work(*case), longest_chain(*case)
     assert time >= max(total / slots, chain) * (1 - 1e-9)
     # Graham 1966: no list schedule is worse than this.
@@ -51,35 +66,85 @@ def test_bounds_of_list_scheduling(case, slots):
 @given(cases(), st.integers(1, 32))
 def test_more_slots_are_not_much_slower(case, slots):
     # List schedules have anomalies, but small ones.
-    time = factorisation_seconds(*case, slots, RATES, 0.5)
-    assert factorisation_seconds(*case, slots + 1, RATES, 0.5) <= 1.1 * time
-    assert factorisation_seconds(*case, 2 * slots, RATES, 0.5) <= time * (1 + 1e-9)
+    time = ideal_seconds(*case, slots)
+    assert ideal_seconds(*case, slots + 1) <= 1.1 * time
+    assert ideal_seconds(*case, 2 * slots) <= time * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_enough_slots_take_the_longest_chain(case):
-    assert factorisation_seconds(*case, 10_000, RATES, 0.5) == pytest.approx(longest_chain(*case))
+    assert ideal_seconds(*case, 10_000) == pytest.approx(longest_chain(*case))
 
 
-@pytest.mark.parametrize("segment", [0, 4])
-def test_beyond_the_simulation(monkeypatch, segment):
-    grid = TileGrid(60 * 128, 128, 64)
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(2, 32))
+def test_dask_delays_many_slots_but_not_one(case, slots):
+    slow = replace(RATES, chain_seconds=0.5)
+    assert factorisation_seconds(*case, slots, slow, 0.5) >= longest_chain(*case) + 2 * 0.499 * (case[0].n_tiles - 1)
+    assert factorisation_seconds(*case, 1, slow, 0.5) == factorisation_seconds(*case, 1, RATES, 0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_estimate_counts_all_work(case):
+    grid, segment = case
+    costs = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2)
+    assert estimated_seconds(grid, segment, costs, Cluster.ideal(1)) == pytest.approx(work(grid, segment))
+
+
+@pytest.mark.parametrize("n_tiles", [12, 25, 48])
+@pytest.mark.parametrize("tile", [256, 1024])
+@pytest.mark.parametrize("entry_seconds", [1e-9, 2e-7])
+def test_estimate_meets_the_simulation(n_tiles, tile, entry_seconds):
+    """Small and large tiles, cheap and costly kernels, few and many workers."""
+    grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
+    costs = TaskCosts.of_rates(RATES, entry_seconds)
+    for segment in (0, 1, 3, 8):
+        for slots in (2, 4, 16, 128, 1024):
+            ideal = Cluster.ideal(slots)
+            exact = simulate_factorisation(grid, segment, costs, ideal).seconds
+            assert 0.83 * exact <= estimated_seconds(grid, segment, costs, ideal) <= 1.17 * exact
+
+
+@pytest.mark.parametrize("n_tiles", [12, 40])
+def test_estimate_meets_the_simulation_of_dask(n_tiles):
+    """Tasks of a second, on a scheduler that has time for them, in the order of our priorities."""
+    grid = TileGrid(n_tiles * 2048, 2048, 512)
+    costs = TaskCosts.of_rates(RATES, 1e-8)
+    for segment in (0, 3, 8):
+        for slots in (2, 8, 64, 512):
+            cluster = Cluster(slots, queue="priority")
+            exact = simulate_factorisation(grid, segment, costs, cluster).seconds
+            assert 0.83 * exact <= estimated_seconds(grid, segment, costs, cluster) <= 1.17 * exact
+
+
+def test_estimate_knows_what_the_scheduler_and_the_store_can_do():
+    grid, costs = TileGrid(30 * 64, 64, 64), TaskCosts.of_rates(RATES, 0.0)
+    n_tasks = len(list(tile_steps(30, 2)))
+    slow = Cluster(1000, scheduler_seconds=1.0)
+    assert n_tasks <= estimated_seconds(grid, 2, costs, slow) <= 1.2 * n_tasks
+    assert simulate_factorisation(grid, 2, costs, slow).seconds >= n_tasks
+    for direction in ("read", "write"):
+        starved = replace(Cluster.ideal(16), **{f"store_{direction}_bytes": 1e6})
+        exact = simulate_factorisation(grid, 2, costs, starved).seconds
+        assert estimated_seconds(grid, 2, costs, starved) == pytest.approx(exact, rel=0.02)
+
+
+def test_beyond_the_simulation(monkeypatch):
+    grid = TileGrid(60 * 1024, 1024, 512)
     assert grid.n_tiles > schedule.SIMULATED_TILES
-    for slots in (1, 4, 16, 64):
-        guess = factorisation_seconds(grid, segment, slots, RATES, 0.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(schedule, "SIMULATED_TILES", 100)
-            exact = factorisation_seconds(grid, segment, slots, RATES, 0.0)
-        assert 0.85 * exact <= guess <= 1.15 * exact
+    guess = factorisation_seconds(grid, 4, 16, RATES, 0.0)
+    monkeypatch.setattr(schedule, "SIMULATED_TILES", 100)
+    exact = factorisation_seconds(grid, 4, 16, RATES, 0.0)
+    assert guess != exact and 0.85 * exact <= guess <= 1.15 * exact
 
 
 def test_segments_keep_many_workers_busy():
     """The table of the design: 32 tiles a side and 16 workers, computing only."""
     grid = TileGrid(32 * 100, 100, 100)
     efficiency = {
-        s: work(grid, s, COMPUTE_ONLY, 0.0) / factorisation_seconds(grid, s, 16, COMPUTE_ONLY, 0.0) / 16
-        for s in (0, 1, 8)
+        s: work(grid, s, COMPUTE_ONLY, 0.0) / ideal_seconds(grid, s, 16, COMPUTE_ONLY, 0.0) / 16 for s in (0, 1, 8)
     }
     assert efficiency[1] > 0.93
     assert efficiency[8] > 0.9
@@ -89,8 +154,22 @@ def test_segments_keep_many_workers_busy():
 def test_time_is_that_of_its_parts():
     grid, step = TileGrid(23 * 7, 23, 23), next(s for s in tile_steps(7, 0) if s.key == "L-4-2")
     tile = 8 * 23**2
-    flops = step_seconds(step, grid, Rates(1.0, 1e30, 1e30, 0.0), 0.0)
+    free = Rates(gemm_flops=1e30, read_bytes=1e30, write_bytes=1e30, task_seconds=0.0)
+    flops = step_seconds(step, grid, replace(free, gemm_flops=1.0), 0.0)
     assert flops == pytest.approx(2 * 23 * 23 * 46 + 23**3)
-    assert step_seconds(step, grid, Rates(1e30, 1.0, 1e30, 0.0), 0.0) == pytest.approx(2 * 2 * tile + tile)
-    assert step_seconds(step, grid, Rates(1e30, 1e30, 1.0, 0.0), 0.0) == pytest.approx(tile)
-    assert step_seconds(step, grid, Rates(1e30, 1e30, 1e30, 5.0), 3.0) == pytest.approx(8.0)
+    assert step_seconds(step, grid, replace(free, read_bytes=1.0), 0.0) == pytest.approx(2 * 2 * tile + tile)
+    assert step_seconds(step, grid, replace(free, write_bytes=1.0), 0.0) == pytest.approx(tile)
+    assert step_seconds(step, grid, replace(free, task_seconds=5.0), 3.0) == pytest.approx(8.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_operations_of_every_kind(case):
+    grid, segment = case
+    for step in tile_steps(grid.n_tiles, segment):
+        gemm, syrk, trsm, potrf = step_flops(step, grid)
+        assert gemm + syrk + trsm + potrf == pytest.approx(step.flops(grid))
+        assert (gemm == trsm == 0) if step.i == step.j else (syrk == potrf == 0)
+        # The triangles on the diagonal of L_jj are as wide as a strip; with one strip they are all of it.
+        if step.i != step.j and step.is_last and grid.height(step.j) <= grid.panel:
+            assert trsm == grid.height(step.i) * grid.height(step.j) ** 2

@@ -5,11 +5,15 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+import zarr
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from zarr.codecs import BytesCodec
 
+from dkrr.errors import StoreError
 from dkrr.rows import MemoryRows, ZarrRows, as_rows
+from dkrr.rows.chunk_files import SCRATCH_BYTES
 from dkrr.rows.sources import dense
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 
@@ -101,9 +105,90 @@ def test_bytes(kind, tmp_path):
 
 
 def test_read_overhead_of_chunks(tmp_path):
-    import zarr
-
     array = zarr.create_array(tmp_path / "x", shape=(101, 13), chunks=(17, 5), dtype="float32")
-    assert ZarrRows(str(tmp_path / "x")).read_overhead_bytes == 2 * 17 * 5 * 4
-    assert as_rows(array).read_overhead_bytes == 2 * 17 * 5 * 4
+    assert ZarrRows(str(tmp_path / "x")).read_overhead_bytes == 4 * 17 * 5 * 4
+    assert as_rows(array).read_overhead_bytes == 4 * 17 * 5 * 4
+    plain(tmp_path / "y", numbers((101, 13)), (17, 13))
+    assert ZarrRows(str(tmp_path / "y")).read_overhead_bytes == SCRATCH_BYTES, "nothing but what is asked for"
     assert MemoryRows(numbers()).read_overhead_bytes == 0
+
+
+def plain(folder, X, chunks, **settings):
+    """An uncompressed Zarr array, whose chunks are read as files."""
+    array = zarr.create_array(folder, shape=X.shape, chunks=chunks, dtype=X.dtype, **({"compressors": None} | settings))
+    array[...] = X
+    return array
+
+
+LAYOUTS = {
+    "v3": {},
+    "v2": {"zarr_format": 2},
+    "float32": {},
+    "bytes": {},
+    "compressed": {"compressors": "auto"},
+    "big-endian": {"serializer": BytesCodec(endian="big")},
+    "sharded": {"shards": (12, 5)},
+    "column order": {"zarr_format": 2, "order": "F"},
+    "split rows": {},
+    "padded rows": {},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ranges(23), ranges(5))
+def test_chunk_files(layout, tmp_path_factory, some_rows, some_columns):
+    dtype = {"float32": "float32", "bytes": "int8"}.get(layout, "float64")
+    X = numbers((23, 5)).astype(dtype)
+    chunks = {"split rows": (6, 3), "padded rows": (6, 7)}.get(layout, (6, 5))
+    folder = tmp_path_factory.mktemp("chunks")
+    rows = as_rows(plain(folder / "x", X, chunks, **LAYOUTS[layout]))
+    assert (rows._files is not None) == (layout in ("v3", "v2", "float32", "bytes"))
+    read = rows.read(*some_rows, slice(*some_columns))
+    assert_array_equal(read, X[slice(*some_rows), slice(*some_columns)])
+    assert read.dtype == X.dtype
+
+
+def test_chunks_that_are_not_there(tmp_path):
+    """They hold the fill value, and a truncated one is an error, as with Zarr itself."""
+    plain(tmp_path / "x", numbers((23, 5)), (6, 5), fill_value=7.5)
+    (tmp_path / "x" / "c" / "1" / "0").unlink()
+    rows = ZarrRows(str(tmp_path / "x"))
+    assert (rows.read(0, 23)[6:12] == 7.5).all()
+    assert_array_equal(rows.read(0, 6), numbers((23, 5))[:6])
+    with (tmp_path / "x" / "c" / "2" / "0").open("r+b") as file:
+        file.truncate(6 * 5 * 8 - 1)
+    with pytest.raises(StoreError, match="ends too early"):
+        rows.read(16, 18)
+
+
+@every_kind
+def test_blocks_go_through_all_rows_once(kind, tmp_path_factory):
+    case = table(kind, tmp_path_factory.mktemp("rows"))
+    rows = as_rows(case.handed_in)
+
+    @settings(max_examples=10, deadline=None)
+    @given(ranges(23), st.integers(1, 30))
+    def check(some_rows, height):
+        start, stop = some_rows
+        at = start
+        for where, block in rows.blocks(start, stop, height):
+            assert where.start == at and 1 <= where.stop - at <= height
+            assert (where.start - start) // height == (where.stop - 1 - start) // height, "blocks end at k × height"
+            assert_array_equal(dense(block), case.array[where])
+            at = where.stop
+        assert at == stop
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["zarr", "dask"])
+@pytest.mark.parametrize("height", [2, 5, 11, 40])
+def test_blocks_read_a_chunk_once(kind, height, tmp_path, monkeypatch):
+    rows = as_rows(table(kind, tmp_path).handed_in)
+    edges = [0, 7, 14, 21, 23] if kind == "zarr" else [0, 5, 23]
+    reads, read = [], type(rows).read
+    monkeypatch.setattr(type(rows), "read", lambda self, a, b: reads.append((a, b)) or read(self, a, b))
+    assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
+    assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
+    assert {a for a, _ in reads} <= set(edges)
