@@ -26,8 +26,8 @@ KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(
 FEATURES = (4, 16, 64, 256)
 """Numbers of columns at which kernels are measured."""
 CHUNK = (1024, 512)
-N_CHUNKS = 24
-"""Chunks of 4 MiB that are written and read."""
+N_CHUNKS = 96
+"""Chunks of 4 MiB that are written and read: fewer would go to memory that is at hand."""
 
 Measured = dict[str, float]
 

@@ -171,12 +171,7 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
     """
     p, rates, m = problem, resources.rates, problem.n_right_sides
     whole = dual_tiled(p, resources, place, grid, segment)
-    fast = replace(
-        rates,
-        gemm_flops=2 * rates.gemm_flops,
-        read_bytes=2 * rates.read_bytes,
-        write_bytes=2 * rates.write_bytes,
-    )
+    fast = replace(rates.faster(2.0), read_bytes=2 * rates.read_bytes, write_bytes=2 * rates.write_bytes)
     form_seconds = rates.seconds(gram_cost(rates.entry(p.kernel, p.d, "float32"), float(grid.tile**2)))
     factor = factorisation_seconds(grid, segment, place.slots, fast, form_seconds)
     product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots

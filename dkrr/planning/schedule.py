@@ -40,9 +40,9 @@ class TaskCosts:
         """Costs that the planner's rates stand for."""
         return cls(
             gemm_flops=rates.gemm_flops,
-            syrk_flops=rates.gemm_flops,
-            trsm_flops=rates.gemm_flops,
-            potrf_flops=rates.gemm_flops,
+            syrk_flops=rates.syrk_flops,
+            trsm_flops=rates.trsm_flops,
+            potrf_flops=rates.potrf_flops,
             read_bytes=rates.read_bytes,
             write_bytes=rates.write_bytes,
             entry_seconds=entry_seconds,

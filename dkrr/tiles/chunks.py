@@ -6,6 +6,7 @@ bytes go straight into the caller's buffer. The arrays stay valid Zarr v3: any r
 """
 
 import contextlib
+import mmap
 import os
 import uuid
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from zarr.core.sync import sync
 from dkrr.errors import StoreError
 
 _CRC_BYTES = 4
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+"""Map all pages at once, not one fault at a time."""
 
 
 def local_path(url: str) -> Path | None:
@@ -131,16 +134,47 @@ class ChunkedArray:
         else:
             n_read = self._read_remote(key, out, crc)
         if n_read != self.chunk_bytes:
-            raise StoreError(
-                f"chunk {key} of {self.url} has {n_read} bytes instead of {self.chunk_bytes}: the store is "
-                f"damaged or incomplete. Delete this chunk and run again with the same store to recompute it"
-            )
+            raise StoreError(self._truncated(key, n_read))
         if int.from_bytes(crc, "little") != google_crc32c.value(out):
-            raise StoreError(
-                f"chunk {key} of {self.url} does not match its checksum: the store is damaged. "
-                f"Delete this chunk and run again with the same store to recompute it"
-            )
+            raise StoreError(self._damaged(key))
         return n_read
+
+    def mapped(self, coordinates: tuple[int, ...]) -> NDArray[Any] | None:
+        """One whole chunk, checked, where it lies in the system's cache: nothing is copied. None for a remote store.
+
+        Raises
+        ------
+        StoreError
+            As `read`.
+        """
+        path = local_path(self.url)
+        if path is None:
+            return None
+        key = _key(coordinates)
+        try:
+            with (path / key).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != self.chunk_bytes:
+                    raise StoreError(self._truncated(key, size))
+                content = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED | _POPULATE)
+        except FileNotFoundError:
+            raise StoreError(_missing(self.url, key)) from None
+        chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(np.prod(self.chunks))).reshape(self.chunks)
+        if int.from_bytes(content[-_CRC_BYTES:], "little") != google_crc32c.value(chunk):
+            raise StoreError(self._damaged(key))
+        return chunk
+
+    def _truncated(self, key: str, n_bytes: int) -> str:
+        return (
+            f"chunk {key} of {self.url} has {n_bytes} bytes instead of {self.chunk_bytes}: the store is damaged or "
+            f"incomplete. Delete this chunk and run again with the same store to recompute it"
+        )
+
+    def _damaged(self, key: str) -> str:
+        return (
+            f"chunk {key} of {self.url} does not match its checksum: the store is damaged. Delete this chunk and run "
+            f"again with the same store to recompute it"
+        )
 
     def _read_remote(self, key: str, out: NDArray[Any], crc: bytearray) -> int:
         buffer = sync(_remote(self.url).get(key, default_buffer_prototype()))

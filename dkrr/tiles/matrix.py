@@ -50,13 +50,16 @@ class TiledMatrix:
         Returns
         -------
         strip : ndarray of shape (height of row i, width of strip p)
-            A view of `buffer`.
+            To be read only: in the system's cache, from a local store, else a view of `buffer`.
         n_bytes : int
             Bytes read.
         """
-        n_bytes = self.array.read((i, p), buffer)
+        chunk, n_bytes = self.array.mapped((i, p)), self.array.chunk_bytes
+        if chunk is None:
+            chunk = buffer
+            n_bytes = self.array.read((i, p), chunk)
         columns = self.grid.columns(p)
-        return buffer[: self.grid.height(i), : columns.stop - columns.start], n_bytes
+        return chunk[: self.grid.height(i), : columns.stop - columns.start], n_bytes
 
     def write_strip(self, i: int, p: int, tile: NDArray[Any]) -> int:
         """Write strip `p` of the tile of row `i` that it lies in, and return the number of bytes written."""

@@ -60,6 +60,19 @@ class TestRoundTrip:
         assert array.read((1, 1), out) == array.chunk_bytes == 8 * 4 * 3 + CRC_BYTES
         assert_array_equal(out, data[4:8, 3:6])
 
+    def test_mapped(self, url):
+        array, data = filled(url)
+        buffer = np.empty(CHUNKS)
+        chunk = array.mapped((1, 2))
+        if local_path(url) is None:
+            assert chunk is None
+            return
+        array.read((1, 2), buffer)
+        assert_array_equal(chunk, buffer)
+        assert not chunk.flags.writeable and chunk.flags.c_contiguous
+        chunk_file(array, 1, 2).unlink()
+        assert_array_equal(chunk, buffer)  # what is mapped stays, though the file has gone
+
     def test_a_chunk_on_the_edge_is_padded_with_zeros(self, url):
         array, data = filled(url)
         out = np.full(CHUNKS, np.nan)
@@ -150,6 +163,8 @@ class TestDamage:
         overwrite(chunk_file(array, 1, 2), change)
         with pytest.raises(StoreError, match=rf"chunk c\.1\.2 of {array.url}.*instead of {array.chunk_bytes}"):
             array.read((1, 2), np.empty(CHUNKS))
+        with pytest.raises(StoreError, match=rf"chunk c\.1\.2 of {array.url}.*instead of {array.chunk_bytes}"):
+            array.mapped((1, 2))
         assert (1, 2) not in array.present()
         assert len(array.present()) == 8
 
@@ -159,12 +174,17 @@ class TestDamage:
         overwrite(chunk_file(array, 2, 0), lambda raw: raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
         with pytest.raises(StoreError, match=r"chunk c\.2\.0 of .* checksum"):
             array.load()
+        with pytest.raises(StoreError, match=r"chunk c\.2\.0 of .* checksum"):
+            array.mapped((2, 0))
 
     def test_missing(self, url):
         array = ChunkedArray.create(url, SHAPE, CHUNKS)
         array.write((0, 0), np.zeros(CHUNKS))
         with pytest.raises(StoreError, match=r"chunk c\.0\.1 of .* is not there"):
             array.load()
+        if local_path(url) is not None:
+            with pytest.raises(StoreError, match=r"chunk c\.0\.1 of .* is not there"):
+                array.mapped((0, 1))
 
     def test_damage_in_an_object_store(self):
         array, _ = filled(f"memory://{uuid.uuid4().hex}/a")
