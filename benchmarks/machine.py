@@ -142,7 +142,7 @@ def measure_gemm_on_workers(client: Any, limit_bytes: int, seconds: float = GEMM
     """
     side = GEMM_SIDE if limit_bytes >= _SMALL_LIMIT else GEMM_SIDE // 2
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
-    start = time.time() + 0.5  # all at the same moment: they share the memory bus and the clock of the chip
+    start = time.time() + 1.5  # all at the same moment: they share the memory bus and the clock of the chip
     futures = [client.submit(_multiply, side, seconds, start, workers=[w], pure=False) for w in workers]
     rates = tuple(float(rate) for rate in client.gather(futures))
     threads = max(int(k) for k in client.run(_blas_threads).values())
@@ -153,8 +153,9 @@ def _multiply(side: int, seconds: float, start: float) -> float:
     """Rate of dkrr's own GEMM, 10⁹ flop/s, from the moment `start` (seconds since the epoch)."""
     a, b = np.random.default_rng(0).standard_normal((2, side, side))
     c = np.zeros((side, side))
-    blas.gemm(c, a, b, transpose_b=True)  # pages in memory, clock up
-    time.sleep(max(0.0, start - time.time()))
+    blas.gemm(c, a, b, transpose_b=True)  # pages in memory
+    while time.time() < start:  # a core that has waited is slower for about a second
+        blas.gemm(c, a, b, transpose_b=True)
     clock, products = time.perf_counter(), 0
     passed = 0.0
     while passed < seconds:

@@ -1,0 +1,278 @@
+"""The whole table of benchmarks, one after another.
+
+::
+
+    python -m benchmarks --size full [--only solve-16384 --only 'plans-*'] [--out docs/measured]
+
+Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
+this code already is skipped, so that a stopped run goes on; a step that fails does not stop the others.
+"""
+
+import fnmatch
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+
+from benchmarks.cases import end_tree
+from benchmarks.grids import SIZES, Size
+from benchmarks.machine import LoadMeter, describe_machine
+from benchmarks.report import Record, best_run, judge, read_runs, render
+from benchmarks.steps import STEPS, Step, step_named
+from dkrr.units import format_seconds
+
+ROOT = Path(__file__).parents[1]
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call of the command."""
+
+    size: Size
+    out: Path
+    cache: Path
+    retries: int
+    again: bool
+    timeout: float | None
+    """In place of each step's own."""
+
+    @property
+    def results(self) -> Path:
+        """File of the runs."""
+        return self.out / RESULTS
+
+    def lines(self, step: Step) -> Path:
+        """File for the lines of another step that this one uses."""
+        return self.cache / f"lines-for-{step.name}.jsonl"
+
+    def command(self, step: Step) -> list[str]:
+        """Arguments of a step's process."""
+        # Relative names, as far as they are: the page should not show whose machine it was.
+        places = {"out": str(self.out), "cache": str(self.cache), "retries": str(self.retries)}
+        places["lines"] = str(self.lines(step))
+        return ["python", "-m", *shlex.split(step.commands[self.size].format(**places))]
+
+
+def code_of(step: Step) -> str:
+    """Checksum of dkrr and of the module that the step runs: a run counts until one of them changes."""
+    sha = hashlib.sha256()
+    files = [f for ending in ("*.py", "*.yaml") for f in (ROOT / "dkrr").rglob(ending)]
+    module = ROOT / "benchmarks" / f"{step.module}.py"
+    for file in [*sorted(files), *([module] if module.exists() else [])]:
+        sha.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return sha.hexdigest()[:12]
+
+
+def is_done(runs: Sequence[Record], step: Step, session: Session) -> bool:
+    """Whether there is a quiet run of this code, or as many noisy ones as may be tried, of the lines that it uses."""
+    code, command = code_of(step), shlex.join(session.command(step))
+    used = used_run(runs, step, session)
+    noisy = 0
+    for run in runs:
+        same = run["step"] == step.name and run["size"] == session.size and run["code"] == code
+        fresh = used is None or run["started"] >= used["started"]
+        if same and fresh and run["command"] == command and run["status"] == "complete":
+            if not run["noisy"]:
+                return True
+            noisy += 1
+    return noisy > session.retries
+
+
+def used_run(runs: Sequence[Record], step: Step, session: Session) -> Record | None:
+    """The run whose lines a step is given."""
+    source = step_named(step.uses)
+    return None if source is None else best_run(runs, source, session.size)
+
+
+def run_step(step: Step, session: Session, attempt: int) -> Record:
+    """Run a step in a process of its own; however it ends, there is a record."""
+    used = used_run(read_runs(session.results), step, session)
+    if step.uses:
+        session.lines(step).parent.mkdir(parents=True, exist_ok=True)
+        session.lines(step).write_text("".join(json.dumps(r) + "\n" for r in (used or {"records": []})["records"]))
+    command, started, meter = session.command(step), datetime.now(UTC), LoadMeter()
+    clock = perf_counter()
+    status, error, records = _run([sys.executable, *command[1:]], step, session.timeout or step.timeout)
+    seconds, load = perf_counter() - clock, meter.stop()
+    return {
+        "step": step.name,
+        "size": session.size,
+        "command": shlex.join(command),
+        "code": code_of(step),
+        "commit": commit_of_code(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+        "attempt": attempt,
+        "status": status,
+        "error": error,
+        "noisy": step.is_timed and (load.noisy or any(map(says_noisy, records))),
+        "load": load.to_dict(),
+        "machine": describe_machine(),
+        "records": records,
+    }
+
+
+def _run(command: list[str], step: Step, limit: float) -> tuple[str, str, list[Record]]:
+    """How a process ended, its last words, and the lines of JSON that it printed; its tables go to our stderr."""
+    words: deque[str] = deque(maxlen=1)
+
+    def forward(stream: Any) -> None:
+        for line in stream:
+            click.echo(line, nl=False, err=True)
+            words.extend([line.strip()] if line.strip() else [])
+
+    environment = os.environ | dict(step.environment)
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        psutil.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, env=environment, text=True) as process,
+    ):
+        reader = threading.Thread(target=forward, args=(process.stderr,))
+        reader.start()
+        status, error = "complete", ""
+        try:
+            process.wait(timeout=limit)
+        except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+            status, error = "timed out", f"after {limit:g} s"
+        finally:
+            end_tree(process)
+            reader.join()
+        out.seek(0)
+        records = list(_records(out.read()))
+    if status == "complete" and process.returncode:
+        status, error = "failed", " ".join(words) or f"exit status {process.returncode}"
+    if status == "complete" and not records and not step.pictures:
+        status, error = "failed", "it printed no line of JSON"
+    return status, error, records
+
+
+def commit_of_code() -> str | None:
+    """Commit, marked where dkrr or its benchmarks differ from it: results that were written since do not count."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "dkrr", "benchmarks")
+        return git("describe", "--always", "--abbrev=12") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def says_noisy(record: Record) -> bool:
+    """Whether a line says of itself that other load disturbed it."""
+    return bool(record.get("noisy") or (record.get("load") or {}).get("noisy"))
+
+
+def _records(text: str) -> Iterable[Record]:
+    """Lines that are JSON, each with less of what the run says once."""
+    for line in text.splitlines():
+        try:
+            record: Any = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            record.pop("machine", None)
+            yield record
+
+
+def append(run: Record, path: Path) -> None:
+    """Add a line to the file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(run) + "\n")
+
+
+def chosen_steps(size: Size, only: Sequence[str]) -> list[Step]:
+    """Steps of a size whose name matches one of some patterns; all if there is none."""
+    unknown = [p for p in only if not any(fnmatch.fnmatch(s.name, p) for s in STEPS)]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(s.name for s in STEPS)}", param_hint="--only")
+    return [s for s in STEPS if size in s.commands and (not only or any(fnmatch.fnmatch(s.name, p) for p in only))]
+
+
+def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[str]:
+    """Run steps one after another, each again while other load disturbs it; the names of those that failed."""
+    failed = []
+    for number, step in enumerate(steps, 1):
+        head = f"[{number}/{len(steps)}] {step.name}"
+        if not session.again and is_done(read_runs(session.results), step, session):
+            console.print(f"{head}: measured already")
+            continue
+        for attempt in range(session.retries + 1):
+            console.print(f"{head}: {shlex.join(session.command(step))}")
+            run = run_step(step, session, attempt)
+            append(run, session.results)
+            verdicts = [judge(goal, run["records"]) for goal in step.goals]
+            met = sum(v.is_met is True for v in verdicts)
+            console.print(
+                f"{head}: {run['status']} {run['error']} in {format_seconds(run['seconds'])}, "
+                f"{met} of {len(verdicts)} goals met" + (", NOISY" if run["noisy"] else "")
+            )
+            if run["status"] != "complete" or not run["noisy"]:
+                break
+        if run["status"] != "complete":
+            failed.append(step.name)
+        # After every step, so that what there is can be read while the rest runs.
+        render(session.results, session.out)
+    return failed
+
+
+@click.command()
+@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
+@click.option("--only", multiple=True, help="Name of a step, or a pattern; may be repeated.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("docs/measured"), show_default=True
+)
+@click.option(
+    "--cache", type=click.Path(file_okay=False, path_type=Path), default=Path("output/cache"), show_default=True,
+    help="Folder for data sets.",
+)  # fmt: skip
+@click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="After a noisy run.")
+@click.option("--again", is_flag=True, help="Also what is measured already.")
+@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds of a step; default: each step's own.")
+@click.option("--list", "lists", is_flag=True, help="Print the steps and their commands, and run nothing.")
+def main(
+    size: Size,
+    only: tuple[str, ...],
+    out: Path,
+    cache: Path,
+    retries: int,
+    again: bool,
+    timeout: float | None,
+    lists: bool,
+) -> None:
+    """Run the table of benchmarks and render it."""
+    if Path.cwd() != ROOT:  # where the steps run
+        out, cache = out.absolute(), cache.absolute()
+    session = Session(size, out, cache, retries, again, timeout)
+    steps = chosen_steps(size, only)
+    if lists:
+        for step in steps:
+            click.echo(f"{step.name}: {shlex.join(session.command(step))}")
+        return
+    console = Console(stderr=True)
+    failed = run_all(session, steps, console)
+    console.print(f"page: {render(session.results, out)}")
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,445 @@
+"""Plans against reality: what plans promise over what happens, and what the planner's choice costs.
+
+::
+
+    python -m benchmarks.plans grid --size full --json output/plans.jsonl
+    python -m benchmarks.plans regret --size full --json output/plans.jsonl
+    python -m benchmarks.plans draw --json output/plans.jsonl --out output/plans.png
+
+Every fit runs in a process of its own. The cases are in `benchmarks.grids`, the entries of a line in
+``benchmarks/README.md``. All ratios are predicted / measured.
+"""
+
+import fnmatch
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.cases import Case, run_alone
+from benchmarks.grids import SIZES, Size, grid, problems
+from benchmarks.machine import describe_machine
+from benchmarks.solve import write_line
+from dkrr.units import format_bytes, format_seconds
+
+Record = dict[str, Any]
+
+MEDIAN_SECONDS = 1.25
+"""Goals: half of the plans are no further off than by this factor ..."""
+WORST_SECONDS = 2.0
+"""... and none further than by this."""
+WORST_BYTES = 1.05
+"""The same for bytes that are read and written (at the iterations that it took: no plan knows the spectrum)."""
+LEAST_PEAK = 1.0
+"""Projected / measured peak memory, which no fit may exceed."""
+REGRET = 1.10
+"""Time of the chosen way over that of the best one."""
+NEAR_BEST = 1.3
+"""Ways that take at most this many times the best one's time are run again where runs are repeated."""
+SMOKE_WATCH_SECONDS = 0.05
+BANDS = {"±25 %": 1.25, "2 ×": 2.0}
+COLOURS = ("#1763a6", "#e8963a", "#3a9e6d", "#8a6fb3", "#c0504d", "#52606d", "#b59f3b", "#4bacc6", "#d16ba5", "#7f7f7f")
+
+
+def run(what: str, case: Case, timeout: float, size: Size, retries: int) -> Record:
+    """Run a case alone; again where other load disturbed it."""
+    watch = SMOKE_WATCH_SECONDS if size == "smoke" else machine.SECONDS_BEFORE
+    for attempt in range(retries + 1):
+        record = run_alone(what, case, timeout, watch) | {"attempt": attempt}
+        if not record.get("load", {}).get("noisy", False):
+            break
+    return {"case": case.name, "settings": asdict(case)} | record
+
+
+def misses(record: Record) -> list[str]:
+    """Goals that one run of the grid misses, in words; empty where it meets all."""
+    if "ratios" not in record:
+        return [ending(record)]
+    found, raw, known = [], record["ratios"], record["ratios_at_iterations"]
+    if off(raw["seconds"]) > WORST_SECONDS:
+        found.append(f"seconds {_text(raw['seconds'])}")
+    found += [
+        f"{name.removesuffix('_bytes')} {_text(known[name])}"
+        for name in ("read_bytes", "written_bytes")
+        if known[name] is not None and off(known[name]) > WORST_BYTES
+    ]
+    if raw["peak_bytes"] < LEAST_PEAK:
+        found.append(f"peak {_text(raw['peak_bytes'])}")
+    if record["status"] not in ("solved", "converged"):
+        found.append(record["status"])
+    return found
+
+
+def ending(record: Record) -> str:
+    """How a run that has no figures ended."""
+    return next(
+        (f"{name}: {record[name]}" for name in ("failed", "crashed", "timed_out") if name in record), "no figures"
+    )
+
+
+def off(ratio: float) -> float:
+    """Factor by which something is off, in either direction."""
+    return max(ratio, 1 / ratio) if ratio > 0 else float("inf")
+
+
+def summarise(records: Iterable[Record]) -> dict[str, Record]:
+    """Ratios by group (solver, form and where the matrix is), and of all cases.
+
+    Returns
+    -------
+    dict
+        By group and under "all": number of cases; for each figure the median ratio, the worst one, and "off", the
+        median of the factors by which they are off (1.25: half of them are within 25 %).
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if "ratios" in record:
+            groups.setdefault(record["group"], []).append(record)
+            groups.setdefault("all", []).append(record)
+    return {name: _summary(groups[name]) for name in sorted(groups, key=lambda name: (name == "all", name))}
+
+
+def _summary(records: Sequence[Record]) -> Record:
+    figures: Record = {"cases": len(records), "noisy": sum(bool(r["load"]["noisy"]) for r in records)}
+    for name, source, figure in (
+        ("seconds", "ratios", "seconds"),
+        ("seconds_at_iterations", "ratios_at_iterations", "seconds"),
+        ("read_bytes", "ratios_at_iterations", "read_bytes"),
+        ("written_bytes", "ratios_at_iterations", "written_bytes"),
+        ("peak_bytes", "ratios", "peak_bytes"),
+    ):
+        values = [r[source][figure] for r in records if r[source][figure] is not None]
+        # A peak is worst where it is exceeded.
+        worst: Callable[..., Any] = min if name == "peak_bytes" else max
+        figures[name] = values and {
+            "median": median(values),
+            "worst": worst(values) if name == "peak_bytes" else worst(values, key=off),
+            "off": exp(median(abs(log(v)) if v > 0 else float("inf") for v in values)),
+            "worst_off": _finite(max(map(off, values))),
+            "least": min(values),
+        }
+        if not values:
+            figures[name] = None
+    return figures
+
+
+def _finite(value: float) -> float:
+    return min(value, 1e9)  # JSON has no infinity
+
+
+def _text(ratio: float | None) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio:.2f}" if 0.005 <= ratio < 1000 else f"{ratio:.0e}"
+
+
+def wide_console() -> Console:
+    """Terminal for tables; a log file is as wide as they need."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=150)
+
+
+def grid_table(records: Sequence[Record]) -> Table:
+    """Lay out the runs of a grid."""
+    table = Table(title="predicted / measured", box=box.SIMPLE_HEAD, title_style="bold")
+    for heading in ("case", "planned", "time", "seconds", "at its iterations", "read", "written", "peak memory", ""):
+        table.add_column(heading, justify="left" if heading in ("case", "planned", "") else "right")
+    for r in records:
+        if "ratios" not in r:
+            table.add_row(r["case"], ending(r))
+            continue
+        raw, known, taken = r["ratios"], r["ratios_at_iterations"], r["measured"]
+        table.add_row(
+            r["case"],
+            r["group"],
+            format_seconds(taken["seconds"]),
+            _text(raw["seconds"]),
+            _text(known["seconds"]),
+            _text(known["read_bytes"]),
+            _text(known["written_bytes"]),
+            f"{_text(raw['peak_bytes'])} of {format_bytes(taken['peak_bytes'])}",
+            ", ".join(misses(r) + (["NOISY"] if r["load"]["noisy"] else [])),
+        )
+    return table
+
+
+def summary_table(summary: Mapping[str, Record]) -> Table:
+    """Lay out the medians and the worst ratios."""
+    table = Table(title="median (worst)", box=box.SIMPLE_HEAD, title_style="bold")
+    for heading in ("", "cases", "seconds", "at its iterations", "read", "written", "peak memory"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, figures in summary.items():
+        cells = [
+            f"{_text(f['median'])} ({_text(f['worst'])})" if f else "–"
+            for f in (
+                figures[k] for k in ("seconds", "seconds_at_iterations", "read_bytes", "written_bytes", "peak_bytes")
+            )
+        ]
+        table.add_row(name, str(figures["cases"]), *cells, end_section=name != "all" and _is_last(name, summary))
+    return table
+
+
+def _is_last(name: str, summary: Mapping[str, Record]) -> bool:
+    return [n for n in summary if n != "all"][-1] == name
+
+
+def goal_line(summary: Mapping[str, Record]) -> str:
+    """What the grid says about the goals, in a line."""
+    if "all" not in summary:
+        return "no case has figures"
+    every = summary["all"]
+    peak, seconds = every["peak_bytes"]["least"], every["seconds"]
+    parts = [
+        f"half of the plans within a factor of {seconds['off']:.2f} of the time (goal {MEDIAN_SECONDS})",
+        f"the worst {seconds['worst_off']:.2f} (goal {WORST_SECONDS:g})",
+        f"least projected / measured peak {peak:.2f} (goal {LEAST_PEAK:g})",
+    ]
+    for name in ("read_bytes", "written_bytes"):
+        if every[name]:
+            parts.append(
+                f"{name.removesuffix('_bytes')} off by at most {every[name]['worst_off']:.3g} (goal {WORST_BYTES})"
+            )
+    return "; ".join(parts)
+
+
+def regret_of(runs: Sequence[Record]) -> Record:
+    """Regret from the runs of one problem: of the ways that the planner takes by itself, and of all."""
+    done = [r for r in runs if r["seconds"] is not None]
+    chosen = next((r["seconds"] for r in done if r["is_chosen"]), None)
+    if chosen is None:
+        return {"regret": None, "regret_of_all": None, "best": None, "best_of_all": None}
+    free = min((r for r in done if not r["is_gamble"]), key=lambda r: r["seconds"])
+    best = min(done, key=lambda r: r["seconds"])
+    return {
+        "regret": chosen / free["seconds"],
+        "regret_of_all": chosen / best["seconds"],
+        "best": free["label"],
+        "best_of_all": best["label"],
+    }
+
+
+def measure_regret(case: Case, timeout: float, size: Size, retries: int, repeat: int) -> Record:
+    """Run every way that may be as fast as the chosen one, and the near ones again."""
+    found = run("ways", case, timeout, size, 0)
+    if "ways" not in found:
+        return found
+    runs = [
+        {k: way[k] for k in ("label", "predicted_seconds", "is_chosen", "is_gamble")} | {"times": [], "noisy": False}
+        for way in found["ways"]
+    ]
+    cases = [Case(**w["case"] | {"alphas": tuple(w["case"]["alphas"]), "name": w["label"]}) for w in found["ways"]]
+    for turn in range(repeat):
+        best = min((median(r["times"]) for r in runs if r["times"]), default=None)
+        for entry, one in zip(runs, cases, strict=True):
+            far = best is not None and (not entry["times"] or median(entry["times"]) > NEAR_BEST * best)
+            if turn and far and not entry["is_chosen"]:
+                continue
+            record = run("fit", one, timeout, size, retries)
+            if "measured" not in record:
+                entry["ended"] = ending(record)
+                continue
+            entry["times"].append(record["measured"]["seconds"])
+            entry["noisy"] |= record["load"]["noisy"]
+            entry |= {"peak_bytes": record["measured"]["peak_bytes"], "residual": record["residual"]}
+    runs = [r | {"seconds": median(r["times"]) if r["times"] else None} for r in runs]
+    load = {"noisy": any(r["noisy"] for r in runs)}
+    return found | {"runs": runs, **regret_of(runs), "load": load, "machine": describe_machine(), "ways": len(runs)}
+
+
+def regret_table(records: Sequence[Record]) -> Table:
+    """Lay out the regrets."""
+    table = Table(title="time over the best one's", box=box.SIMPLE_HEAD, title_style="bold")
+    for heading in ("problem", "way", "predicted", "measured", "over the best", ""):
+        table.add_column(heading, justify="left" if heading in ("problem", "way", "") else "right")
+    for record in records:
+        if "runs" not in record:
+            table.add_row(record["case"], ending(record))
+            continue
+        best = min((r["seconds"] for r in record["runs"] if r["seconds"] is not None), default=None)
+        for k, r in enumerate(record["runs"]):
+            remarks = [word for word, holds in _remarks(r) if holds]
+            measured = (
+                ("–", "–") if r["seconds"] is None else (format_seconds(r["seconds"]), f"{r['seconds'] / best:.2f}")
+            )
+            name = "" if k else f"{record['case']}: {_text(record['regret'])} ({_text(record['regret_of_all'])} of all)"
+            table.add_row(name, r["label"], format_seconds(r["predicted_seconds"]), *measured, ", ".join(remarks))
+        table.add_section()
+    return table
+
+
+def _remarks(r: Record) -> list[tuple[str, bool]]:
+    return [
+        ("chosen", r["is_chosen"]),
+        ("not taken unasked", r["is_gamble"]),
+        (r.get("ended", ""), "ended" in r),
+        ("NOISY", r["noisy"]),
+    ]
+
+
+def summarise_regret(records: Iterable[Record]) -> Record:
+    """Median and worst regret; None where nothing was run."""
+    summary: Record = {}
+    for name in ("regret", "regret_of_all"):
+        values = [r[name] for r in records if r.get(name) is not None]
+        summary[name] = {"median": median(values), "worst": max(values)} if values else None
+    return summary
+
+
+def read_records(path: Path, benchmark: str) -> list[Record]:
+    """Lines of one benchmark in a file, the last one of each case; also from a file of `python -m benchmarks`."""
+    latest: dict[str, Record] = {}
+    for line in path.read_text().splitlines():
+        for record in (envelope := json.loads(line)).get("records", [envelope]):
+            if record.get("benchmark") == benchmark and "case" in record:
+                latest[record["case"]] = record
+    return list(latest.values())
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Scatter of predicted over measured seconds, with the goals as bands.
+
+    Parameters
+    ----------
+    records : sequence of dict
+        Of the grid; those without figures are left out.
+    path : Path
+        PNG to write; its folder is made if need be.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points = [r for r in records if "ratios" in r]
+    figure = Figure(figsize=(9.5, 6), dpi=150, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    times = [r[source]["seconds"] for r in points for source in ("measured", "predicted")]
+    low, high = min(times, default=1.0) / 1.5, max(times, default=1.0) * 1.5
+    for (name, factor), grey in zip(BANDS.items(), (0.84, 0.93), strict=True):
+        edges = ([low / factor, high / factor], [low * factor, high * factor])
+        axes.fill_between([low, high], *edges, color=str(grey), label=name, lw=0, zorder=-factor)
+    axes.plot([low, high], [low, high], color="#8a94a0", lw=1)
+    for k, group in enumerate(sorted({r["group"] for r in points})):
+        mine = [r for r in points if r["group"] == group]
+        x, y = ([r[source]["seconds"] for r in mine] for source in ("measured", "predicted"))
+        axes.scatter(x, y, s=42, color=COLOURS[k % len(COLOURS)], label=group, edgecolor="white", marker="osD"[k // 10])
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set(xlabel="measured, seconds", ylabel="predicted, seconds", aspect="equal")
+    axes.set_title(f"{len(points)} plans", loc="left", fontsize=12, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+@click.group()
+def main() -> None:
+    """Compare plans with what happens."""
+
+
+_size = click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
+_only = click.option("--only", default="*", show_default=True, help="Cases whose name matches this pattern or has it.")
+_json = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append lines here.")
+_retries = click.option(
+    "--retries", type=click.IntRange(min=0), default=0, show_default=True, help="After a noisy run."
+)
+_timeout = click.option(
+    "--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds a fit."
+)
+
+
+def _wanted(cases: Sequence[Case], only: str) -> list[Case]:
+    chosen = [c for c in cases if fnmatch.fnmatch(c.name, only) or only in c.name]
+    if not chosen:
+        raise click.BadParameter(f"no case matches {only!r}: {', '.join(c.name for c in cases)}", param_hint="--only")
+    return chosen
+
+
+@main.command("grid")
+@_size
+@_only
+@_json
+@_retries
+@_timeout
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each case.")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes of the cases that have two.")
+def run_grid(
+    size: Size, only: str, json_path: Path | None, retries: int, timeout: float, repeat: int, workers: int | None
+) -> None:
+    """Seconds, bytes and peak memory: predicted / measured."""
+    console, records = wide_console(), list[Record]()
+    for repetition in range(repeat):
+        for case in _wanted(grid(size), only):
+            mine = replace(case, workers=workers) if workers and case.workers == 2 else case
+            record: Record = {"benchmark": "plans grid", "size": size, "repetition": repetition}
+            record |= run("fit", mine, timeout, size, retries)
+            record["misses"] = misses(record)
+            write_line(record, json_path)
+            records.append(record)
+    summary = summarise(records)
+    worst = max((r["load"]["noisy"] for r in records if "load" in r), default=False)
+    line = {
+        "benchmark": "plans grid",
+        "size": size,
+        "summary": summary,
+        "n_failed": sum("ratios" not in r for r in records),
+    }
+    write_line(line | {"load": {"noisy": worst}, "machine": describe_machine()}, json_path)
+    for table in (grid_table(records), summary_table(summary)):
+        console.print(table)
+    console.print(goal_line(summary))
+
+
+@main.command("regret")
+@_size
+@_only
+@_json
+@_retries
+@_timeout
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of the near ways.")
+def run_regret(size: Size, only: str, json_path: Path | None, retries: int, timeout: float, repeat: int) -> None:
+    """Time of the chosen plan over that of the best of the others."""
+    console, records = wide_console(), list[Record]()
+    for case in _wanted(problems(size), only):
+        record: Record = {"benchmark": "plans regret", "size": size}
+        record |= measure_regret(case, timeout, size, retries, repeat)
+        write_line(record, json_path)
+        records.append(record)
+    summary = summarise_regret(records)
+    noisy = any(r.get("load", {}).get("noisy", False) for r in records)
+    line = {
+        "benchmark": "plans regret",
+        "size": size,
+        "summary": summary,
+        "n_failed": sum("runs" not in r for r in records),
+    }
+    write_line(line | {"load": {"noisy": noisy}, "machine": describe_machine()}, json_path)
+    console.print(regret_table(records))
+    if summary["regret"]:
+        console.print(
+            f"regret: median {summary['regret']['median']:.2f}, worst {summary['regret']['worst']:.2f} "
+            f"(goal {REGRET:g}); with what is not taken unasked: {summary['regret_of_all']['worst']:.2f}"
+        )
+
+
+@main.command("draw")
+@click.option("--json", "json_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="PNG.")
+def run_draw(json_path: Path, out: Path) -> None:
+    """Predicted over measured seconds, from the lines of a grid."""
+    records = read_records(json_path, "plans grid")
+    if not any("ratios" in r for r in records):
+        raise click.ClickException(f"{json_path} has no lines of a grid with figures")
+    draw(records, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,475 @@
+"""The table of benchmarks, as data: what is run at each size, what is shown of it, and what it should reach.
+
+A path such as ``dkrr.plan.tile`` leads through the entries of a line of JSON; ``|max``, ``|min`` and ``|sum`` behind it
+take one of the values there. ``a,b`` is the first that is there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from benchmarks.grids import Size
+
+Style = Literal["text", "count", "seconds", "bytes", "ratio", "percent", "number", "exponent"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    heading: str
+    path: str
+    style: Style = "text"
+    over: str = ""
+    """Path of what the value is divided by."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on one value, or on the ratio of two."""
+
+    text: str
+    path: str
+    over: str = ""
+    """Path of what the value is divided by."""
+    unit: float = 1.0
+    """What it is counted in."""
+    at_most: float | None = None
+    at_least: float | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Lines that count: those with these values at these paths."""
+    rows: Literal["median", "worst"] = "median"
+    """Of several lines: repetitions of one measurement, or different ones that must all meet the bound."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command and its table."""
+
+    name: str
+    title: str
+    commands: Mapping[Size, str]
+    """After ``python -m``; ``{out}`` is the folder of results, ``{cache}`` that of data, ``{lines}`` see `uses`."""
+    columns: tuple[Column, ...] = ()
+    """None: every number and text on the first level of a line."""
+    goals: tuple[Goal, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Lines that are rows of the table."""
+    is_timed: bool = True
+    """False: simulated or drawn, which other load does not change."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    uses: str = ""
+    """Step whose lines it gets in the file ``{lines}``."""
+    pictures: tuple[str, ...] = ()
+    """Files in the folder of results that the command makes."""
+    timeout: float = 3600.0
+    """Seconds."""
+
+    @property
+    def module(self) -> str:
+        """Name of the module that is run, without the package."""
+        return next(iter(self.commands.values())).split()[0].removeprefix("benchmarks.")
+
+
+_PEAK = "dkrr.memory.peak_bytes_by_process|sum"
+_SOLVE = (
+    Column("time", "dkrr.seconds", "seconds"),
+    Column("projected", "dkrr.projected_seconds", "seconds"),
+    Column("GFLOP/s", "dkrr.gflops", "number"),
+    Column("of GEMM", "ratios.gemm", "ratio"),
+    Column("factorisation alone", "ratios.gemm_factorisation_only", "ratio"),
+    Column("tile", "dkrr.plan.tile", "count"),
+    Column("peak, all workers", _PEAK, "bytes"),
+    Column("over the projected", "dkrr.memory.largest_over_projected", "ratio"),
+    Column("SciPy", "peers.scipy.seconds", "seconds"),
+    Column("", "peers.scipy.peak_bytes", "bytes"),
+    Column("scikit-learn", "peers.sklearn.seconds", "seconds"),
+    Column("", "peers.sklearn.peak_bytes", "bytes"),
+    Column("Dask", "peers.dask.seconds", "seconds"),
+    Column("", "peers.dask.peak_bytes_of_all_workers", "bytes"),
+)
+_FIT = (
+    Column("", "peer,solver"),
+    Column("n", "n", "count"),
+    Column("planned", "planned"),
+    Column("time", "seconds", "seconds"),
+    Column("projected", "projected_seconds", "seconds"),
+    Column("iterations", "iterations", "count"),
+    Column("rank", "rank", "count"),
+    Column("true residual", "residual", "exponent"),
+    Column("peak", "peak_bytes", "bytes"),
+    Column("projected", "projected_peak_bytes", "bytes"),
+    Column("R²", "r2", "ratio"),
+)
+_PRIMAL = (
+    Column("", "what"),
+    Column("n", "n", "count"),
+    Column("D", "dimension", "count"),
+    Column("time", "seconds", "seconds"),
+    Column("projected", "projected_seconds", "seconds"),
+    Column("binds", "binds"),
+    Column("of the limit: ΦᵀΦ", "ratios.normal_matrix", "ratio"),
+    Column("all", "ratios.fit", "ratio"),
+    Column("peak", "peak_bytes", "bytes"),
+    Column("projected", "projected_peak_bytes", "bytes"),
+    Column("Δ coefficients", "coef_difference", "exponent"),
+    Column("", "missing,failed,crashed,timed_out"),
+)
+_COLD = {"what": "dkrr, cold"}
+_SMOKE_SOLVE = "--n 600 --peers gemm --gemm-seconds 0.05 --client --force-workers"
+
+
+def _peer_goals(peer: str, name: str, memory: str, most_time: float, most_memory: float) -> tuple[Goal, ...]:
+    return (
+        Goal(f"time over {name}'s", "dkrr.seconds", f"peers.{peer}.seconds", at_most=most_time),
+        Goal(f"peak memory over {name}'s", _PEAK, f"peers.{peer}.{memory}", at_most=most_memory),
+    )
+
+
+def _primal_goals(cache: str) -> tuple[Goal, ...]:
+    where = {"what": f"dkrr, {cache}"}
+    return (Goal(f"ΦᵀΦ over what binds, {cache}", "ratios.normal_matrix", at_least=0.75, where=where),)
+
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "solve-16384",
+        "Gram + factorisation + solve, n = 16,384",
+        {
+            "smoke": f"benchmarks.solve {_SMOKE_SOLVE}",
+            "small": "benchmarks.solve --n 4096 --memory-limit 1GiB --client --force-workers",
+            "full": "benchmarks.solve --n 16384 --memory-limit 2GiB --client --repeat 3 "
+            "--timeline {out}/timeline-16384.png",
+        },
+        _SOLVE,
+        (
+            Goal("part of the GEMM rate, n = 16,384", "ratios.gemm", at_least=0.80),
+            *_peer_goals("dask", "dask.array.linalg.cholesky", "peak_bytes_of_all_workers", 0.75, 0.35),
+        ),
+        pictures=("timeline-16384.png",),
+    ),
+    Step(
+        "solve-14000",
+        "Beside scikit-learn and SciPy, n = 14,000",
+        {
+            "small": "benchmarks.solve --n 4000 --memory-limit 1GiB --client --force-workers "
+            "--peers gemm,scipy,sklearn",
+            "full": "benchmarks.solve --n 14000 --memory-limit 1GiB --client --peers gemm,scipy,sklearn --repeat 3",
+        },
+        _SOLVE,
+        (
+            *_peer_goals("sklearn", "scikit-learn", "peak_bytes", 0.5, 0.25),
+            *_peer_goals("scipy", "SciPy", "peak_bytes", 1.0, 0.5),
+        ),
+    ),
+    Step(
+        "solve-14000-memory",
+        "The same with room for the matrix in memory",
+        {
+            "small": "benchmarks.solve --n 4000 --memory-limit 8GiB --peers gemm,scipy",
+            "full": "benchmarks.solve --n 14000 --memory-limit 8GiB --peers gemm,scipy --repeat 3",
+        },
+        _SOLVE,
+        (Goal("time over SciPy's, in memory", "dkrr.seconds", "peers.scipy.seconds", at_most=1.0),),
+    ),
+    Step(
+        "solve-32768",
+        "n = 32,768 with 1.5 GiB a worker",
+        {
+            "full": "benchmarks.solve --n 32768 --memory-limit 3GiB --client --peers gemm --repeat 2 "
+            "--timeline {out}/timeline-32768.png"
+        },
+        _SOLVE,
+        (Goal("part of the GEMM rate, n = 32,768", "ratios.gemm", at_least=0.85),),
+        pictures=("timeline-32768.png",),
+    ),
+    Step(
+        "primal-linear",
+        "Primal form: n = 5,000,000 × d = 100 from Zarr within 1 GiB",
+        {
+            "smoke": "benchmarks.primal linear --n 4000 --d 10 --rate-seconds 0.05",
+            "small": "benchmarks.primal linear --n 200000",
+            "full": "benchmarks.primal linear",
+        },
+        _PRIMAL,
+        (
+            *_primal_goals("cold"),
+            *_primal_goals("warm"),
+            Goal("peak memory of a process, n = 5,000,000, GiB", "peak_bytes", unit=2.0**30, at_most=1.0, where=_COLD),
+        ),
+    ),
+    Step(
+        "primal-polynomial",
+        "Primal form: polynomial features expanded on the fly",
+        {
+            "smoke": "benchmarks.primal polynomial --size 2000 8 --rate-seconds 0.05",
+            "small": "benchmarks.primal polynomial --size 20000 30",
+            "full": "benchmarks.primal polynomial",
+        },
+        _PRIMAL,
+    ),
+    Step(
+        "primal-sparse",
+        "Primal form: sparse rows that stay sparse",
+        {
+            "smoke": "benchmarks.primal sparse --n 2000 --d 500",
+            "small": "benchmarks.primal sparse --n 20000 --d 5000",
+            "full": "benchmarks.primal sparse",
+        },
+        _PRIMAL,
+    ),
+    Step(
+        "forms-measure",
+        "Primal or dual: where both take as long",
+        {
+            "smoke": "benchmarks.forms measure --case linear --kind form --d 40 --n 30 --n 80",
+            "small": "benchmarks.forms measure --kind form --most-n 2000",
+            "full": "benchmarks.forms measure",
+        },
+        (
+            Column("kernel", "case"),
+            Column("crossing", "kind"),
+            Column("d", "d", "count"),
+            Column("D", "dimension", "count"),
+            Column("n at which both should take as long", "predicted", "count"),
+            Column("n at which they do", "measured", "count"),
+            Column("predicted / measured", "predicted", "ratio", over="measured"),
+            Column("n from which the planner switches", "switches", "count"),
+        ),
+        timeout=7200.0,
+    ),
+    Step(
+        "forms-draw",
+        "Primal or dual, direct or iterative: what the planner picks",
+        {
+            "small": "benchmarks.forms draw --per-decade 8 --out {out}/forms.png --measured {lines}",
+            "full": "benchmarks.forms draw --out {out}/forms.png --measured {lines}",
+        },
+        is_timed=False,
+        uses="forms-measure",
+        pictures=("forms.png",),
+    ),
+    Step(
+        "plans-grid",
+        "Plans against reality: predicted / measured",
+        {
+            "smoke": "benchmarks.plans grid --size smoke",
+            "small": "benchmarks.plans grid --size small --retries {retries}",
+            "full": "benchmarks.plans grid --size full --retries {retries}",
+        },
+        (
+            Column("case", "case"),
+            Column("planned", "group"),
+            Column("n", "settings.n", "count"),
+            Column("d", "settings.d", "count"),
+            Column("time", "measured.seconds", "seconds"),
+            Column("seconds", "ratios.seconds", "ratio"),
+            Column("at its iterations", "ratios_at_iterations.seconds", "ratio"),
+            Column("read", "ratios_at_iterations.read_bytes", "ratio"),
+            Column("written", "ratios_at_iterations.written_bytes", "ratio"),
+            Column("peak memory", "ratios.peak_bytes", "ratio"),
+            Column("", "misses,failed,crashed,timed_out"),
+        ),
+        (
+            Goal("half of all plans off by a factor of", "summary.all.seconds.off", at_most=1.25),
+            Goal("the worst plan off by a factor of", "summary.all.seconds.worst_off", at_most=2.0),
+            Goal("bytes read off by a factor of", "summary.all.read_bytes.worst_off", at_most=1.05),
+            Goal("bytes written off by a factor of", "summary.all.written_bytes.worst_off", at_most=1.05),
+            Goal("least projected / measured peak", "summary.all.peak_bytes.least", at_least=1.0),
+            Goal("cases that failed", "n_failed", at_most=0.0),
+        ),
+        timeout=5400.0,
+    ),
+    Step(
+        "plans-regret",
+        "Regret: time of the chosen plan over the best one's",
+        {
+            "smoke": "benchmarks.plans regret --size smoke",
+            "small": "benchmarks.plans regret --size small --retries {retries}",
+            "full": "benchmarks.plans regret --size full --repeat 3 --retries {retries}",
+        },
+        (
+            Column("problem", "case"),
+            Column("n", "settings.n", "count"),
+            Column("d", "settings.d", "count"),
+            Column("ways run", "ways", "count"),
+            Column("regret", "regret", "ratio"),
+            Column("fastest", "best"),
+            Column("also with what is not taken unasked", "regret_of_all", "ratio"),
+            Column("fastest of all", "best_of_all"),
+        ),
+        (
+            Goal("worst regret", "summary.regret.worst", at_most=1.10),
+            Goal("median regret", "summary.regret.median", at_most=1.10),
+        ),
+        timeout=7200.0,
+    ),
+    Step(
+        "iterative-beside",
+        "Conjugate gradient beside direct solvers",
+        {
+            "smoke": "benchmarks.iterative beside --n 800",
+            "small": "benchmarks.iterative beside --n 3000",
+            "full": "benchmarks.iterative beside",
+        },
+        _FIT,
+    ),
+    Step(
+        "iterative-ranks",
+        "The rank that is found beside fixed ones (QM9)",
+        {
+            "small": "benchmarks.iterative ranks --n 3000 --cache {cache}",
+            "full": "benchmarks.iterative ranks --cache {cache}",
+        },
+        _FIT,
+    ),
+    Step(
+        "iterative-rate",
+        "Kernel entries of a product over what the kernel alone makes",
+        {
+            "smoke": "benchmarks.iterative rate --n 2100 --d 16",
+            "small": "benchmarks.iterative rate --n 6000",
+            "full": "benchmarks.iterative rate",
+        },
+        (
+            Column("d", "d", "count"),
+            Column("precision", "precision"),
+            Column("kernel alone, entries/s a core", "kernel_rate", "exponent"),
+            Column("product, entries/s", "product_rate", "exponent"),
+            Column("part of the limit", "part", "ratio"),
+        ),
+    ),
+    Step(
+        "iterative-factor",
+        "A float32 factor as preconditioner beside the float64 factorisation",
+        {
+            "small": "benchmarks.iterative factor --n 4000 --memory-limit 1GiB",
+            "full": "benchmarks.iterative factor",
+        },
+        _FIT,
+        (
+            Goal("time of the float32 factor over float64", "ratios.time", at_most=0.65),
+            Goal("disk of the float32 factor over float64", "ratios.disk", at_most=0.55),
+        ),
+    ),
+    Step(
+        "iterative-panel",
+        "Residual after 100 iterations by preconditioner (QM9)",
+        {
+            "small": "benchmarks.iterative panel --n 2000 --cache {cache}",
+            "full": "benchmarks.iterative panel --cache {cache}",
+        },
+        (
+            Column("", "solver"),
+            Column("rank", "rank", "count"),
+            Column("time", "seconds", "seconds"),
+            Column("residual after 100", "residual_at_100", "exponent"),
+        ),
+    ),
+    Step(
+        "iterative-headline",
+        "QM9 within 4 GiB, all rows at once",
+        {
+            "small": "benchmarks.iterative headline --n 5000 --no-compare --cache {cache}",
+            "full": "benchmarks.iterative headline --cache {cache}",
+        },
+        (Column("kernel", "kernel"), *_FIT[1:], Column("MAE", "mae", "ratio")),
+    ),
+    Step(
+        "wide-reproduce",
+        "Simulation beside real runs with 1 and 2 workers",
+        {
+            "small": "benchmarks.wide reproduce --n 4096 --tile 512 --costs {out}/costs-small.json",
+            "full": "benchmarks.wide reproduce --repeat 3 --costs {out}/costs.json",
+        },
+        (
+            Column("n", "n", "count"),
+            Column("workers", "workers", "count"),
+            Column("tile", "tile", "count"),
+            Column("factorisation", "factorisation_seconds", "seconds"),
+            Column("simulated / measured, by 1 worker's costs", "one_worker_costs.ratio", "ratio"),
+            Column("by its own costs", "own_costs.ratio", "ratio"),
+            Column("whole fit", "seconds", "seconds"),
+            Column("simulated / measured", "one_worker_costs.whole_ratio", "ratio"),
+        ),
+        (
+            Goal(
+                "whole fit, simulated / measured, largest", "one_worker_costs.whole_ratio", at_most=1.15, rows="worst"
+            ),
+            Goal("whole fit, simulated / measured, least", "one_worker_costs.whole_ratio", at_least=0.85, rows="worst"),
+        ),
+        where={"benchmark": "wide.reproduce"},
+    ),
+    Step(
+        "wide-answer",
+        "Wide clusters, simulated",
+        {
+            "small": "benchmarks.wide answer --n 50000 --workers 8 --workers 64 --store 20GB --weak 8 32",
+            "full": "benchmarks.wide answer --costs {out}/costs.json",
+        },
+        (
+            Column("n", "n", "count"),
+            Column("workers", "workers", "count"),
+            Column("tile", "tile", "count"),
+            Column("segment", "segment", "count"),
+            Column("time", "seconds", "seconds"),
+            Column("efficiency", "efficiency", "ratio"),
+            Column("read a second", "read_rate", "bytes"),
+            Column("at most", "peak_read_rate", "bytes"),
+            Column("core-hours", "core_hours", "number"),
+            Column("with stragglers and losses", "trouble.seconds", "seconds"),
+            Column("one task a tile, over it", "segments_pay", "ratio"),
+        ),
+        where={"benchmark": "wide.answer"},
+        is_timed=False,
+    ),
+    Step(
+        "wide-draw",
+        "Efficiency on wide clusters",
+        {"full": "benchmarks.wide draw --costs {out}/costs.json --out {out}/wide.png"},
+        (Column("n", "n", "count"), Column("tasks", "tasks")),
+        is_timed=False,
+        pictures=("wide.png",),
+    ),
+    Step(
+        "small",
+        "Small fits beside scikit-learn",
+        {"smoke": "benchmarks.small --n 100", "small": "benchmarks.small", "full": "benchmarks.small"},
+        (
+            Column("n", "n", "count"),
+            Column("dkrr", "dkrr.seconds", "seconds"),
+            Column("scikit-learn", "sklearn.seconds", "seconds"),
+            Column("ratio", "ratio", "ratio"),
+        ),
+        (Goal("fit + predict over scikit-learn's, the worst n", "ratio", at_most=1.2, rows="worst"),),
+    ),
+    *(
+        Step(
+            name,
+            title,
+            {
+                "smoke": "benchmarks.blas --n 256",
+                "small": "benchmarks.blas --n 1024",
+                "full": f"benchmarks.blas --n {n}",
+            },
+            (
+                Column("threads", "threads", "count"),
+                Column("n", "n", "count"),
+                *(Column(k.upper(), f"gflops.{k}", "number") for k in ("gemm", "syrk", "trsm")),
+                Column("our Cholesky", "gflops.cholesky", "number"),
+                Column("LAPACK's", "gflops.cholesky_lapack", "number"),
+            ),
+            (Goal(f"our Cholesky over LAPACK's, {threads}", "own_over_lapack", at_least=1.0),),
+            environment=environment,
+        )
+        for name, title, n, threads, environment in (
+            ("blas", "Dense building blocks, all threads", 4096, "all threads", {}),
+            ("blas-one-thread", "Dense building blocks, one thread", 2048, "one thread", {"OPENBLAS_NUM_THREADS": "1"}),
+        )
+    ),
+)
+
+
+def step_named(name: str) -> Step | None:
+    """Step of a name; None if the table has none any more."""
+    return next((step for step in STEPS if step.name == name), None)
