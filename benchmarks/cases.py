@@ -297,7 +297,8 @@ def known_iterations(plan: Plan, result: SolveResult) -> Candidate:
             "iterative.iterations_expected": lambda *_: result.iterations,
             "iterative.MIXED_ITERATIONS": 1.0,
             "iterative._ranks": lambda *_: [result.rank],
-            "candidates.FACTORED_ITERATIONS": result.iterations / groups,
+            "iterative.primal_iterations_expected": lambda *_: result.iterations,
+            "candidates.factored_iterations": lambda _: result.iterations / groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}

@@ -19,6 +19,8 @@ class Cost:
     n_tasks: int = 0
     memory_bytes: float = 0.0
     """Bytes of matrices in memory that are read to be multiplied by a few vectors."""
+    fresh_bytes: float = 0.0
+    """Bytes of memory that a process fills for the first time."""
     dense_flops: float = 0.0
     """Floating-point operations of factorisations in memory ..."""
     dense_side: int = 0

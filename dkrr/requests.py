@@ -11,7 +11,7 @@ from dkrr.errors import InputError, StoreError
 from dkrr.features import FeatureMap, feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import CallableKernel, Kernel, as_kernel
-from dkrr.linalg.spectrum import SAMPLE, power_law, sampled_eigenvalues
+from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
@@ -132,12 +132,8 @@ def _with_spectrum(problem: Problem, rows: Rows) -> Problem:
     is_costly = p.kernel.is_precomputed or isinstance(p.kernel, CallableKernel) or isinstance(rows, DaskRows)
     if p.form == "primal" or p.n < SAMPLED_FROM or is_costly or not (wanted or possible):
         return problem
-    eigenvalues = sampled_eigenvalues(p.kernel, rows)
-    return (
-        problem
-        if eigenvalues is None
-        else replace(problem, spectrum=Spectrum(*power_law(eigenvalues), is_measured=True))
-    )
+    found = estimated_spectrum(p.kernel, rows)
+    return problem if found is None else replace(problem, spectrum=Spectrum(*found, is_measured=True))
 
 
 def stored_layout(store: str) -> Layout | None:

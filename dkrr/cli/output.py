@@ -87,10 +87,8 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
     ]
     if not measured:
         lines.append("            `dkrr calibrate` measures them here")
-    elif measured["other_cores_busy"] > NOISY_CORES:
-        lines.append(
-            f"            beside others that kept {measured['other_cores_busy']:.1f} cores busy: measure again without them"
-        )
+    elif (busy := measured["other_cores_busy"]) > NOISY_CORES:
+        lines.append(f"            beside others that kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if key.endswith(f"_{name}")}
         if name == "bytes" and measured:

@@ -174,6 +174,7 @@ def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
     return Cost(
         gemm_flops=n_systems * 4.0 * n**2 * n_right_sides,
         memory_bytes=(1 + 3 * n_systems) * 8.0 * n * n,
+        fresh_bytes=8.0 * n * n,
         dense_flops=n_systems * n**3 / 3,
         dense_side=n,
     )

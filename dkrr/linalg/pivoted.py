@@ -91,10 +91,16 @@ class _State:
     def panels(self) -> Iterator[tuple[slice, Array]]:
         """Rows of F a panel at a time, in float64."""
         height = max(64, PANEL_ENTRIES // max(self.rank, 1))
+        # One buffer for all: on a Dask worker, memory that is let go of returns to the system, and costs as much as the
+        # product to get again.
+        wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
         for start in range(0, len(self.array), height):
             rows = slice(start, min(start + height, len(self.array)))
             panel = self.array[rows, : self.rank]
-            yield rows, panel if panel.dtype == np.float64 else panel.astype(np.float64)
+            if len(wide):
+                np.copyto(wide[: len(panel)], panel)
+                panel = wide[: len(panel)]
+            yield rows, panel
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,25 @@ class TileSource(ABC):
         """
         tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), dtype)
         self.fill(meter, tile, rows, columns)
+        if rows == columns:
+            mirror_squares(tile)
         yield from cut_tile(tile, rows, columns)
 
 
+def mirror_squares(tile: NDArray[Any]) -> None:
+    """Make the squares symmetric that `cut_tile` cuts from the diagonal of a tile, from their lower triangles."""
+    for top in range(0, tile.shape[0], PIECE_ROWS):
+        square = slice(top, min(top + PIECE_ROWS, tile.shape[0]))
+        mirror_lower(tile[square, square])
+
+
 def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
-    """Yield a tile that is in memory in pieces; of one on the diagonal only its lower triangle is read.
+    """Yield a tile that is in memory in pieces; of one on the diagonal what is right of its squares is not read.
 
     Parameters
     ----------
     tile : ndarray of shape (len(rows), len(columns))
-        Squares on its diagonal are made symmetric in place.
+        On the diagonal with symmetric squares (`mirror_squares`).
     rows, columns : slice
         Ranges within the matrix.
     """
@@ -82,7 +91,6 @@ def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]
             right = min(left + PIECE_COLUMNS, end)
             yield where, slice(columns.start + left, columns.start + right), tile[top:bottom, left:right]
         if rows == columns:
-            mirror_lower(tile[top:bottom, top:bottom])
             yield where, where, tile[top:bottom, top:bottom]
 
 

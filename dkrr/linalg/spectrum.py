@@ -14,8 +14,11 @@ _BLOCKS = 16
 """Blocks of consecutive rows that are read where rows are in a store."""
 
 
-def sampled_eigenvalues(kernel: Kernel, rows: Rows, seed: int = 0) -> NDArray[np.float64] | None:
-    """Eigenvalues of K / n of a sample of the rows, in descending order, the constant deflated.
+def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float, float, float] | None:
+    """Power law of the eigenvalues of K / n, the constant deflated, from a sample of the rows.
+
+    Eigenvalues that a sample does not resolve (many directions with little variance each) fall with its size, by up to
+    one half where it is twice as large. How much they fall from half the sample to all of it is carried on to n.
 
     Parameters
     ----------
@@ -26,8 +29,8 @@ def sampled_eigenvalues(kernel: Kernel, rows: Rows, seed: int = 0) -> NDArray[np
 
     Returns
     -------
-    ndarray of shape (SAMPLE,) or None
-        None where the sample has NaN or infinity, which a check of all rows will name.
+    largest, thousandth, decay : float
+        See `power_law`; None where the sample has NaN or infinity, which a check of all rows will name.
     """
     n, rng = rows.shape[0], np.random.default_rng(seed)
     if isinstance(rows, MemoryRows):
@@ -39,10 +42,19 @@ def sampled_eigenvalues(kernel: Kernel, rows: Rows, seed: int = 0) -> NDArray[np
     matrix = np.asarray(kernel(block), np.float64)
     if not np.isfinite(matrix).all():
         return None
-    matrix -= matrix.mean(axis=0)
-    matrix -= matrix.mean(axis=1)[:, None]
+    whole, half = _eigenvalues(matrix), _eigenvalues(matrix[::2, ::2])
+    largest, thousandth, decay = power_law(whole)
+    at = SAMPLE // 10
+    fall = float(np.clip(whole[at] / max(half[at], np.finfo(float).tiny), 0.5, 1.0))
+    return largest, float(thousandth * fall ** np.log2(n / SAMPLE)), decay
+
+
+def _eigenvalues(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the centred matrix over its size, in descending order."""
+    centred = matrix - matrix.mean(axis=0)
+    centred -= centred.mean(axis=1)[:, None]
     with blas.one_thread():
-        return np.asarray(np.linalg.eigvalsh(matrix)[::-1] / len(matrix))
+        return np.asarray(np.linalg.eigvalsh(centred)[::-1] / len(matrix))
 
 
 def power_law(eigenvalues: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         raise InputError(f"the folder {where} is not there; give one that every worker can write to")
     begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     client = ambient_client()
+    from dkrr.runtime.dask_executor import on_every_worker
+
     with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
         here = measure_threads(seconds)
         if client is not None:
@@ -67,6 +70,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         else:
             fingerprint, started = machine_fingerprint(), time.perf_counter()
             with _local(scratch) as client:
+                on_every_worker(client, import_module, "dkrr.fitting.tiled")  # what every fit waits for
                 ready = time.perf_counter()
                 measured, kernels, shared = _of_workers(client, scratch, seconds)
                 done = time.perf_counter()

@@ -25,6 +25,8 @@ SIDE, STRIP = 1536, 512
 KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
 FEATURES = (4, 16, 64, 256)
 """Numbers of columns at which kernels are measured."""
+MEMORY_SIDE = 5120
+"""Of a matrix that no cache holds: 200 MiB."""
 CHUNK = (1024, 512)
 N_CHUNKS = 96
 """Chunks of 4 MiB that are written and read: fewer would go to memory that is at hand."""
@@ -108,9 +110,12 @@ def measure_threads(seconds: float) -> Measured:
 
 def measure_memory(seconds: float) -> Measured:
     """Rate at which a tile in memory is multiplied by a vector, from both sides."""
-    tile = np.random.default_rng(0).standard_normal((2 * SIDE, 2 * SIDE))
-    left, right = np.zeros((2 * SIDE, 1)), np.zeros((2 * SIDE, 1))
-    rows, columns = slice(0, 2 * SIDE), slice(2 * SIDE, 4 * SIDE)
+    start = time.perf_counter()
+    tile = np.empty((MEMORY_SIDE, MEMORY_SIDE))
+    tile[...] = 1.0
+    filled = time.perf_counter() - start
+    left, right = np.zeros((MEMORY_SIDE, 1)), np.zeros((MEMORY_SIDE, 1))
+    rows, columns = slice(0, MEMORY_SIDE), slice(MEMORY_SIDE, 2 * MEMORY_SIDE)
 
     def multiply() -> None:
         for r, c, piece in cut_tile(tile, rows, columns):
@@ -118,7 +123,7 @@ def measure_memory(seconds: float) -> Measured:
             blas.gemm(left[r], piece, right[across], beta=1.0)
             blas.gemm(right[across], piece, left[r], transpose_a=True)
 
-    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
+    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds), "fresh_bytes": tile.nbytes / filled}
 
 
 def measure_kernels(seconds: float) -> list[KernelRate]:

@@ -1,6 +1,7 @@
 """The ways to solve a problem, each with its projected cost. Whether it may be chosen is the planner's business."""
 
 from dataclasses import replace
+from math import ceil, log10
 
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.factored import apply_cost
@@ -21,10 +22,14 @@ PANEL = 512
 """Columns of a strip that GEMM needs to run at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
 TILES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
 """Tile sizes that are compared."""
-SEGMENTS = (3, 6, 12)
+SEGMENTS = (2, 3, 6, 12)
 """Tile columns to a task that are compared with all of them."""
 MAX_TILES_A_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
+MAX_TASKS = 250_000
+"""Of a factorisation: the scheduler takes about a millisecond for each."""
+THREAD_SHARE = 0.6
+"""Of a core that every further BLAS thread adds to the products of tiles (measured with 2 threads, tiles of 2,048)."""
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
 PARALLEL_FEATURES = 2048
@@ -70,7 +75,10 @@ def _grids(problem: Problem, n: int) -> list[TileGrid]:
 def _segments(problem: Problem, place: Place, grid: TileGrid) -> list[int]:
     if problem.layout is not None:
         return [problem.layout.segment]
-    return [0] + [s for s in SEGMENTS if place.slots > 1 and s < grid.n_tiles - 1]
+    if place.slots == 1:
+        return [0]
+    n_tiles = grid.n_tiles
+    return [0] + [s for s in SEGMENTS if s < n_tiles - 1 and n_tiles**3 / 6 <= s * MAX_TASKS]
 
 
 def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
@@ -147,21 +155,30 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
     places = [r.on_workers()]
     if not r.cluster_is_running:
         places += [r.on_workers(w) for w in range(r.n_workers - 1, 0, -1)]
+    # One task at a time, with all of BLAS's threads.
+    serial = replace(r, rates=r.rates.faster(1.0 + THREAD_SHARE * (r.local_threads - 1)))
     if p.wants_tiles and not r.cluster_is_running:
-        places.append(r.in_caller("serial", 1))
+        here = r.in_caller("serial", 1)
+        buffers = r.local_threads * THREAD_BUFFER_BYTES
+        places.append(replace(here, baseline_bytes=here.baseline_bytes + buffers))
     candidate = {"dual": dual_tiled, "primal": primal_tiled}[form]
     if isinstance(p.solver, ConjugateGradient):
         candidate = dual_factored
     return [
-        candidate(p, r, place, grid, segment)
+        candidate(p, serial if place.execution == "serial" else r, place, grid, segment)
         for place in places
         for grid in _grids(p, n)
         for segment in _segments(p, place, grid)
     ]
 
 
-FACTORED_ITERATIONS = 6
-"""Of conjugate gradient with a complete factor in float32, for a residual of 1e-10 (measured: 3 to 6)."""
+FACTORED_DIGITS = 3.3
+"""That an iteration of conjugate gradient gains with a complete factor in float32 (measured: 3 to 4)."""
+
+
+def factored_iterations(tol: float) -> int:
+    """Iterations of conjugate gradient that a complete factor in float32 leaves to do."""
+    return ceil(-log10(tol) / FACTORED_DIGITS)
 
 
 def dual_factored(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
@@ -176,7 +193,8 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
     factor = factorisation_seconds(grid, segment, place.slots, fast, form_seconds)
     product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
-    passes = FACTORED_ITERATIONS + 1
+    iterations = factored_iterations(p.tol)
+    passes = iterations + 1
     staged = 0 if p.x_is_shared else p.stored_bytes
     peak, rows_bytes = whole.peak_bytes + place.threads * 4 * 8 * p.n * m, p.n * p.bytes_of_row
     keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART and peak + rows_bytes <= place.usable_bytes
@@ -189,13 +207,13 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
         + groups * (factor + passes * (product + rates.seconds(apply))),
-        read_bytes=checked_bytes(p) + groups * (cost.read_bytes + FACTORED_ITERATIONS * apply.read_bytes + x_read),
+        read_bytes=checked_bytes(p) + groups * (cost.read_bytes + iterations * apply.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
         disk_bytes=staged + (groups if p.keeps_store else 1) * stored + partial_bytes(grid, 0, segment, 4),
         peak_bytes=peak + (rows_bytes if keeps_rows else 0),
         keeps_rows=keeps_rows,
         solver="cg",
-        iterations=FACTORED_ITERATIONS,
+        iterations=iterations,
         precision="float32",
         has_factor=True,
         n_tiles=grid.n_tiles,

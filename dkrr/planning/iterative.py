@@ -7,6 +7,7 @@ be a typical one where there are none; the rank is chosen while the factor shows
 from dataclasses import replace
 from math import ceil, sqrt
 
+from dkrr.features import IdentityMap
 from dkrr.linalg.operator import USE_SECONDS, Precision, multiply_bytes, pass_cost
 from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
 from dkrr.linalg.preconditioner import expected_iterations
@@ -42,10 +43,12 @@ WORKSPACE_PART = 16
 """The kernel's temporaries for a tile take at most one part in this many of a process's memory."""
 KEPT_PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the memory left for tiles that are compared; what is not used for tiles is there for the factor."""
-APPLY_SECONDS = 2.4e-9
+APPLY_SECONDS = 1.2e-9
 """An entry of the float32 factor, for both of its products with one vector: read and converted twice."""
 FACTOR_ITEMSIZE = 4
 """The factor is stored in float32: rounding makes another factor, as good a preconditioner, of half the size."""
+STREAM_SECONDS = 1.2e-9
+"""An entry of X, for both of its products with one vector."""
 ROUND_TRIPS = 3
 """Of an iteration on Dask: one for A and two for the preconditioner."""
 MIXED_ITERATIONS = 1.15
@@ -194,6 +197,7 @@ def _dual(
     trips = ROUND_TRIPS * rates.round_trip_seconds if place.execution == "dask" else 0.0
     # The first pass forms what is kept.
     first = rates.seconds(pass_cost(entry, entries, 1, precision, 0.0)) * kept_part / place.slots
+    first += kept_part * entries * itemsize / rates.fresh_bytes / place.slots
     staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
     x_read = 0.0
     if not held:
@@ -301,7 +305,8 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
         block = row_block(p, 1 if sparse else dimension, 1 if sparse else dimension)
         entries = p.n * (p.bytes_of_row / 12 if sparse else float(dimension))
         iterations = primal_iterations_expected(p)
-        one = entries * (feature_seconds(p) + 1.5e-9 * t) / place.slots
+        one = entries * (STREAM_SECONDS * t + (0.0 if isinstance(p.feature_map, IdentityMap) else feature_seconds(p)))
+        one /= place.slots
         held = p.x_in_memory and place.execution == "memory"
         staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
         # Besides the products: the check of X, moments, squares, the true residual, errors, and means for an intercept.

@@ -48,10 +48,12 @@ class Rates:
     """Of the division of a tile by a triangle as wide as a strip."""
     potrf_flops: float = 38e9
     """Of the Cholesky factorisation of one tile."""
-    dense_flops: float = 37e9
+    dense_flops: float = 40e9
     """Of the Cholesky factorisation of DENSE_SIDE rows in memory, by each thread of the calling process."""
-    memory_bytes: float = 6e9
-    """Bytes per second of a matrix in memory that are multiplied by a vector."""
+    memory_bytes: float = 7e9
+    """Bytes per second of a matrix in memory that are multiplied by a vector, from both sides."""
+    fresh_bytes: float = 1.5e9
+    """Bytes per second of memory that a process gets from the system and fills for the first time."""
     read_bytes: float = 2.5e9
     """Bytes per second that one worker reads from the store, from the system's cache if they are there."""
     write_bytes: float = 0.6e9
@@ -79,12 +81,13 @@ class Rates:
             + cost.written_bytes / self.write_bytes
             + cost.n_tasks * self.task_seconds
             + cost.memory_bytes / self.memory_bytes
+            + cost.fresh_bytes / self.fresh_bytes
         )
 
     def _dense_flops(self, side: int) -> float:
-        """Rate of a factorisation of another size: of its time, what is not GEMM falls as one over the size."""
+        """Rate of a factorisation of another size: that of small ones falls, as what is not GEMM does not."""
         overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
-        return self.gemm_flops / (1.0 + overhead / max(side, 1))
+        return min(self.dense_flops, self.gemm_flops / (1.0 + overhead / max(side, 1)))
 
     def entry(self, kernel: Kernel, n_features: int, precision: Precision = "float64") -> EntryCost:
         """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes."""

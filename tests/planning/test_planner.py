@@ -145,7 +145,7 @@ class TestPlace:
 
     def test_fewer_workers_with_more_memory_each(self):
         small = direct(20_000, 10, keeps_store=True)
-        plan = make_plan(small, machine(700 * MIB, workers=4))
+        plan = make_plan(small, machine(700 * MIB, workers=4, local_threads=1))
         assert plan.execution == "dask"
         assert plan.chosen.n_workers < 4, "four have too little each"
         assert plan.chosen.limit_bytes >= 700 * MIB // 4

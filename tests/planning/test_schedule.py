@@ -20,7 +20,8 @@ from dkrr.planning.simulation import Cluster
 from dkrr.tiles import TileGrid
 
 RATES = Rates()
-COMPUTE_ONLY = Rates(gemm_flops=1e9, read_bytes=1e30, write_bytes=1e30, task_seconds=0.0)
+COMPUTE_ONLY = replace(Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0), gemm_flops=1e9, syrk_flops=1e9)
+COMPUTE_ONLY = replace(COMPUTE_ONLY, trsm_flops=1e9, potrf_flops=1e9)
 
 
 def work(grid, segment, rates=RATES, form=0.5):
@@ -154,9 +155,10 @@ def test_segments_keep_many_workers_busy():
 def test_time_is_that_of_its_parts():
     grid, step = TileGrid(23 * 7, 23, 23), next(s for s in tile_steps(7, 0) if s.key == "L-4-2")
     tile = 8 * 23**2
-    free = Rates(gemm_flops=1e30, read_bytes=1e30, write_bytes=1e30, task_seconds=0.0)
-    flops = step_seconds(step, grid, replace(free, gemm_flops=1.0), 0.0)
-    assert flops == pytest.approx(2 * 23 * 23 * 46 + 23**3)
+    free = Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0).faster(1e30)
+    for kind, flops in (("gemm", 2 * 23 * 23 * 46), ("trsm", 23**3), ("syrk", 0), ("potrf", 0)):
+        slow = replace(free, **{f"{kind}_flops": 1.0})
+        assert step_seconds(step, grid, slow, 0.0) == pytest.approx(flops, abs=1e-6)
     assert step_seconds(step, grid, replace(free, read_bytes=1.0), 0.0) == pytest.approx(2 * 2 * tile + tile)
     assert step_seconds(step, grid, replace(free, write_bytes=1.0), 0.0) == pytest.approx(tile)
     assert step_seconds(step, grid, replace(free, task_seconds=5.0), 3.0) == pytest.approx(8.0)
