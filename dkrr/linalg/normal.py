@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.features import FeatureMap, IdentityMap
+from dkrr.linalg.operator import thin
 from dkrr.linalg.sources import mirror_lower, read_range
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
@@ -26,6 +27,8 @@ Matrix = NDArray[np.float64]
 STRIP_BYTES = 2 * 2**20
 """Of Φ: a strip that is read, expanded and multiplied should stay in the second-level cache (measured: rows of 100
 columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB) ..."""
+CHECK_SECONDS = 1.7e-9
+"""To look for NaN and infinity in one number."""
 STRIP_ROWS = 512
 """... but has at least so many rows, for each strip passes once over the matrix that it is added to."""
 
@@ -272,8 +275,9 @@ def normal_cost(
     n_lower = n_tiles * (n_tiles + 1) // 2
     passes = n_lower + (1 if centred else 0) + 1  # the last for the true residual
     return Cost(
-        gemm_flops=float(n) * dimension * (dimension + 6 * n_targets),
-        element_seconds=n * (n_tiles + passes - n_lower) * dimension * element_seconds,
+        gemm_flops=float(n) * dimension * (dimension + 6 * n_targets * thin(n_targets)),
+        element_seconds=n
+        * ((n_tiles + passes - n_lower) * dimension * element_seconds + row_bytes / 8 * CHECK_SECONDS),
         read_bytes=float(passes) * n * row_bytes,
         n_tasks=n_lower,
     )

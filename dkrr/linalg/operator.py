@@ -274,9 +274,13 @@ USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
 """Both products of one entry, in cache, with one vector."""
 
 
-THIN = 48.0
-"""Columns by which a product with few vectors is slower than its operations say: a factor of 1 + THIN / (12 + m)
-(measured with 6: 4)."""
+KEPT_SECONDS = 0.35e-9
+"""An entry of a tile that is kept, besides its bytes: calls of pieces, and threads that wait for the interpreter."""
+
+
+def thin(m: int) -> float:
+    """Times that a product with few vectors takes longer than its operations say (measured with 6: 4)."""
+    return 1.0 + 48.0 / (12 + m)
 
 
 def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
@@ -297,9 +301,8 @@ def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, 
     low = precision == "float32"
     formed = (1.0 - kept) * n_entries
     return Cost(
-        gemm_flops=entry.gemm_flops * formed
-        + (1.0 + THIN / (12 + m)) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
-        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]),
+        gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
+        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
         memory_bytes=kept * n_entries * (4 if low else 8),
     )
 

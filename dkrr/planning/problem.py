@@ -15,8 +15,8 @@ Form = Literal["primal", "dual"]
 class Spectrum:
     """How the eigenvalues of K / n fall, the constant deflated.
 
-    The defaults stand for data that nobody has seen and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79: a
-    thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
+    The defaults stand for data that nobody has seen and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
+    a thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
     """
 
     largest: float = 0.2

@@ -390,7 +390,7 @@ class TestCost:
         for dear, cheap in itertools.pairwise(costs):
             assert dear.gemm_flops > cheap.gemm_flops
             assert dear.element_seconds > cheap.element_seconds
-        assert costs[-1].gemm_flops == costs[-1].element_seconds == 0.0
+        assert costs[-1].gemm_flops == 0.0
         assert [c.memory_bytes for c in costs] == [0.0, 0.0, 2e6, 4e6]
 
     def test_memory_is_an_upper_bound(self):

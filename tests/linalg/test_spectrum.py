@@ -46,7 +46,7 @@ def test_nan_is_left_to_the_check_of_all_rows():
 
 
 def test_many_directions_that_no_sample_resolves():
-    """The squares and products of 60 columns are 1,830 directions: they look larger in any sample that has fewer rows."""
+    """The squares and products of 60 columns are 1,830 directions, which look larger in a sample of fewer rows."""
     X, kernel = np.random.default_rng(0).standard_normal((4096, 60)), RBF(gamma=1 / 60)
     K = kernel(X)
     K -= K.mean(axis=0)
