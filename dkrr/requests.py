@@ -97,7 +97,6 @@ def plan(
         targets = n_targets if y is None else _width(y)
         alphas = checked_alphas(alpha, targets)
         problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
-        problem = _with_spectrum(problem, rows)
     else:
         n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (n_targets, "n_targets")))
         refuse_more_components_than_rows(value, n)
@@ -113,6 +112,8 @@ def plan(
             **settings,
         )
     resources = detect(memory_limit, None if store is None else str(store), workers)
+    if X is not None:
+        problem = _with_spectrum(problem, rows)
     return make_plan(problem, replace(resources, enforce_disk=X is not None or store is not None))
 
 
@@ -121,7 +122,8 @@ def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | No
     refuse_more_components_than_rows(kernel, rows.shape[0])
     layout = None if store is None else stored_layout(store)
     problem = Problem.of_rows(rows, kernel, keeps_store=store is not None, layout=layout, **settings)
-    return make_plan(_with_spectrum(problem, rows), detect(memory_limit, store))
+    resources = detect(memory_limit, store)  # before the sample, which leaves some memory with the process
+    return make_plan(_with_spectrum(problem, rows), resources)
 
 
 def _with_spectrum(problem: Problem, rows: Rows) -> Problem:

@@ -21,15 +21,21 @@ class Meter:
         self.seconds: dict[str, float] = defaultdict(float)
         self.bytes_read = 0
         self.bytes_written = 0
+        self._inside: list[float] = []
+        """Seconds of the blocks within each block that is open."""
 
     @contextmanager
     def time(self, kind: str) -> Iterator[None]:
-        """Count the time spent inside under `kind` ("read", "gemm", ...)."""
+        """Count the time spent inside under `kind` ("read", "gemm", ...), less that of blocks within this one."""
         start = time.perf_counter()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            self.seconds[kind] += time.perf_counter() - start
+            passed = time.perf_counter() - start
+            self.seconds[kind] += passed - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += passed
 
 
 TaskFunction = Callable[..., Any]

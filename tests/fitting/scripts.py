@@ -19,11 +19,15 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
     import dask
 
     from dkrr import KernelRidge
+    from dkrr.planning import candidates
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
     workers = settings.pop("workers", None)
-    # With workers asked for, let the planner believe that starting them costs nothing: small fits then use them.
+    # With workers asked for, let the planner believe that starting them costs nothing, and that BLAS's threads add
+    # nothing to one task at a time: small fits then use them.
+    if workers is not None:
+        candidates.THREAD_SHARE = 0.0
     start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
     start |= settings.pop("config", {})
     if "cg" in settings:

@@ -232,7 +232,7 @@ X = rng.standard_normal((1200, 3))
 y = np.sin(X[:, 0])
 # So slow a machine that the work is not small: it goes to two workers.
 dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2})
-model = dkrr.KernelRidge(alpha=0.1, kernel=lambda A, B: np.exp(-((A[:, None] - B) ** 2).sum(axis=2)), tile=300,
+model = dkrr.KernelRidge(alpha=0.1, kernel=lambda A, B: np.exp(-((A[:, None] - B) ** 2).sum(axis=2)), tile=100,
                          memory_limit="3GB").fit(X, y)
 workers = {t.worker for t in model.solve_result_.record.tasks}
 print(model.plan_.execution, len(workers), abs(model.predict(X[:5]) - y[:5]).max() < 0.2)

@@ -101,3 +101,15 @@ class TestRunRecord:
         run = self.run()
         run.add(RunRecord(2.5, [record("d", peak=100)]))
         assert run.seconds == 12.5 and list(run.values()) == ["a", "b", "c", "d"] and run.peak_bytes == 100
+
+
+def test_time_within_time_counts_once(monkeypatch):
+    clock = iter([0.0, 1.0, 4.0, 4.0, 5.0, 10.0])
+    monkeypatch.setattr("dkrr.runtime.task.time.perf_counter", lambda: next(clock))
+    meter = Meter()
+    with meter.time("multiply"):
+        with meter.time("read"):
+            pass
+        with meter.time("read"):
+            pass
+    assert meter.seconds == {"multiply": 6.0, "read": 4.0}

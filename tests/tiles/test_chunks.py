@@ -61,7 +61,7 @@ class TestRoundTrip:
         assert_array_equal(out, data[4:8, 3:6])
 
     def test_mapped(self, url):
-        array, data = filled(url)
+        array, _ = filled(url)
         buffer = np.empty(CHUNKS)
         chunk = array.mapped((1, 2))
         if local_path(url) is None:
