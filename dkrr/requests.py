@@ -22,6 +22,8 @@ from dkrr.tiles import RunStore
 SMALLEST_TOL = 1e-15
 SAMPLED_FROM = 4 * SAMPLE
 """Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
+SAMPLED_BYTES = 64 * 2**20
+"""Most memory that the rows of a sample may take: planning has no part of a memory limit."""
 
 
 def plan(
@@ -132,10 +134,11 @@ def _with_spectrum(problem: Problem, rows: Rows) -> Problem:
     wanted = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
     is_costly = p.kernel.is_precomputed or isinstance(p.kernel, CallableKernel) or isinstance(rows, DaskRows)
+    is_costly = is_costly or SAMPLE * p.bytes_of_row > SAMPLED_BYTES
     if p.form == "primal" or p.n < SAMPLED_FROM or is_costly or not (wanted or possible):
         return problem
     found = estimated_spectrum(p.kernel, rows)
-    return problem if found is None else replace(problem, spectrum=Spectrum(*found, is_measured=True))
+    return problem if found is None else replace(problem, spectrum=Spectrum(*found))
 
 
 def stored_layout(store: str) -> Layout | None:

@@ -23,7 +23,6 @@ class Spectrum:
     thousandth: float = 7e-5
     decay: float = 2.0
     """Power of their number with which they fall."""
-    is_measured: bool = False
 
     def eigenvalue(self, rank: int) -> float:
         """Of K / n, the largest that a factor of this rank leaves."""
@@ -84,7 +83,7 @@ class Problem:
     tol: float = 1e-8
     """True relative residual asked of an iterative solver."""
     spectrum: Spectrum = Spectrum()
-    """Of K / n: typical, or measured on a sample of the rows."""
+    """Of K / n: typical, or estimated on a sample of the rows."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:

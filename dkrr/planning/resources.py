@@ -36,7 +36,7 @@ FLOAT32_ELEMENTS = 0.6
 class Rates:
     """Speed of one core while the others work as well, of the store, and of Dask.
 
-    The defaults are what ``dkrr calibrate`` found on two cores of an AMD EPYC with a local disk.
+    The defaults are cautious ones for two cores of an AMD EPYC with a local disk; ``dkrr calibrate`` measures.
     """
 
     gemm_flops: float = 50e9
@@ -65,7 +65,7 @@ class Rates:
     round_trip_seconds: float = 0.02
     """To send vectors to all workers and get the sum of what they made of them."""
     network_bytes: float = 0.5e9
-    """Bytes per second from one worker to another."""
+    """Bytes per second from one worker to another. Shown, and not in any price: workers meet in the store."""
     cluster_start_seconds: float = 1.5
     """To start and stop a local cluster."""
     kernels: tuple[KernelRate, ...] = ()

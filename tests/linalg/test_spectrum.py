@@ -1,11 +1,16 @@
 """The spectrum of a sample against that of all rows."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
+import dkrr
+from dkrr import requests
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
-from dkrr.rows import MemoryRows, as_rows
+from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.tiles.arrays import create_array
 
 
@@ -37,6 +42,29 @@ def test_rows_in_a_store(tmp_path):
     stored[:] = X
     found = [estimated_spectrum(RBF(gamma=0.5), rows) for rows in (MemoryRows(X), as_rows(stored))]
     assert found[0] == pytest.approx(found[1], rel=0.35)
+
+
+def test_sparse_rows_in_a_store_stay_sparse(tmp_path):
+    """A sample of 1,024 rows of 400,000 columns has 3 GiB where it is dense."""
+    X = sp.random_array((3 * SAMPLE, 400_000), density=2e-5, format="csr", random_state=np.random.default_rng(0))
+    stored = write_rows(as_rows(X), str(tmp_path / "X.zarr"))
+    tracemalloc.start()
+    found = estimated_spectrum(RBF(gamma=0.5), stored)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 * 2**20
+    assert found == pytest.approx(estimated_spectrum(RBF(gamma=0.5), MemoryRows(X)), rel=0.5)
+
+
+@pytest.mark.parametrize(("n_columns", "is_sampled"), [(50, True), (9000, False)])
+def test_rows_too_wide_to_be_sampled_are_not(monkeypatch, tmp_path, n_columns, is_sampled):
+    """Planning must not take memory that no plan counts."""
+    stored = create_array(str(tmp_path / "X.zarr"), (5000, n_columns), np.float64)
+    stored[:] = 0.5
+    sampled = []
+    monkeypatch.setattr(requests, "estimated_spectrum", lambda kernel, rows: sampled.append(rows))
+    dkrr.plan(str(tmp_path / "X.zarr"), kernel="rbf", memory_limit="4GiB")
+    assert bool(sampled) == is_sampled
 
 
 def test_nan_is_left_to_the_check_of_all_rows():
