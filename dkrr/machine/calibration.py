@@ -13,7 +13,7 @@ import numpy as np
 
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, available_bytes, fingerprint_of, local_workers
+from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, available_bytes, cluster_of, local_workers
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
 from dkrr.machine.profile import Profile, machine_fingerprint, median_rates, save_profile
 from dkrr.runtime import Meter, Progress, Task
@@ -65,7 +65,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
         here = measure_threads(seconds)
         if client is not None:
-            fingerprint = fingerprint_of(client)
+            fingerprint = cluster_of(client)
             measured, kernels, shared = _of_workers(client, scratch, seconds)
         else:
             fingerprint, started = machine_fingerprint(), time.perf_counter()

@@ -134,17 +134,23 @@ def describe() -> dict[str, Any]:
 
 
 def fingerprint_of(client: Any) -> Fingerprint:
-    """Of a client's cluster; of this machine if its workers run here and the cluster itself was never measured."""
+    """Whose rates hold for a client's cluster: its own, or this machine's if it runs here and was never measured."""
     from dkrr.runtime.dask_executor import worker_resources
 
-    workers = worker_resources(client)
-    fingerprint = cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in workers])
+    workers, fingerprint = worker_resources(client), cluster_of(client)
     here = {"127.0.0.1", "localhost"} | {
         address.address for addresses in psutil.net_if_addrs().values() for address in addresses
     }
     if load_profile(fingerprint) is None and {w.host for w in workers} <= here:
         return machine_fingerprint()
     return fingerprint
+
+
+def cluster_of(client: Any) -> Fingerprint:
+    """Fingerprint of a client's cluster itself."""
+    from dkrr.runtime.dask_executor import worker_resources
+
+    return cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in worker_resources(client)])
 
 
 def ambient_client() -> Any:

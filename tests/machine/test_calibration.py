@@ -10,6 +10,7 @@ import dkrr
 from dkrr.errors import InputError
 from dkrr.machine import describe, detect
 from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process
+from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
 from dkrr.runtime.dask_executor import local_client
 from tests.runtime.clients import all_released
@@ -53,6 +54,7 @@ def test_workers_of_a_client(tmp_path):
     with local_client(2, 2**30, str(tmp_path)) as client, client.as_current():
         profile = dkrr.calibrate(str(tmp_path), seconds=0.005)
         check(profile)
+        assert load_profile(machine_fingerprint()) is None, "a cluster on this machine is not the machine"
         assert all_released(client)
     assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "it was there already"
 
