@@ -1,8 +1,7 @@
 """The same algebra for a matrix that fits in memory: no Dask, no disk, the calling process and its BLAS threads.
 
 The full symmetric matrix is kept: the factorisation overwrites the lower triangle and leaves the upper one, from
-which the true residual is computed and the lower triangle restored for the next λ. A preconditioner needs neither:
-`DenseFactor` is a factor alone, in float32 if its matrix is.
+which the true residual is computed and the lower triangle restored for the next λ.
 """
 
 from dataclasses import dataclass
@@ -16,12 +15,9 @@ from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
-from dkrr.linalg.triangular import WIDEN_SECONDS, solve_strip
 from dkrr.rows import Rows
 
 _BLOCK = 1024
-_STRIP = 512
-"""Columns of a factor that are applied at a time."""
 
 
 @dataclass
@@ -79,46 +75,6 @@ class DenseSystem:
         # The diagonal that was read is that of L.
         r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x
         return r
-
-
-@dataclass(frozen=True)
-class DenseFactor:
-    """Lower Cholesky factor of a matrix, as the preconditioner (L Lᵀ)⁻¹ of an iterative solver."""
-
-    lower: NDArray[Any]
-    """L, of shape (n, n), float64 or float32; what is above its diagonal means nothing."""
-
-    @classmethod
-    def of(cls, matrix: NDArray[Any], shift: NDArray[np.float64]) -> "DenseFactor":
-        """Factor A + diag(s) in place, in the arithmetic of its dtype.
-
-        Parameters
-        ----------
-        matrix : ndarray of shape (n, n)
-            float64 or float32; only its lower triangle is read. Overwritten, and kept.
-        shift : ndarray of shape (n,)
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If a pivot is not positive.
-        """
-        matrix[np.diag_indices_from(matrix)] += shift
-        failed = blas.cholesky_in_place(matrix)
-        if failed:
-            raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
-        return cls(matrix)
-
-    def apply(self, residual: NDArray[np.float64]) -> NDArray[np.float64]:
-        """L⁻ᵀ L⁻¹ R in float64, for R of shape (n, m)."""
-        x = np.array(residual, np.float64, order="C")
-        n = len(x)
-        columns = [slice(start, min(start + _STRIP, n)) for start in range(0, n, _STRIP)]
-        for c in columns:
-            solve_strip(self.lower[:, c], c, x, transpose=False)
-        for c in reversed(columns):
-            solve_strip(self.lower[:, c], c, x, transpose=True)
-        return x
 
 
 def mirror_upper(a: NDArray[np.float64]) -> None:
@@ -183,19 +139,6 @@ def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
 def dense_bytes(n: int, n_right_sides: int) -> int:
     """Memory of a dense system: the matrix and vectors."""
     return 8 * n * n + 5 * 8 * n * n_right_sides
-
-
-def factor_cost(n: int, itemsize: int = 8) -> Cost:
-    """Cost of a `DenseFactor`, forming the matrix not included; operations in float32 count half, as in `linalg`."""
-    return Cost(gemm_flops=n**3 / 3 * itemsize / 8)
-
-
-def factor_apply_cost(n: int, n_right_sides: int, itemsize: int = 8) -> Cost:
-    """Cost of applying a `DenseFactor` once: L passes through the processor twice, widened if it is in float32."""
-    return Cost(
-        gemm_flops=2.0 * n**2 * n_right_sides,
-        element_seconds=(itemsize / 8e9 + (0.0 if itemsize == 8 else WIDEN_SECONDS)) * n**2,
-    )
 
 
 def gram_block_bytes(kernel: Kernel, n: int, n_features: int) -> int:

@@ -11,13 +11,10 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg import incore, sources
 from dkrr.linalg.incore import (
-    DenseFactor,
     DenseSystem,
     dense_bytes,
     dense_cost,
     dense_gram,
-    factor_apply_cost,
-    factor_cost,
     mirror_lower_blocks,
     mirror_upper,
 )
@@ -63,40 +60,6 @@ def test_not_positive_definite_and_then_a_shift_that_is(row, block):
         system.solve(np.zeros(30), B)
     assert caught.value.row == row
     assert_allclose(system.solve(np.ones(30), B), np.linalg.solve(A + np.eye(30), B), rtol=1e-10)
-
-
-class TestDenseFactor:
-    @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-    @pytest.mark.parametrize(("n", "m"), [(1, 1), (7, 2), (30, 1), (30, 3)])
-    def test_apply(self, n, m, dtype, block, monkeypatch):
-        monkeypatch.setattr(incore, "_STRIP", 8)
-        rng = np.random.default_rng(0)
-        A, shift, R = positive_definite(n), rng.uniform(0, 1, n), rng.standard_normal((n, m))
-        given, lower = R.copy(), np.tril(A).astype(dtype)
-        factor = DenseFactor.of(lower, shift)
-        assert factor.lower is lower, "in place"
-        expected = np.linalg.solve(A + np.diag(shift), R)
-        assert_allclose(factor.apply(R), expected, rtol=0, atol=1e-5 if dtype == np.float32 else 1e-12)
-        exact = np.tril(lower).astype(np.float64)
-        assert_allclose(factor.apply(R), np.linalg.solve(exact @ exact.T, R), rtol=1e-11, atol=1e-13)
-        assert_array_equal(R, given)
-
-    @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-    @pytest.mark.parametrize("row", [0, 7, 29])
-    def test_not_positive_definite(self, row, dtype, block):
-        with pytest.raises(NotPositiveDefiniteError, match=f"row {row} "):
-            DenseFactor.of(failing_at(row, 30).astype(dtype), np.zeros(30))
-
-    def test_refinement_in_float64(self):
-        A, B = positive_definite(300), np.random.default_rng(1).standard_normal((300, 2))
-        factor, X = DenseFactor.of(A.astype(np.float32), np.zeros(300)), np.zeros_like(B)
-        for _ in range(4):
-            X += factor.apply(B - A @ X)
-        assert np.linalg.norm(B - A @ X) < 1e-14 * np.linalg.norm(B)
-
-    def test_cost(self):
-        assert factor_cost(1009, 4).gemm_flops == factor_cost(1009).gemm_flops / 2 == pytest.approx(1009**3 / 6)
-        assert factor_apply_cost(1009, 7).gemm_flops == factor_apply_cost(1009, 7, 4).gemm_flops == 2 * 1009**2 * 7
 
 
 @settings(max_examples=30, deadline=None)
