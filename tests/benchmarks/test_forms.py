@@ -5,17 +5,13 @@ import pytest
 from click.testing import CliRunner
 
 import dkrr
-from benchmarks import forms, machine
+from benchmarks import forms
 from benchmarks.forms import CASES, crossing, crossover_table, grid_points, pick, region_map
 
 LIMIT = "1GiB"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _load_is_watched_only_for_a_moment():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "SECONDS_BEFORE", 0.05)
-        yield
+pytestmark = pytest.mark.usefixtures("brief_watch")
 
 
 def command(*arguments):

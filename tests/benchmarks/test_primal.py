@@ -7,20 +7,16 @@ import scipy.sparse as sp
 import zarr
 from click.testing import CliRunner
 
-from benchmarks import machine, primal, primal_peers
+from benchmarks import primal, primal_peers
 from benchmarks.primal import Data
 from dkrr.features import PolynomialMap
 from dkrr.runtime import TaskRecord
 
 # The port that Dask's scheduler takes by default may be somebody else's on this machine.
-pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _load_is_watched_only_for_a_moment():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "SECONDS_BEFORE", 0.05)
-        yield
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Port 8787 is already in use"),
+    pytest.mark.usefixtures("brief_watch"),
+]
 
 
 def command(*arguments):
