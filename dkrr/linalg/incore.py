@@ -53,18 +53,49 @@ class DenseSystem:
         NotPositiveDefiniteError
             If a pivot is not positive.
         """
+        self.factor(shift)
+        return self.substitute(right_sides)
+
+    def factor(self, shift: NDArray[np.float64]) -> None:
+        """Factor A + diag(s) in the lower triangle.
+
+        Parameters
+        ----------
+        shift : ndarray of shape (n,)
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
         if not self._is_fresh:
             mirror_upper(self.matrix)
         self._is_fresh = False
         a = self.matrix
         a[np.diag_indices_from(a)] = self._diagonal + shift
-        failed = blas.cholesky_in_place(a)
-        if failed:
-            raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
-        x = np.array(right_sides, np.float64, order="C")
-        blas.solve_lower(a, x)
-        blas.solve_lower(a, x, transpose=True)
-        return x
+        factor_in_place(a)
+
+    def substitute(self, right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Solution X for the last factor, of shape (n, m)."""
+        return substituted(self.matrix, right_sides)
+
+    def factored_copy(self, shift: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Cholesky factor of A + diag(s) in memory of its own, in the lower triangle of an (n, n) array."""
+        a = np.array(self.matrix)
+        if not self._is_fresh:
+            mirror_upper(a)
+        a[np.diag_indices_from(a)] = self._diagonal + shift
+        factor_in_place(a)
+        return a
+
+    def multiply(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A V, with A from the untouched upper triangle; shape (n, m)."""
+        out, v = np.zeros(vectors.shape), np.ascontiguousarray(vectors, np.float64)
+        blas.symm(out, self.matrix, v)
+        if not self._is_fresh:
+            # The diagonal that was read is that of L.
+            out += (self._diagonal - self.matrix.diagonal())[:, None] * v
+        return out
 
     def residual(
         self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
@@ -75,6 +106,27 @@ class DenseSystem:
         # The diagonal that was read is that of L.
         r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x
         return r
+
+
+def factor_in_place(a: NDArray[np.float64]) -> None:
+    """Overwrite the lower triangle of a matrix by its Cholesky factor.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a pivot is not positive.
+    """
+    failed = blas.cholesky_in_place(a)
+    if failed:
+        raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
+
+
+def substituted(factor: NDArray[np.float64], right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(L Lᵀ)⁻¹ B with L in the lower triangle; shape (n, m)."""
+    x = np.array(right_sides, np.float64, order="C")
+    blas.solve_lower(factor, x)
+    blas.solve_lower(factor, x, transpose=True)
+    return x
 
 
 def mirror_upper(a: NDArray[np.float64]) -> None:

@@ -142,7 +142,12 @@ class NormalOperator(Operator):
     on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
-    def multiply(self, vectors: Array, precision: Precision = "float64") -> Array:  # noqa: ARG002
+    def multiply(
+        self,
+        vectors: Array,
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Array:
         """See base class; always in float64."""
         tasks = [
             Task(f"normal-{k}", normal_product, (self.feature_map, s, self.centre)) for k, s in enumerate(self.segments)
@@ -159,9 +164,9 @@ class Diagonal(Preconditioner):
 
     Parameters
     ----------
-    diagonal : ndarray of shape (n,)
+    diagonal : ndarray of shape (n, 1) or (n, m)
         a.
-    shift : ndarray of shape (1, m)
+    shift : ndarray of shape (1, m) or (n, 1)
         s.
     """
 
@@ -170,5 +175,6 @@ class Diagonal(Preconditioner):
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
-        total = self.diagonal[:, None] + self.shift[:, columns]
+        diagonal, shift = (x if x.shape[1] == 1 else x[:, columns] for x in (self.diagonal, self.shift))
+        total = diagonal + shift
         return residuals / np.where(total > 0, total, 1.0)

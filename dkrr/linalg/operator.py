@@ -38,7 +38,9 @@ class Operator(ABC):
     record: RunRecord
 
     @abstractmethod
-    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
+    def multiply(
+        self, vectors: Vectors, precision: Precision = "float64", columns: NDArray[np.intp] | None = None
+    ) -> Vectors:
         """Product with a block of vectors.
 
         Parameters
@@ -46,6 +48,8 @@ class Operator(ABC):
         vectors : ndarray of shape (n, m)
         precision : {"float64", "float32"}
             Of the entries and their products; sums are always float64.
+        columns : ndarray of shape (m,), optional
+            Which right-hand sides the vectors belong to, where those have matrices of their own.
 
         Returns
         -------
@@ -109,7 +113,12 @@ class TiledOperator(Operator):
         self.n = self.grid.n
         self._slabs = self._cut()
 
-    def multiply(self, vectors: Vectors, precision: Precision = "float64") -> Vectors:
+    def multiply(
+        self,
+        vectors: Vectors,
+        precision: Precision = "float64",
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Vectors:
         """See base class."""
         if self.scale is not None:
             vectors = vectors * self.scale[:, None]

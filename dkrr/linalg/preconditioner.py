@@ -109,9 +109,9 @@ class LowRank(Preconditioner):
         if self.shift.shape[0] == 1:
             gram, shifts = self.factor.gram(squares), np.unique(self.shift)
             for s in shifts:
-                self._middle[float(s)] = _cholesky(gram if s == shifts[-1] else gram.copy(), float(s))
+                self._middle[float(s)] = small_cholesky(gram if s == shifts[-1] else gram.copy(), float(s))
         else:
-            self._middle[1.0] = _cholesky(self.factor.gram(squares / self.shift[:, 0]), 1.0)
+            self._middle[1.0] = small_cholesky(self.factor.gram(squares / self.shift[:, 0]), 1.0)
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
@@ -159,7 +159,7 @@ class LowRank(Preconditioner):
         return self.factor.record
 
 
-def _cholesky(matrix: Array, shift: float) -> Array:
+def small_cholesky(matrix: Array, shift: float) -> Array:
     """Overwrite a matrix by the Cholesky factor of it and a multiple of the identity."""
     matrix[np.diag_indices_from(matrix)] += shift
     failed = blas.cholesky_in_place(matrix)

@@ -278,7 +278,7 @@ class Iteration:
 
     def _multiply(self, vectors: Array, columns: NDArray[np.intp], precision: Precision) -> Array:
         shift = self._shift_of(columns)
-        return self.operator.multiply(vectors, precision) + shift * vectors
+        return self.operator.multiply(vectors, precision, columns) + shift * vectors
 
     def _true_residual(self, x: Array) -> Array:
         return self.right_sides - self._multiply(x, np.arange(x.shape[1]), "float64")

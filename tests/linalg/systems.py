@@ -37,7 +37,7 @@ class MatrixOperator(Operator):
     def n(self):
         return len(self.matrix)
 
-    def multiply(self, vectors, precision="float64"):
+    def multiply(self, vectors, precision="float64", columns=None):
         return (self.matrix.astype(precision) @ vectors.astype(precision)).astype(np.float64)
 
 

@@ -187,11 +187,11 @@ class TestDiagonal:
     def test_apply(self):
         a, shift, R = np.array([1.0, 2.0, 5.0]), np.array([[1.0, 0.0]]), np.arange(6.0).reshape(3, 2)
         before = R.copy()
-        assert_array_equal(Diagonal(a, shift).apply(R, np.arange(2)), R / np.column_stack([a + 1, a]))
-        assert_array_equal(Diagonal(a, shift).apply(R[:, :1], np.array([1])), R[:, :1] / a[:, None])
+        assert_array_equal(Diagonal(a[:, None], shift).apply(R, np.arange(2)), R / np.column_stack([a + 1, a]))
+        assert_array_equal(Diagonal(a[:, None], shift).apply(R[:, :1], np.array([1])), R[:, :1] / a[:, None])
         assert_array_equal(R, before)
 
     def test_features_that_are_zero(self):
-        found = Diagonal(np.array([0.0, 2.0]), np.array([[0.0]])).apply(np.ones((2, 1)), np.array([0]))
+        found = Diagonal(np.array([[0.0], [2.0]]), np.array([[0.0]])).apply(np.ones((2, 1)), np.array([0]))
         assert_array_equal(found, [[1.0], [0.5]])
-        assert not Diagonal(np.ones(2), np.ones((1, 1))).can_grow
+        assert not Diagonal(np.ones((2, 1)), np.ones((1, 1))).can_grow

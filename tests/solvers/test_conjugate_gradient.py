@@ -51,7 +51,7 @@ class Counting(Operator):
     def n(self):
         return len(self.matrix)
 
-    def multiply(self, vectors, precision="float64"):
+    def multiply(self, vectors, precision="float64", columns=None):
         self.products.append((precision, vectors.shape[1]))
         return (self.matrix.astype(precision) @ vectors.astype(precision)).astype(np.float64)
 
@@ -81,7 +81,7 @@ def true_residuals(A, shift, B, X):
 class Backwards(Counting):
     """Its float32 points the wrong way, but for the first product, of the deflated direction."""
 
-    def multiply(self, vectors, precision="float64"):
+    def multiply(self, vectors, precision="float64", columns=None):
         product = super().multiply(vectors, precision)
         return product * (-1.0 if precision == "float32" and len(self.products) > 1 else 1.0)
 
@@ -104,7 +104,7 @@ def preconditioner(which, A, shift):
     if which == "none":
         return Identity()
     if which == "diagonal":
-        return Diagonal(A.diagonal().copy(), shift)
+        return Diagonal(A.diagonal()[:, None], shift)
     factor = PivotedCholesky(MatrixColumns(MemoryRows(A)), SerialExecutor(), f"t-{uuid.uuid4().hex}", 2, 99)
     factor.grow(20)
     return LowRank(factor, shift)
@@ -337,7 +337,7 @@ class TestFailure:
     def test_negative_curvature(self, mixed, by):
         A = np.diag(np.linspace(-1.0, 5.0, N))
         shift = np.full((1, M), 0.1)
-        positive = Diagonal(np.abs(A.diagonal()), shift) if by == "diagonal" else Identity()
+        positive = Diagonal(np.abs(A.diagonal())[:, None], shift) if by == "diagonal" else Identity()
         with pytest.raises(
             NotPositiveDefiniteError, match=r"not positive definite: after \d+ iterations .*negative curvature"
         ):
@@ -381,7 +381,7 @@ class TestFailure:
         """Its noise is larger than the eigenvalues: float64 has to do it."""
 
         class Noisy(Counting):
-            def multiply(self, vectors, precision="float64"):
+            def multiply(self, vectors, precision="float64", columns=None):
                 product = super().multiply(vectors, precision)
                 if precision == "float32":
                     product += 0.5 * np.linalg.norm(product, axis=0) * np.random.default_rng(7).standard_normal((N, 1))
@@ -402,7 +402,7 @@ class TestFailure:
         A = positive_definite(N)
 
         class Overflowing(Counting):
-            def multiply(self, vectors, precision="float64"):
+            def multiply(self, vectors, precision="float64", columns=None):
                 return super().multiply(vectors, precision) * (np.nan if precision == "float32" else 1.0)
 
         found = Iteration(Overflowing(A), SHIFTS["one number"], right_sides(), mixed=True).run()
@@ -411,7 +411,7 @@ class TestFailure:
 
     def test_float64_that_overflows(self):
         class Overflowing(Counting):
-            def multiply(self, vectors, precision="float64"):
+            def multiply(self, vectors, precision="float64", columns=None):
                 return super().multiply(vectors, precision) * (np.nan if precision == "float64" else 1.0)
 
         operator = Overflowing(positive_definite(N))
@@ -553,7 +553,7 @@ class TestState:
     def iteration(self, **more):
         A = np.diag(np.logspace(-2, 2, N)) + positive_definite(N, 5)
         shift = np.array([[1e-3, 0.1, 100.0]])
-        return Iteration(Counting(A), shift, right_sides(), Diagonal(A.diagonal().copy(), shift), 1e-10, **more)
+        return Iteration(Counting(A), shift, right_sides(), Diagonal(A.diagonal()[:, None], shift), 1e-10, **more)
 
     def states(self, **more):
         """States after every iteration, and at the end."""
