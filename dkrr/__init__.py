@@ -1,4 +1,4 @@
-"""Exact kernel ridge regression out of core and distributed.
+"""Exact kernel ridge and kernel logistic regression out of core and distributed.
 
 >>> import numpy as np, dkrr
 >>> X = np.linspace(-3, 3, 50)[:, None]
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr import config as config
 
 if TYPE_CHECKING:
-    from dkrr.estimators import KernelRidge
+    from dkrr.estimators import KernelLogisticRegression, KernelRidge
     from dkrr.gram_matrix import gram
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 # Imported when first used: a worker process that forms tiles needs neither scikit-learn nor the estimators.
 _HOMES = {
     "calibrate": "dkrr.machine",
+    "KernelLogisticRegression": "dkrr.estimators",
     "KernelRidge": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "load": "dkrr.persistence",
@@ -31,7 +32,7 @@ _HOMES = {
     "save": "dkrr.persistence",
 }
 
-__all__ = ["KernelRidge", "__version__", "calibrate", "gram", "load", "plan", "save"]
+__all__ = ["KernelLogisticRegression", "KernelRidge", "__version__", "calibrate", "gram", "load", "plan", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from dkrr.rows import Rows
 
 
 @dataclass(frozen=True)
-class FittedRidge:
+class FittedFunction:
     """f(x) = φ(x)ᵀ w + b, or Σᵢ αᵢ k(x, xᵢ) + b; predicts in primal form where `coef` is there."""
 
     kernel: Kernel

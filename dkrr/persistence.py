@@ -13,7 +13,7 @@ from dkrr.estimators import KernelRidge
 from dkrr.features import Nystroem, arrays_of, feature_map_from_dict
 from dkrr.features.descriptions import parts_of
 from dkrr.kernels import kernel_from_dict
-from dkrr.model import FittedRidge
+from dkrr.model import FittedFunction
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
 from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
 from dkrr.tiles.chunks import local_path
@@ -51,7 +51,7 @@ def save(model: KernelRidge, path: str | Path) -> None:
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
-    fitted: FittedRidge | None = getattr(model, "_model", None)
+    fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("this model is not fitted yet; call fit before dkrr.save")
     url = str(path)
@@ -163,7 +163,7 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
         settings = {k: v for k, v in found["parameters"].items() if k not in ("gamma", "degree", "coef0")}
         model = KernelRidge(kernel=value if request is None else kernel_from_dict(request, callables), **settings)
         coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
-        fitted = FittedRidge(
+        fitted = FittedFunction(
             kernel=value,
             n_features=int(found["n_features"]),
             coef=coef,
@@ -227,7 +227,7 @@ def _kind(rows: Rows) -> str:
     return "sparse" if rows.is_sparse else "dense"
 
 
-def _check(fitted: FittedRidge) -> None:
+def _check(fitted: FittedFunction) -> None:
     t = fitted.n_targets
     if fitted.coef is not None:
         found = fitted.coef.shape

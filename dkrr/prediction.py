@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.linalg.sources import fill_gram
-from dkrr.model import FittedRidge
+from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
 from dkrr.rows.sources import dense
@@ -28,12 +28,12 @@ LAZY_BLOCK_BYTES = 16 * 2**20
 """Size of the blocks of a lazy prediction."""
 
 
-def predict(model: FittedRidge, rows: Rows) -> Any:
+def predict(model: FittedFunction, rows: Rows) -> Any:
     """Predict all rows.
 
     Parameters
     ----------
-    model : FittedRidge
+    model : FittedFunction
     rows : Rows
         Of shape (n, d).
 
@@ -55,7 +55,7 @@ def predict(model: FittedRidge, rows: Rows) -> Any:
     return _lazy(model, rows)
 
 
-def predict_in_memory(model: FittedRidge, rows: Rows) -> NDArray[np.float64]:
+def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
     """Predictions of rows as one array, of shape (n, t)."""
     n = rows.shape[0]
     out = np.empty((n, model.n_targets))
@@ -81,12 +81,12 @@ def predict_in_memory(model: FittedRidge, rows: Rows) -> NDArray[np.float64]:
     return out
 
 
-def predict_block(model: FittedRidge, x: Any) -> NDArray[np.float64]:
+def predict_block(model: FittedFunction, x: Any) -> NDArray[np.float64]:
     """Predictions of one block of rows.
 
     Parameters
     ----------
-    model : FittedRidge
+    model : FittedFunction
     x : ndarray or CSR array of shape (m, d)
 
     Returns
@@ -112,7 +112,7 @@ def predict_block(model: FittedRidge, x: Any) -> NDArray[np.float64]:
     return out
 
 
-def _lazy(model: FittedRidge, rows: Rows) -> Any:
+def _lazy(model: FittedFunction, rows: Rows) -> Any:
     height = max(1, min(LAZY_BLOCK_BYTES // (8 * rows.shape[1]), 16384))
     if isinstance(rows, DaskRows):
         # Blocks keep their rows unless they are too tall; they must have all columns.
@@ -156,6 +156,6 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
     return rows.read(start, min(start + height, rows.shape[0]))
 
 
-def _predict_checked(x: Any, model: FittedRidge, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+def _predict_checked(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
     check_finite(x, "X", int(starts[block_info[0]["chunk-location"][0]]))
     return predict_in_memory(model, MemoryRows(x))

@@ -234,6 +234,35 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
     return np.broadcast_to(values.ravel(), (n_targets,)).copy()
 
 
+def checked_path(alphas: Any) -> tuple[float, ...]:
+    """Values of λ of a logistic regression, one model after the other.
+
+    Raises
+    ------
+    InputError
+        If there is none, or one is not a finite number > 0.
+    """
+    try:
+        values = np.asarray(alphas, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"alpha={alphas!r} must be a number > 0 (and alphas a sequence of them)") from error
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"alpha has shape {values.shape[1:] or values.shape}; expected one number > 0 for a model")
+    if not (np.isfinite(values) & (values > 0)).all():
+        bad = values[~(np.isfinite(values) & (values > 0))][0]
+        raise InputError(
+            f"alpha == {bad:g}, must be > 0 and finite: without a penalty the solution of separable classes is infinite"
+        )
+    return tuple(values.tolist())
+
+
+def checked_max_iter(max_iter: Any) -> int:
+    """Steps of Newton's method that are allowed."""
+    if isinstance(max_iter, bool) or not isinstance(max_iter, int | np.integer) or max_iter < 1:
+        raise InputError(f"max_iter={max_iter!r} must be a whole number of Newton steps, at least 1")
+    return int(max_iter)
+
+
 def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     """Sample weights of shape (n,), or None where all are 1.
 

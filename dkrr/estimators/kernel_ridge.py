@@ -2,25 +2,21 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import validate_data
 
 from dkrr.errors import InputError, PlanError
+from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.fitting import TrainingData, drawn, fit, warn_of
-from dkrr.kernels import Kernel
-from dkrr.model import FittedRidge
+from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.prediction import predict
 from dkrr.requests import (
     checked_alphas,
     checked_form,
-    checked_kernel,
     checked_solver,
     checked_tile,
     checked_tol,
@@ -31,10 +27,9 @@ from dkrr.rows import MemoryRows, Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import make_progress
 from dkrr.solvers import Cholesky, SolveResult, Status
-from dkrr.tiles.arrays import is_zarr_array
 
 
-class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
     """Exact kernel ridge regression, in memory, out of core or on a Dask cluster.
 
     Minimises Σᵢ wᵢ (yᵢ − f(xᵢ))² + λ ‖f‖² over the functions of the kernel's space (plus a free constant with
@@ -175,12 +170,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         solver, tol = checked_solver(self.solver), checked_tol(self.tol)
         rows, targets = self._training(X, y)
         n, d = rows.shape
-        if targets.shape[0] != n:
-            raise InputError(
-                f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {targets.shape[0]}"
-            )
-        if kernel.is_precomputed and n != d:
-            raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
+        check_sizes(kernel, rows, targets.shape[0])
         weights = checked_weights(sample_weight, n)
         check_finite(targets, "y")
         is_vector = targets.ndim == 1
@@ -248,21 +238,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         InputError
             If the number of columns is not that of the training rows.
         """
-        check_is_fitted(self, "_model")
-        if _is_local(X):
-            # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
-            X = validate_data(self, X, accept_sparse="csr", dtype=_DTYPES, ensure_all_finite=False, reset=False)
-        values = predict(self._model, as_rows(X))
+        values = self._scores(X)
         return values[:, 0] if self._is_vector else values
-
-    def _kernel(self) -> Kernel:
-        return checked_kernel(
-            self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
-        )
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         """Rows, and targets of shape (n,) or (n, t)."""
-        if _is_local(X) and (y is None or _is_local(y)):
+        if is_local(X) and (y is None or is_local(y)):
             if y is not None and np.asarray(y).dtype.kind == "f":
                 check_finite(np.asarray(y), "y")  # names the row, which scikit-learn does not
             X, y = validate_data(
@@ -270,7 +251,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
                 X,
                 y,
                 accept_sparse="csr",
-                dtype=_DTYPES,
+                dtype=DTYPES,
                 multi_output=True,
                 y_numeric=True,
                 ensure_all_finite=False,
@@ -278,13 +259,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         else:
             if y is None:
                 raise InputError("y is None; give the targets")
-            self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+            self._forget_names()
         targets = load_array(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
         return as_rows(X), targets
 
-    def _take(self, model: FittedRidge, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
+    def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
         """Set the fitted attributes."""
         for name in ("dual_coef_", "coef_"):  # of an earlier fit
             self.__dict__.pop(name, None)
@@ -294,17 +275,3 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ign
         if model.coef is not None:
             self.coef_ = model.coef[:, 0] if is_vector else model.coef
         self.intercept_ = float(model.intercept[0]) if is_vector else model.intercept
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
-        return tags
-
-
-_DTYPES = [np.float64, np.float32]
-
-
-def _is_local(value: Any) -> bool:
-    """Whether scikit-learn can check a value: it is in memory, and not ours to stream."""
-    return not isinstance(value, da.Array | str | Path | Rows | np.memmap) and not is_zarr_array(value)

@@ -1,7 +1,8 @@
 """Executing a plan: from checked data to a fitted value."""
 
-from dkrr.fitting.data import TrainingData
+from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.execute import fit, warn_of
+from dkrr.fitting.logistic import Fitted, Start, fit_path
 from dkrr.fitting.sampled import drawn
 
-__all__ = ["TrainingData", "drawn", "fit", "warn_of"]
+__all__ = ["Fitted", "LabelledData", "Start", "TrainingData", "drawn", "fit", "fit_path", "warn_of"]

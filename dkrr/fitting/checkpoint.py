@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,14 @@ from dkrr.errors import StoreError
 from dkrr.solvers.conjugate_gradient import State, state_arrays, state_from_arrays
 from dkrr.tiles import ChunkedArray, RunStore
 
+Array = NDArray[np.float64]
+
 CHUNK_ROWS = 65536
 
 
 @dataclass
-class Checkpoints:
-    """Two places that are written in turn: the last complete checkpoint is never touched.
+class Snapshots:
+    """Arrays and plain values in two places that are written in turn: the last complete ones are never touched.
 
     Parameters
     ----------
@@ -28,14 +31,10 @@ class Checkpoints:
     store: RunStore
     damage: str = ""
     """What of an earlier run could not be read, and what follows from it."""
-    pivots: Callable[[], NDArray[np.intp]] | None = None
-    """Pivots of the preconditioner, which may have grown since the last checkpoint."""
-    _n_pivots: int = 0
-    _saved_at: float = field(default_factory=time.monotonic)
     _turn: int = 0
 
-    def load(self) -> State | None:
-        """Return the last complete checkpoint; None if there is none, or it is damaged: nothing else depends on it."""
+    def read(self) -> tuple[dict[str, Array], dict[str, Any]] | None:
+        """Return the last complete ones; None if there are none, or they are damaged: nothing else depends on them."""
         found = self.store.note("checkpoint")
         if found is None:
             return None
@@ -50,18 +49,10 @@ class Checkpoints:
             what = str(error).split(": ")[0]
             self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration begins anew"
             return None
-        return state_from_arrays(arrays, json.loads(found["plain"]))
+        return arrays, json.loads(found["plain"])
 
-    def save_in_time(self, state: State) -> None:
-        """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
-        if time.monotonic() - self._saved_at >= setting("checkpoint-seconds"):
-            self.save(state)
-
-    def save(self, state: State) -> None:
+    def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
         """Save; complete when it is noted in the store's description."""
-        if self.pivots is not None:
-            self.save_pivots(self.pivots())
-        arrays, plain = state_arrays(state)
         group = f"checkpoint-{self._turn}"
         self.store.delete(group)
         self.store.create_group(group)
@@ -71,6 +62,32 @@ class Checkpoints:
             stored.fill(np.ascontiguousarray(array))
         self.store.set_note("checkpoint", {"turn": self._turn, "arrays": sorted(arrays), "plain": json.dumps(plain)})
         self._turn = 1 - self._turn
+
+
+@dataclass
+class Checkpoints(Snapshots):
+    """Of conjugate gradient, now and then, with the pivots of its preconditioner."""
+
+    pivots: Callable[[], NDArray[np.intp]] | None = None
+    """Pivots of the preconditioner, which may have grown since the last checkpoint."""
+    _n_pivots: int = 0
+    _saved_at: float = field(default_factory=time.monotonic)
+
+    def load(self) -> State | None:
+        """Return the last complete checkpoint; None if there is none, or it is damaged."""
+        found = self.read()
+        return None if found is None else state_from_arrays(*found)
+
+    def save_in_time(self, state: State) -> None:
+        """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
+        if time.monotonic() - self._saved_at >= setting("checkpoint-seconds"):
+            self.save(state)
+
+    def save(self, state: State) -> None:
+        """Save now."""
+        if self.pivots is not None:
+            self.save_pivots(self.pivots())
+        self.write(*state_arrays(state))
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:

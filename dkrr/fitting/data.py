@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
+from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 
@@ -103,4 +104,50 @@ class TrainingData:
             "kernel": self.kernel.to_dict(),
             "alpha": self.alphas.tolist(),
             "fit_intercept": self.fit_intercept,
+        }
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Checked arguments of one classification."""
+
+    rows: Rows
+    """X, of shape (n, d); for a precomputed kernel the Gram matrix itself."""
+    codes: NDArray[np.intp]
+    """Numbers of the classes, of shape (n,)."""
+    n_classes: int
+    weights: Array | None
+    """Sample weights times class weights, of shape (n,); None: ones."""
+    alphas: tuple[float, ...]
+    """λ, one model after the other."""
+    kernel: Kernel
+    feature_map: FeatureMap | None
+    fit_intercept: bool
+    is_multinomial: bool
+    """One softmax of all classes, not a model for each."""
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return self.rows.shape[0]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Of the labels."""
+        if self.n_classes == 2:
+            return Bernoulli(1)
+        return Softmax(self.n_classes) if self.is_multinomial else Bernoulli(self.n_classes)
+
+    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
+        """What must be the same for a run to go on."""
+        return {
+            "X": rows_digest,
+            "shape": list(self.rows.shape),
+            "dtype": str(np.dtype(self.rows.dtype)),
+            "classes": digest_of(self.codes),
+            "weight": None if self.weights is None else digest_of(self.weights),
+            "kernel": self.kernel.to_dict(),
+            "alpha": list(self.alphas),
+            "fit_intercept": self.fit_intercept,
+            "multinomial": self.is_multinomial,
         }

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting import iterative, memory, tiled
-from dkrr.fitting.data import TrainingData
+from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import open_workspace
-from dkrr.model import FittedRidge
+from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Meter, Progress, RunRecord
@@ -22,10 +22,21 @@ from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.result import direct_status
 
+NEWTON_ADVICE = {
+    Status.STALLED: (
+        "stalled, since no step makes it smaller. It is what rounding and the solver of the Newton systems attain: "
+        "increase tol or alpha, or use solver='cholesky'"
+    ),
+    Status.MAX_ITERATIONS: (
+        "stopped at max_iter. Raise it (with store= a fit goes on where it stopped), or increase alpha: where the "
+        "classes are separable, scores grow without bound as alpha goes to 0"
+    ),
+}
+
 
 def fit(
     data: TrainingData, plan: Plan, store: str | None, progress: Progress
-) -> tuple[FittedRidge, SolveResult, NDArray[np.float64] | None]:
+) -> tuple[FittedFunction, SolveResult, NDArray[np.float64] | None]:
     """Carry out a plan.
 
     Parameters
@@ -38,7 +49,7 @@ def fit(
 
     Returns
     -------
-    model : FittedRidge
+    model : FittedFunction
     result : SolveResult
     dual_coef : ndarray of shape (n, t) or None
         α; also where the model predicts in primal form.
@@ -66,14 +77,14 @@ def fit(
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.
-        threads = plan.solver == "cg" and not plan.chosen.has_factor
+        threads = plan.uses_threads
         small = plan.execution == "serial" and (threads or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS)
         room = iterative if threads else tiled
         with blas.one_thread(small), open_workspace(plan, store, progress) as work:
             fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
             solution = fit_here(data, plan, work)
             record, meter, peak, owner = work.record, work.meter, work.record.peak_bytes, work.temporary
-    model = _fitted(data, plan, solution, owner)
+    model = fitted_function(data, plan, solution, owner)
     if owner is not None and model.keep_alive is None:
         owner.delete()
     outcome = solution.outcome
@@ -100,15 +111,20 @@ def warn_of(result: SolveResult, plan: Plan) -> None:
     """Warn of a result that is less accurate than was asked for."""
     if result.status in (Status.SOLVED, Status.CONVERGED):
         return
-    asked = f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked"
-    warnings.warn(
-        f"true relative residual {result.residual:.1e}{asked if result.iterations else ''}: {result.status.value}",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
+    asked = f"where {plan.problem.tol:.1e} was asked"
+    if plan.problem.loss == "logistic":
+        text = f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, {asked}: "
+        text += NEWTON_ADVICE[result.status]
+    else:
+        after = f" after {result.iterations} iterations, {asked}" if result.iterations else ""
+        text = f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
+    warnings.warn(text, ConvergenceWarning, stacklevel=3)
 
 
-def _fitted(data: TrainingData, plan: Plan, solution: DualSolution | PrimalSolution, owner: Any) -> FittedRidge:
+def fitted_function(
+    data: TrainingData | LabelledData, plan: Plan, solution: DualSolution | PrimalSolution, owner: Any
+) -> FittedFunction:
+    """Return what predicts, in the plan's form; it keeps the owner of a temporary folder only if it reads from it."""
     coef, feature_map, rows, keep = None, None, None, None
     if isinstance(solution, PrimalSolution):
         coef, feature_map = solution.coef, data.feature_map
@@ -119,7 +135,7 @@ def _fitted(data: TrainingData, plan: Plan, solution: DualSolution | PrimalSolut
         # The user's own array if it is in memory, else what the workers read.
         rows = data.rows if isinstance(data.rows, MemoryRows) else solution.rows
         keep = owner if rows is solution.rows and owner is not None and not data.rows.is_shared else None
-    return FittedRidge(
+    return FittedFunction(
         kernel=data.kernel,
         n_features=data.rows.shape[1],
         coef=coef,
@@ -131,13 +147,13 @@ def _fitted(data: TrainingData, plan: Plan, solution: DualSolution | PrimalSolut
     )
 
 
-def primal_coefficients(data: TrainingData, solution: DualSolution) -> NDArray[np.float64]:
+def primal_coefficients(data: TrainingData | LabelledData, solution: DualSolution) -> NDArray[np.float64]:
     """Coefficients w = Φᵀα, a block of rows at a time; shape (D, t)."""
     assert data.feature_map is not None
     rows: Rows = solution.rows
     dimension = data.feature_map.dimension(rows.shape[1])
     block = max(1, min(data.n, 64 * 2**20 // (8 * max(dimension, rows.shape[1]))))
-    coef = np.zeros((dimension, data.targets.shape[1]))
+    coef = np.zeros((dimension, solution.dual_coef.shape[1]))
     for start in range(0, data.n, block):
         stop = min(start + block, data.n)
         phi = data.feature_map.transform(rows.read(start, stop))

@@ -1,7 +1,7 @@
-"""Fits by a complete factorisation in float32 that preconditions conjugate gradient in float64."""
+"""Complete factorisations that precondition conjugate gradient: for ridge regression in float32."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,11 @@ from dkrr.solvers.conjugate_gradient import Iteration, Outcome
 from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
+
+BROKE_DOWN = (
+    "the factorisation in float32 broke down at row {row}, since λ is below its rounding: factoring in float64 "
+    "instead, which takes twice the time and disk"
+)
 
 
 @dataclass
@@ -90,36 +95,10 @@ def solve_factored(
     right_sides : ndarray of shape (n, m)
     """
     c, group = plan.chosen, f"factored-{g}"
-    grid = TileGrid(len(right_sides), c.tile, c.panel)
-    work.store.create_group(group)
-    system = TiledSystem(
-        source=source,
-        shift=work.vectors(group, "shift", grid, 1, shift),
-        factor=work.matrix(group, "factor", grid, "float32"),
-        segment=c.segment,
-        partial=tuple(
-            PartialSums(work.matrix(group, f"sum-{k}", grid, "float32"))
-            for k in range(n_segments(grid.n_tiles - 1, c.segment) - 1)
-        ),
-    )
-    tasks = cholesky_tasks(system)
-    total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, c.segment))
     try:
-        with work.progress.stage("factorisation, float32", total, total - sum(t.flops for t in tasks)):
-            work.record.add(work.executor.run(tasks, work.progress))
+        factor = complete_factor(work, plan, group, source, shift, "float32")
     except NotPositiveDefiniteError as error:
-        work.store.delete(group)
-        return (
-            f"the factorisation in float32 broke down at row {error.row}, since λ is below its rounding: factoring in "
-            f"float64 instead, which takes twice the time and disk"
-        )
-    for k in range(len(system.partial)):
-        work.store.delete(f"{group}/sum-{k}")
-    factor: Any
-    if plan.resources.cluster_is_running:
-        factor = SharedFactor(system.factor, work.executor, work.store, group, c.slots)
-    else:
-        factor = LocalFactor(system.factor, plan.resources.local_threads)
+        return BROKE_DOWN.format(row=error.row)
     operator = TiledOperator(
         source=plain,
         grid=TileGrid(len(right_sides), c.tile, c.tile),
@@ -143,3 +122,63 @@ def solve_factored(
     if not work.keeps:
         work.store.delete(group)
     return replace(outcome, x=outcome.x * sizes)
+
+
+def complete_factor(
+    work: Workspace,
+    plan: Plan,
+    group: str,
+    source: TileSource,
+    shift: Array,
+    dtype: Literal["float64", "float32"],
+    name: str = "factorisation",
+) -> LocalFactor | SharedFactor:
+    """Factor A + diag(s) out of core, to be applied again and again.
+
+    Parameters
+    ----------
+    work : Workspace
+    plan : Plan
+    group : str
+        Place in the store; what an earlier run has finished there is kept.
+    source : TileSource
+        Tiles of A.
+    shift : ndarray of shape (n,)
+        s.
+    dtype : {"float64", "float32"}
+        Of the factor.
+    name : str
+        For the display of the progress.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a pivot is not positive; what there is of the factor is deleted.
+    """
+    c = plan.chosen
+    grid = TileGrid(len(shift), c.tile, c.panel)
+    work.store.create_group(group)
+    system = TiledSystem(
+        source=source,
+        shift=work.vectors(group, "shift", grid, 1, shift),
+        factor=work.matrix(group, "factor", grid, dtype),
+        segment=c.segment,
+        partial=tuple(
+            PartialSums(work.matrix(group, f"sum-{k}", grid, dtype))
+            for k in range(n_segments(grid.n_tiles - 1, c.segment) - 1)
+        ),
+    )
+    tasks = cholesky_tasks(system)
+    total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, c.segment))
+    stage = name if dtype == "float64" else f"{name}, {dtype}"
+    try:
+        with work.progress.stage(stage, total, total - sum(t.flops for t in tasks)):
+            work.record.add(work.executor.run(tasks, work.progress))
+    except NotPositiveDefiniteError:
+        work.store.delete(group)
+        raise
+    for k in range(len(system.partial)):
+        work.store.delete(f"{group}/sum-{k}")
+    if plan.resources.cluster_is_running:
+        return SharedFactor(system.factor, work.executor, work.store, group, c.slots)
+    return LocalFactor(system.factor, plan.resources.local_threads)

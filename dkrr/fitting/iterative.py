@@ -1,7 +1,7 @@
 """Fits by conjugate gradient: the matrix is multiplied, never factored."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.data import TrainingData
+from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.memory import loaded
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
@@ -79,7 +79,7 @@ def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress, meter: Met
     scan(rows, "X")
     if data.kernel.is_precomputed:
         grid = TileGrid(data.n, plan.chosen.tile, plan.chosen.tile)
-        _check_symmetry(SerialExecutor(), rows, grid)
+        check_symmetry(SerialExecutor(), rows, grid)
     with Team.of_threads(plan, progress) as team:
         return _fit_dual(data, plan, team, rows), team.record
 
@@ -87,9 +87,9 @@ def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress, meter: Met
 def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     """Solve (K + λW⁻¹) α = y on workers, with checkpoints in a given store."""
     rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.tile)
-    team, run = Team.of_workspace(plan, work), _run_name()
+    team, run = Team.of_workspace(plan, work), run_name()
     if data.kernel.is_precomputed:
-        _check_symmetry(work.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
+        check_symmetry(work.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
     elif plan.chosen.keeps_rows:
         rows = ResidentRows(rows, run)
     try:
@@ -101,11 +101,13 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     return solution
 
 
-def _run_name() -> str:
+def run_name() -> str:
+    """Name of what the processes keep for one run."""
     return f"cg-{uuid.uuid4().hex}"
 
 
-def _check_symmetry(executor: Executor, rows: Rows, grid: TileGrid) -> None:
+def check_symmetry(executor: Executor, rows: Rows, grid: TileGrid) -> None:
+    """Refuse a given Gram matrix that is not symmetric."""
     values = executor.run(symmetry_tasks(rows, grid), Progress()).values()
     refuse_asymmetry(list(values.values()))
 
@@ -130,9 +132,17 @@ def _stored_tiles(work: Workspace, source: TileSource, grid: TileGrid) -> Summed
     return SummedTiles((matrix,))
 
 
-def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Workspace | None = None) -> DualSolution:
-    c, run = plan.chosen, _run_name()
-    scale, means = data.dual_scale(), data.target_means()
+def gram_operator(
+    data: TrainingData | LabelledData,
+    plan: Plan,
+    team: Team,
+    rows: Rows,
+    run: str,
+    work: Workspace | None,
+    scale: Array | None = None,
+) -> tuple[TiledOperator, ColumnSource]:
+    """Return diag(c) K diag(c) as the plan wants it multiplied, and the columns of K."""
+    c = plan.chosen
     source: TileSource
     columns: ColumnSource
     if data.kernel.is_precomputed:
@@ -154,6 +164,13 @@ def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Work
         keeps=c.precision,
         scale=scale,
     )
+    return operator, columns
+
+
+def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Workspace | None = None) -> DualSolution:
+    run = run_name()
+    scale, means = data.dual_scale(), data.target_means()
+    operator, columns = gram_operator(data, plan, team, rows, run, work, scale)
     groups = data.alpha_groups()
     sides = [data.dual_right_sides(targets, means) for _, targets in groups]
     right_sides = np.hstack(sides)
@@ -218,9 +235,42 @@ def _preconditioner(
     c, p = plan.chosen, plan.problem
     if c.rank_limit == 0:
         return Identity()
+    scale = data.dual_scale()
+    importance = None if scale is None else scale**2
+    enough = pays_no_more(float(shift.min()), p.tol, *rates_of_growth(plan))
+    with team.progress.stage("preconditioner", 1.0):
+        factor = pivoted_factor(plan, team, columns, run, importance, enough)
+        # λ = 0 leaves nothing to tell apart from what the factor does not have.
+        floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0
+        lowest = np.where(shift > 0, shift, max(floor, float(np.finfo(np.float32).eps)))
+        return LowRank(factor, lowest, scale)
+
+
+def pivoted_factor(
+    plan: Plan,
+    team: Team,
+    columns: ColumnSource,
+    run: str,
+    importance: Array | None,
+    enough: Callable[[PivotedCholesky], bool],
+) -> PivotedCholesky:
+    """Partial factor of K as the plan wants it, from the pivots of an earlier run where there are any.
+
+    Parameters
+    ----------
+    plan : Plan
+    team : Team
+    columns : ColumnSource
+    run : str
+        Name under which the workers keep it.
+    importance : ndarray of shape (n,), optional
+        Factors of the diagonal by which pivots are drawn.
+    enough : callable
+        Whether it has grown enough, where nobody asked for a rank.
+    """
+    c = plan.chosen
     wanted = settings_of(plan).preconditioner
     settings = wanted if isinstance(wanted, Pivoted) else RPCholesky()
-    scale = data.dual_scale()
     factor = PivotedCholesky(
         columns=columns,
         executor=team.executor,
@@ -228,28 +278,24 @@ def _preconditioner(
         slots=team.slots,
         capacity=c.rank_limit,
         pivots=settings.pivots,
-        importance=None if scale is None else scale**2,
+        importance=importance,
         seed=settings.seed,
         dtype=np.float32,
     )
     saved = None if team.checkpoints is None else team.checkpoints.load_pivots()
-    with team.progress.stage("preconditioner", 1.0):
-        if saved is not None and len(saved) <= factor.capacity:
-            factor.restore(saved)
-        if settings.rank is not None:
-            factor.grow(settings.rank)
-        elif factor.rank == 0:
-            factor.grow(c.rank_limit, pays_no_more(float(shift.min()), p.tol, *_rates(plan)))
-        if team.checkpoints is not None:
-            team.checkpoints.pivots = lambda: factor.index
-            team.checkpoints.save_pivots(factor.index)
-        # λ = 0 leaves nothing to tell apart from what the factor does not have.
-        floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0
-        lowest = np.where(shift > 0, shift, max(floor, float(np.finfo(np.float32).eps)))
-        return LowRank(factor, lowest, scale)
+    if saved is not None and len(saved) <= factor.capacity:
+        factor.restore(saved)
+    if settings.rank is not None:
+        factor.grow(settings.rank)
+    elif factor.rank == 0:
+        factor.grow(c.rank_limit, enough)
+    if team.checkpoints is not None:
+        team.checkpoints.pivots = lambda: factor.index
+        team.checkpoints.save_pivots(factor.index)
+    return factor
 
 
-def _rates(plan: Plan) -> tuple[float, Any]:
+def rates_of_growth(plan: Plan) -> tuple[float, Any]:
     """Seconds of one product, and of one more pivot at a rank, from what the plan was made with."""
     c, p, r = plan.chosen, plan.problem, plan.resources
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
@@ -327,7 +373,7 @@ def _fit_primal(
         diagonal = total(weighted_squares, None)[:, 0]
         if centre is not None:
             diagonal = np.maximum(diagonal - size * centre**2, 0.0)
-        preconditioner = Diagonal(diagonal, shift)
+        preconditioner = Diagonal(diagonal[:, None], shift)
     operator = NormalOperator(phi, segments, team.executor, dimension, centre)
     outcome = _iterate(plan, team, operator, preconditioner, shift, moments, None)
     tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre)) for k, s in enumerate(segments)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.kernels import Kernel
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
 from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
 from dkrr.linalg.residual import relative
@@ -35,7 +36,7 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     rows = loaded(data.rows, meter)
     scan(rows, "X")
     scale, means = data.dual_scale(), data.target_means()
-    system = DenseSystem(_matrix(data, rows, scale))
+    system = DenseSystem(whole_gram(data.kernel, rows, scale))
     coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
     for alpha, columns in data.alpha_groups():
         try:
@@ -50,10 +51,11 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     return DualSolution(coef, intercept, rows, max(residuals))
 
 
-def _matrix(data: TrainingData, rows: Rows, scale: Array | None) -> Array:
-    if not data.kernel.is_precomputed:
-        return dense_gram(data.kernel, rows, scale)
-    matrix = np.asarray(data.kernel(dense(rows.read(0, data.n))), np.float64)  # a copy, checked for symmetry
+def whole_gram(kernel: Kernel, rows: Rows, scale: Array | None = None) -> Array:
+    """Return diag(c) K diag(c), of shape (n, n), also where the rows are a Gram matrix already."""
+    if not kernel.is_precomputed:
+        return dense_gram(kernel, rows, scale)
+    matrix = np.asarray(kernel(dense(rows.read(0, rows.shape[0]))), np.float64)  # a copy, checked for symmetry
     if scale is not None:
         matrix *= scale[:, None]
         matrix *= scale

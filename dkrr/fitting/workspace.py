@@ -199,7 +199,7 @@ def absolute_url(url: str) -> str:
 
 @contextmanager
 def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
-    if plan.execution != "dask" and plan.solver == "cg" and not plan.chosen.has_factor:
+    if plan.execution != "dask" and plan.uses_threads:
         with ThreadExecutor(plan.chosen.slots) as threads:
             yield threads, None
         return

@@ -150,8 +150,16 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
 
 def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:
     """Every way with tiles on disk: the places times the tile sizes."""
+    candidate = {"dual": dual_tiled, "primal": primal_tiled}[form]
+    if isinstance(problem.solver, ConjugateGradient):
+        candidate = dual_factored
+    n = problem.n if form == "dual" else problem.dimension or 0
+    return [candidate(problem, *choice) for choice in tile_choices(problem, resources, n)]
+
+
+def tile_choices(problem: Problem, resources: Resources, n: int) -> list[tuple[Resources, Place, TileGrid, int]]:
+    """Places, with the rates there, times tile sizes times segments, for a matrix of n rows."""
     p, r = problem, resources
-    n = p.n if form == "dual" else p.dimension or 0
     places = [r.on_workers()]
     if not r.cluster_is_running:
         places += [r.on_workers(w) for w in range(r.n_workers - 1, 0, -1)]
@@ -161,11 +169,8 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
         here = r.in_caller("serial", 1)
         buffers = r.local_threads * THREAD_BUFFER_BYTES
         places.append(replace(here, baseline_bytes=here.baseline_bytes + buffers))
-    candidate = {"dual": dual_tiled, "primal": primal_tiled}[form]
-    if isinstance(p.solver, ConjugateGradient):
-        candidate = dual_factored
     return [
-        candidate(p, serial if place.execution == "serial" else r, place, grid, segment)
+        (serial if place.execution == "serial" else r, place, grid, segment)
         for place in places
         for grid in _grids(p, n)
         for segment in _segments(p, place, grid)

@@ -57,6 +57,14 @@ ROUND_TRIPS = 3
 MIXED_ITERATIONS = 1.15
 """Iterations with products in float32 over those in float64: every cycle begins anew (measured 1.07 to 1.2)."""
 MAX_ITERATIONS_PLANNED = 1_000_000
+INNER_TOL = 1e-3
+"""Relative residual to which Newton systems are solved on average: loosely at first, tightly at the end."""
+COUPLED_ITERATIONS = 8
+"""More iterations of a softmax, whose preconditioner takes the classes one by one (measured with 10: 4 to 9)."""
+PASSES_A_STEP = 4
+"""Products with K of a Newton step besides its iterations: right-hand side, true residual, scores and gradient."""
+NEWTON_VECTORS = 30
+"""Arrays as long as the scores in the calling process."""
 
 
 def iterations_expected(problem: Problem, rank: int) -> int:
@@ -71,6 +79,24 @@ def primal_iterations_expected(problem: Problem) -> int:
     return min(_iterations(problem, min(largest, problem.n * problem.spectrum.largest)), (problem.dimension or 1) + 1)
 
 
+def n_columns(problem: Problem) -> int:
+    """Columns that every product serves: of a regression all targets and all λ at once."""
+    return problem.n_right_sides * (len(problem.alphas) if problem.loss == "squared" else 1)
+
+
+def _iterations_and_checks(p: Problem, rank: int, precision: Precision) -> tuple[int, int]:
+    """Expected iterations, and the products in float64 besides them."""
+    if p.loss == "logistic":
+        # The curvature of a row is at most a quarter, so its system is that of a regression with 8 λ.
+        system = replace(p, alphas=tuple(8 * a for a in p.alphas), tol=INNER_TOL)
+        inner = _iterations(system, p.n * p.spectrum.eigenvalue(rank)) + (COUPLED_ITERATIONS if p.is_coupled else 0)
+        return p.n_steps * inner, p.n_steps * PASSES_A_STEP
+    iterations = iterations_expected(p, rank)
+    if precision == "float64":
+        return iterations, 1
+    return ceil(iterations * MIXED_ITERATIONS), cycles_in_low_precision(p.tol)
+
+
 def _iterations(problem: Problem, eigenvalue: float) -> int:
     alpha = max(min(problem.alphas), 1e-14)
     return int(min(ceil(expected_iterations(eigenvalue, alpha, problem.tol)) + 1, MAX_ITERATIONS_PLANNED))
@@ -80,7 +106,7 @@ def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGr
     """Conjugate gradient on K + λW⁻¹: the places, times tiles kept, times ranks, times precisions."""
     candidates = [
         _dual(problem, resources, settings, place, precision, rank, part)
-        for place in _places(problem, resources)
+        for place in caller_and_workers(problem, resources)
         for precision in _precisions(settings)
         for rank in _ranks(problem, settings)
         for part in KEPT_PARTS
@@ -88,7 +114,7 @@ def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGr
     if _is_costly(problem, resources):
         candidates += [
             _stored(problem, resources, settings, replace(place, execution="serial") if here else place, rank)
-            for place in _places(problem, resources)
+            for place in caller_and_workers(problem, resources)
             for here in [place.execution == "memory"]
             for rank in _ranks(problem, settings)
         ]
@@ -129,7 +155,8 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
     )
 
 
-def _places(problem: Problem, r: Resources) -> list[Place]:
+def caller_and_workers(problem: Problem, r: Resources) -> list[Place]:
+    """Places of work that threads of the calling process do as well as workers."""
     if r.cluster_is_running:
         return [r.on_workers()]
     here = r.in_caller("serial" if problem.wants_tiles else "memory", r.local_threads)
@@ -173,7 +200,7 @@ def _dual(
     rank: int,
     part: float,
 ) -> Candidate:
-    p, rates, m = problem, resources.rates, problem.n_right_sides * len(problem.alphas)
+    p, rates, m = problem, resources.rates, n_columns(problem)
     itemsize = 4 if precision == "float32" else 8
     held = p.x_in_memory and place.execution == "memory"
     tile, keeps_rows = _tile_and_rows(p, place, rank, m)
@@ -187,10 +214,7 @@ def _dual(
     peak += _factor_bytes(p, place, limit) - _factor_bytes(p, place, rank)
     kept_part = min(1.0, kept * place.slots / all_tiles)
     entries = float(p.n) ** 2 / 2
-    iterations = iterations_expected(p, rank)
-    cycles = 1
-    if precision == "float32":
-        iterations, cycles = ceil(iterations * MIXED_ITERATIONS), cycles_in_low_precision(p.tol)
+    iterations, cycles = _iterations_and_checks(p, rank, precision)
     entry = rates.entry(p.kernel, p.d, precision)
     one = rates.seconds(pass_cost(entry, entries, m, precision, kept_part)) / place.slots
     one += TILE_SECONDS * (1.0 - kept_part) * all_tiles / place.slots
@@ -222,6 +246,7 @@ def _dual(
         + 2 * staged / rates.write_bytes
         + x_read / rates.read_bytes / place.slots
         + factor_seconds(p, resources, place.slots, rank)
+        + (p.n_steps - 1) * m * _middle_seconds(p, resources, place.slots, rank)
         + first
         + iterations * (one + apply + trips)
         + cycles * check,
@@ -268,8 +293,14 @@ def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, kee
     """Memory of a process without tiles that are kept."""
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
     needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
-    needed += (4 if place.execution == "dask" else 12) * 8 * p.n * m
+    vectors = 12 if p.loss == "squared" else NEWTON_VECTORS
+    needed += (4 if place.execution == "dask" else vectors) * 8 * p.n * m
     return needed + _factor_bytes(p, place, rank)
+
+
+def _middle_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
+    """Time to make the small matrix of a factor that is there."""
+    return (problem.n * rank**2 / slots + rank**3 / 3) / resources.rates.gemm_flops
 
 
 def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
@@ -284,6 +315,8 @@ def _factor_bytes(problem: Problem, place: Place, rank: int) -> int:
     rows = place.threads * factor_rows_bytes(problem.n, rank, FACTOR_ITEMSIZE, place.slots)
     # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
     square = 8 * rank**2 * (3 * place.threads if place.execution == "dask" else place.threads + 2)
+    if problem.loss == "logistic" and place.execution != "dask":
+        square += 8 * rank**2 * problem.n_targets  # each column has a curvature of its own
     return rows + square + rank * problem.bytes_of_row
 
 
@@ -304,7 +337,7 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
     p, rates = problem, resources.rates
     dimension, t = p.dimension or 0, p.n_targets * len(p.alphas)
     candidates = []
-    for place in _places(p, resources):
+    for place in caller_and_workers(p, resources):
         sparse = p.is_sparse and p.feature_map is not None and p.feature_map.keeps_sparse
         block = row_block(p, 1 if sparse else dimension, 1 if sparse else dimension)
         entries = p.n * (p.bytes_of_row / 12 if sparse else float(dimension))

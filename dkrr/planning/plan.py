@@ -137,12 +137,19 @@ class Plan:
         """Projected space in the store."""
         return self.chosen.disk_bytes
 
+    @property
+    def uses_threads(self) -> bool:
+        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
+        streams = self.problem.loss == "logistic" and self.form == "primal"
+        return streams or (self.solver == "cg" and not self.chosen.has_factor)
+
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         problem = {
             "n": self.problem.n,
             "d": self.problem.d,
             "n_targets": self.problem.n_targets,
+            "loss": self.problem.loss,
             "kernel": self.problem.kernel.to_dict(),
             "dimension": self.problem.dimension,
             "alphas": list(self.problem.alphas),
@@ -161,8 +168,12 @@ class Plan:
         c, p = self.chosen, self.problem
         matrix = p.n if c.form == "dual" else p.dimension or 0
         what = "K + λI" if c.form == "dual" else "ΦᵀΦ + λI"
+        columns = _plural(p.n_targets, "target")
+        if p.loss == "logistic":
+            what = "K + 2λW⁻¹" if c.form == "dual" else "ΦᵀWΦ + 2λI"
+            columns = f"softmax of {p.n_targets} classes" if p.is_coupled else _plural(p.n_targets, "logistic model")
         lines = [
-            f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {_plural(p.n_targets, 'target')}, {_describe(p)}",
+            f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {columns}, {_describe(p)}",
             f"  form        {c.form}: {'factor' if c.solver == 'cholesky' else 'iterate with'} {what}, {matrix:,} × "
             f"{matrix:,}; predict in {self.prediction} form",
             f"  solver      {_solver(c, p)}" + (f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""),
@@ -170,7 +181,7 @@ class Plan:
         ]
         if c.solver == "cg" and not c.has_factor:
             lines.append(f"  products    {_products(c)}")
-        elif c.execution != "memory":
+        elif c.execution != "memory" and not (p.loss == "logistic" and c.form == "primal"):
             n_tiles = -(-matrix // c.tile)
             by = f", {c.segment} tile columns a task" if c.segment else ""
             lines.append(
@@ -194,6 +205,15 @@ class Plan:
 
 
 def _solver(c: Candidate, p: Problem) -> str:
+    if p.loss == "logistic":
+        how = {
+            "cholesky": "Cholesky",
+            "cg": f"conjugate gradient{f' with a factor of rank about {c.rank:,}' if c.rank else ''}",
+        }[c.solver]
+        if c.has_factor:
+            how = "conjugate gradient with factors in float32"
+        inner = f", {c.iterations:,} iterations in all" if c.solver == "cg" else ""
+        return f"Newton to a relative gradient of {p.tol:.0e}, by {how}; about {p.n_steps} steps{inner} (an estimate)"
     if c.solver == "cholesky":
         return "tiled Cholesky"
     if c.has_factor:

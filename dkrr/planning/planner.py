@@ -6,6 +6,7 @@ from typing import NoReturn
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.planning.candidates import MAX_TILES_A_SIDE, TILES, dual_in_memory, primal_in_memory, tiled
 from dkrr.planning.iterative import dual_iterative, primal_iterative
+from dkrr.planning.logistic import logistic_ways
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
@@ -93,6 +94,8 @@ def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
             f"the store holds a run that began with solver={layout.solver!r}, and another was asked for; give the same "
             f"solver, or another store="
         )
+    if problem.loss == "logistic":
+        return logistic_ways(problem, resources, form)
     wants_direct = not isinstance(solver, ConjugateGradient) and (layout is None or layout.solver == "cholesky")
     wants_iterative = not isinstance(solver, Cholesky) and (layout is None or layout.solver == "cg")
     ways: list[Candidate] = []
@@ -124,7 +127,10 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
     if direct is None:
         return candidates
     known = problem.kernel.has_unit_diagonal and min(problem.alphas) > 0
-    soon = direct <= SMALL_SECONDS
+    # Steps of Newton's method are estimates for both solvers, and forgive systems that are not solved well.
+    is_newton = problem.loss == "logistic"
+    soon = direct <= SMALL_SECONDS and not is_newton
+    factor = 1.0 if is_newton else SURELY_FASTER
 
     def judged(c: Candidate) -> Candidate:
         if c.solver == "cholesky" or c.refused:
@@ -133,7 +139,7 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
             return replace(c, refused=DIRECT_IS_SOON_DONE)
         if c.form == "primal" or not known:
             return replace(c, refused=SPECTRUM_UNKNOWN)
-        return c if SURELY_FASTER * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)
+        return c if factor * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)
 
     return [judged(c) for c in candidates]
 
@@ -289,20 +295,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
     if chosen.solver == "cg":
         return reasons + _iterative_reasons(problem, chosen, candidates)
-    if chosen.execution == "memory":
-        reasons.append("in the calling process, since everything fits in memory and that is fastest")
-    elif p.keeps_store:
-        reasons.append("tiles on disk, since store= asks for a run that can be resumed")
-    elif (
-        whole := next((c for c in candidates if c.execution == "memory" and c.form == chosen.form), None)
-    ) is not None:
-        if whole.refused == NOT_ENOUGH_MEMORY:
-            reasons.append(
-                f"tiles on disk, since in memory one process would need {format_bytes(whole.peak_bytes)} "
-                f"of {format_bytes(whole.limit_bytes)}"
-            )
-        else:
-            reasons.append("on Dask, since that is faster" if not whole.refused else f"on Dask, since {whole.refused}")
+    reasons += _place_reasons(problem, chosen, candidates)
     free = resources.disk_free_bytes
     if free is not None and chosen.disk_bytes > free:
         reasons.append(
@@ -315,6 +308,25 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
             "larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"
         )
     return reasons
+
+
+def _place_reasons(p: Problem, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
+    """Why the work of a direct solver is done where it is."""
+    if p.loss == "logistic" and chosen.form == "primal":
+        return ["the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"]
+    if chosen.execution == "memory":
+        return ["in the calling process, since everything fits in memory and that is fastest"]
+    if p.keeps_store:
+        return ["tiles on disk, since store= asks for a run that can be resumed"]
+    whole = next((c for c in candidates if c.execution == "memory" and c.form == chosen.form), None)
+    if whole is None:
+        return []
+    if whole.refused == NOT_ENOUGH_MEMORY:
+        return [
+            f"tiles on disk, since in memory one process would need {format_bytes(whole.peak_bytes)} "
+            f"of {format_bytes(whole.limit_bytes)}"
+        ]
+    return ["on Dask, since that is faster" if not whole.refused else f"on Dask, since {whole.refused}"]
 
 
 def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Candidate]) -> list[str]:

@@ -7,8 +7,13 @@ from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers.newton import expected_steps
 
 Form = Literal["primal", "dual"]
+Loss = Literal["squared", "logistic"]
+
+STEPS_FROM_NEAR = 5
+"""Newton steps for each further λ of a path, which begins at the solution before."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of one kernel ridge regression."""
+    """Sizes of one kernel ridge or kernel logistic regression."""
 
     n: int
     """Rows."""
     d: int
     """Columns of X."""
     n_targets: int
+    """Columns of scores: targets of a regression, models or classes of a classification."""
     kernel: Kernel
     feature_map: FeatureMap | None
     """φ where it is finite, else None."""
@@ -84,6 +90,9 @@ class Problem:
     """True relative residual asked of an iterative solver."""
     spectrum: Spectrum = Spectrum()
     """Of K / n: typical, or estimated on a sample of the rows."""
+    loss: Loss = "squared"
+    is_coupled: bool = False
+    """All columns of a classification are one softmax."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
@@ -134,4 +143,11 @@ class Problem:
     @property
     def n_right_sides(self) -> int:
         """Columns of the systems: the targets, and the ones of a free intercept in the dual form."""
-        return self.n_targets + (1 if self.fit_intercept else 0)
+        return self.n_targets + (1 if self.fit_intercept and self.loss == "squared" else 0)
+
+    @property
+    def n_steps(self) -> int:
+        """Expected steps of Newton's method, for all values of λ; 1 for a regression."""
+        if self.loss == "squared":
+            return 1
+        return expected_steps(self.tol) + (len(self.alphas) - 1) * STEPS_FROM_NEAR

@@ -39,6 +39,25 @@ class Residuals:
     """Computed from A in float64; otherwise by the recurrence."""
 
 
+@dataclass(frozen=True)
+class NewtonStep:
+    """One line of the history of Newton's method."""
+
+    step: int
+    seconds: float
+    """Since the minimisation began (in the run that wrote this line)."""
+    objective: float
+    """Penalised negative log likelihood after the step, summed over one-vs-rest models."""
+    gradient: float
+    """Largest norm of its gradient, relative to that where all scores are 0."""
+    length: float
+    """Shortest step length of any model; 1 where the line search had nothing to shorten."""
+    n_open: int
+    """Models that were not done yet."""
+    inner_iterations: int
+    """Iterations of conjugate gradient for this step."""
+
+
 INACCURATE_ABOVE = 1e-6
 """Relative residual above which a direct solution is called inaccurate: rounding alone stays far below unless the
 system is close to singular."""
@@ -51,9 +70,10 @@ class SolveResult:
     status: Status
     residual: float
     """Largest ‖b − (A + λI) x‖ / ‖b‖ over the targets, computed from A itself: of the dual system, scaled by √w where
-    there are weights, or of the normal equations in the primal form."""
+    there are weights, or of the normal equations in the primal form. Of kernel logistic regression the largest norm of
+    the gradient of the penalised objective in the kernel's space, relative to that where all scores are 0."""
     iterations: int
-    """0 for a direct solver."""
+    """Of conjugate gradient (0 for a direct solver); of kernel logistic regression the steps of Newton's method."""
     seconds: float
     """Wall time of the fit."""
     bytes_read: int
@@ -73,6 +93,10 @@ class SolveResult:
     """Residuals of an iterative solver, iteration by iteration."""
     messages: tuple[str, ...] = ()
     """What an iterative solver did on its way: growth of the preconditioner, changes of precision."""
+    steps: tuple[NewtonStep, ...] = field(default=(), repr=False)
+    """Of kernel logistic regression: Newton's method, step by step."""
+    inner_iterations: int = 0
+    """Of conjugate gradient within all Newton steps."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

@@ -1,0 +1,64 @@
+"""What the estimators have in common: the kernel's arguments, the training rows, and scores of new ones."""
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dkrr.errors import InputError
+from dkrr.kernels import Kernel
+from dkrr.model import FittedFunction
+from dkrr.prediction import predict
+from dkrr.requests import checked_kernel
+from dkrr.rows import Rows, as_rows
+from dkrr.tiles.arrays import is_zarr_array
+
+DTYPES = [np.float64, np.float32]
+
+
+class KernelEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base of the estimators; a fitted one holds its function in `_model`."""
+
+    _model: FittedFunction
+
+    def _kernel(self) -> Kernel:
+        return checked_kernel(
+            self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
+        )
+
+    def _forget_names(self) -> None:
+        """Forget the column names of an earlier fit, where scikit-learn does not see the new rows."""
+        self.__dict__.pop("feature_names_in_", None)
+
+    def _scores(self, X: Any) -> Any:
+        """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
+        check_is_fitted(self, "_model")
+        if is_local(X):
+            # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
+            X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)
+        return predict(self._model, as_rows(X))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
+        return tags
+
+
+def is_local(value: Any) -> bool:
+    """Whether scikit-learn can check a value: it is in memory, and not ours to stream."""
+    return not isinstance(value, da.Array | str | Path | Rows | np.memmap) and not is_zarr_array(value)
+
+
+def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
+    """Refuse targets that do not belong to the rows, and a Gram matrix that is not square."""
+    n, d = rows.shape
+    if n_targets != n:
+        raise InputError(
+            f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {n_targets}"
+        )
+    if kernel.is_precomputed and n != d:
+        raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")

@@ -1,0 +1,165 @@
+"""Labels of a classification: checked, numbered, weighted, and put back from scores."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from dkrr.errors import InputError, InputTypeError
+
+Array = NDArray[np.float64]
+
+
+def checked_labels(y: Any) -> NDArray[Any]:
+    """Labels as an array of shape (n,).
+
+    Raises
+    ------
+    InputError
+        If the shape is wrong, a label is missing, types are mixed, or the numbers are no classes.
+    """
+    labels = np.asarray(y)
+    if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
+        raise InputError(
+            f"y has shape {labels.shape}, a bad input shape; expected (n_samples,): one label for every row"
+        )
+    labels = np.asarray(column_or_1d(labels, warn=True))
+    if labels.dtype.kind == "O":
+        return _checked_objects(labels)
+    if labels.dtype.kind in "fc":
+        bad = np.flatnonzero(~np.isfinite(labels))
+        if len(bad):
+            raise InputError(
+                f"y contains NaN or infinity: the label of row {bad[0]} is {labels[bad[0]]}. Give every row a label, "
+                f"or leave the row out"
+            )
+    check_classification_targets(labels)
+    return np.asarray(labels)
+
+
+def _checked_objects(labels: NDArray[Any]) -> NDArray[Any]:
+    for row, label in enumerate(labels):
+        # NaN, NaT and pandas' NA differ from themselves, or cannot tell.
+        if label is None or not _is_itself(label):
+            raise InputError(
+                f"y has a missing label in row {row}: {label!r} (NaN). Give every row a label, or leave the row out"
+            )
+    kinds = {_kind(label): row for row, label in reversed(list(enumerate(labels)))}
+    if len(kinds) > 1:
+        found = " and ".join(f"{kind} (row {row})" for kind, row in sorted(kinds.items(), key=lambda item: item[1]))
+        raise InputTypeError(f"y has labels of mixed types: {found}. Make all of them strings, or all numbers")
+    plain = np.array(labels.tolist())
+    # Objects of one type keep it; so do strings, whose type here would depend on the longest one.
+    labels = labels if plain.dtype.kind not in "biuf" or plain.ndim != 1 else plain
+    check_classification_targets(labels)
+    return labels
+
+
+def _is_itself(label: Any) -> bool:
+    try:
+        return bool(label == label)
+    except (TypeError, ValueError):
+        return False
+
+
+def _kind(label: Any) -> str:
+    if isinstance(label, str):
+        return "str"
+    if isinstance(label, bool | np.bool_):
+        return "bool"
+    return "number" if isinstance(label, int | float | np.number) else type(label).__name__
+
+
+def encoded(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Classes in order, and the number of every row's class."""
+    classes, codes = np.unique(labels, return_inverse=True)
+    return classes, codes.astype(np.intp)
+
+
+def class_weights(
+    class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], weights: Array | None
+) -> Array | None:
+    """Sample weights times those of the classes; None where all are 1.
+
+    Raises
+    ------
+    InputError
+        If fewer than two classes count, or class_weight names a class that is not there or gives a weight that is
+        negative or not finite.
+    """
+    n, given = len(codes), weights
+    if class_weight is not None:
+        weights = np.ones(n) if weights is None else weights
+        weights = weights * _factors(class_weight, classes, codes, weights)[codes]
+    counts = np.bincount(codes, weights, minlength=len(classes)) > 0
+    if counts.sum() < 2:
+        of = "" if given is None and class_weight is None else " of positive weight"
+        found = classes[counts].tolist()
+        raise InputError(
+            f"y has {len(found)} class{of} ({', '.join(map(repr, found)) or 'none'}); a classifier needs samples of at "
+            f"least 2 classes"
+        )
+    return None if weights is None or (weights == 1).all() else weights
+
+
+def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], weights: Array) -> Array:
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise InputError(f"class_weight={class_weight!r} is unknown; use 'balanced', a dict, or None")
+        totals = np.bincount(codes, weights, minlength=len(classes))
+        balanced: Array = np.divide(
+            totals.sum(), np.count_nonzero(totals) * totals, out=np.ones(len(classes)), where=totals > 0
+        )
+        return balanced
+    if not isinstance(class_weight, Mapping):
+        raise InputTypeError(f"class_weight={class_weight!r} is unknown; use 'balanced', a dict, or None")
+    factors = np.ones(len(classes))
+    known = {label: k for k, label in enumerate(classes.tolist())}
+    for label, value in class_weight.items():
+        if label not in known:
+            raise InputError(
+                f"class_weight names the class {label!r}, which y does not have; its classes are "
+                f"{', '.join(map(repr, known))}"
+            )
+        number = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+        if not number or not np.isfinite(value) or value < 0:
+            raise InputError(f"class_weight[{label!r}] = {value!r} must be a finite number >= 0")
+        factors[known[label]] = value
+    return factors
+
+
+@dataclass(frozen=True)
+class LabelOf:
+    """From scores (n, m) to labels (n,)."""
+
+    classes: NDArray[Any]
+
+    def __call__(self, scores: Array) -> NDArray[Any]:
+        """Label of the best class of every row."""
+        best = (scores[:, 0] > 0).astype(np.intp) if scores.shape[1] == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes[best])
+
+
+def by_rows(scores: Any, function: Callable[[Array], NDArray[Any]], n_columns: int | None, dtype: Any) -> Any:
+    """Apply a function of rows to scores: at once, or to each block of a lazy array.
+
+    Parameters
+    ----------
+    scores : ndarray or Dask array of shape (n, m)
+    function : callable
+    n_columns : int or None
+        Of what it returns; None: it returns a vector.
+    dtype : dtype
+        Of what it returns.
+    """
+    if not isinstance(scores, da.Array):
+        return function(scores)
+    if n_columns is None:
+        return da.map_blocks(function, scores, drop_axis=1, dtype=dtype, meta=np.empty(0, dtype))
+    chunks = (scores.chunks[0], (n_columns,))
+    return da.map_blocks(function, scores, chunks=chunks, dtype=dtype, meta=np.empty((0, 0), dtype))

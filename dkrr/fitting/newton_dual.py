@@ -1,0 +1,353 @@
+"""The objective of kernel logistic regression in the dual form, f = Kα + 1bᵀ."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.fitting.data import LabelledData
+from dkrr.linalg.curvature import (
+    Classwise,
+    Constrained,
+    Curvature,
+    CurvatureOperator,
+    ScaledFactors,
+    ScaledLowRank,
+    factor_scale,
+)
+from dkrr.linalg.incore import DenseSystem, substituted
+from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
+from dkrr.linalg.operator import Operator, Precision, column_sizes
+from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.runtime import Progress
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.newton import Mask, Objective
+
+Array = NDArray[np.float64]
+
+NEGLIGIBLE = 1e-13
+"""Relative size of entries of r − C q that are rounding."""
+SMALL_SCALE = 1e-3
+"""Relative to the largest c: only where c is smaller may r be left to the other part of the step."""
+DIRECT_TOL = 1e-9
+"""Relative residual of a Newton system for which a complete factor is a solution and not a preconditioner."""
+
+
+class DenseGram(Operator):
+    """K in memory, by its upper triangle; factors of K + diag(s) take its lower one.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (n, n)
+        Symmetric; overwritten.
+    """
+
+    def __init__(self, matrix: Array) -> None:
+        self.n = len(matrix)
+        self.system = DenseSystem(matrix)
+
+    def multiply(
+        self,
+        vectors: Array,
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Array:
+        """See base class; always in float64."""
+        return self.system.multiply(vectors)
+
+
+class Preconditioning(ABC):
+    """How the Newton systems of the dual form are preconditioned."""
+
+    is_complete: bool = False
+    """The preconditioner of independent columns is the inverse."""
+
+    @abstractmethod
+    def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:
+        """Approximate inverses of diag(c) K diag(c) + s, one for each column of c.
+
+        Parameters
+        ----------
+        scale : ndarray of shape (n, k)
+            c.
+        shift : float
+            s.
+        numbers : ndarray of shape (k,)
+            Numbers of the models that the columns belong to.
+        """
+
+    def end_step(self) -> None:  # noqa: B027
+        """Let go of what belongs to one Newton step."""
+
+
+@dataclass
+class Unconditioned(Preconditioning):
+    """None at all."""
+
+    def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:  # noqa: ARG002
+        """See base class."""
+        return Identity()
+
+
+@dataclass
+class ByLowRank(Preconditioning):
+    """By one partial Cholesky factor of K for all steps."""
+
+    factor: PivotedCholesky
+
+    def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:  # noqa: ARG002
+        """See base class."""
+        return ScaledLowRank(self.factor, shift, scale)
+
+
+@dataclass
+class ByDenseFactors(Preconditioning):
+    """By complete factors in memory."""
+
+    gram: DenseGram
+    is_complete = True
+
+    def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:  # noqa: ARG002
+        """See base class."""
+        c = factor_scale(scale)
+        system = self.gram.system
+        solvers: list[Callable[[Array], Array]]
+        if c.shape[1] == 1:
+            system.factor(shift / c[:, 0] ** 2)
+            solvers = [system.substitute]
+        else:
+            factors = [system.factored_copy(shift / c[:, k] ** 2) for k in range(c.shape[1])]
+            solvers = [lambda b, f=f: substituted(f, b) for f in factors]  # type: ignore[misc]
+        return ScaledFactors(solvers, c)
+
+
+@dataclass
+class ByTiledFactors(Preconditioning):
+    """By complete factors out of core.
+
+    Parameters
+    ----------
+    factor : callable
+        From the number of a model and the diagonal (n,) to the solver of K + diag(s).
+    clear : callable
+        Deletes the factors of this step.
+    """
+
+    factor: Callable[[int, Array], Callable[[Array], Array]]
+    clear: Callable[[], None]
+    is_complete = True
+
+    def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:
+        """See base class."""
+        c = factor_scale(scale)
+        solvers = [self.factor(int(number), shift / c[:, k] ** 2) for k, number in enumerate(numbers)]
+        return ScaledFactors(solvers, c)
+
+    def end_step(self) -> None:
+        """See base class."""
+        self.clear()
+
+
+@dataclass
+class DualPoint:
+    """Coefficients, intercept, and the scores that follow from them."""
+
+    coef: Array
+    """α, of shape (n, m)."""
+    intercept: Array
+    """b, of shape (m,)."""
+    scores: Array
+    """f = Kα + 1bᵀ, of shape (n, m)."""
+
+
+@dataclass
+class DualObjective(Objective):
+    """Σᵢ vᵢ (−log likelihood of row i) + λ tr αᵀKα.
+
+    Parameters
+    ----------
+    data : LabelledData
+    alpha : float
+        λ.
+    gram : Operator
+        K.
+    preconditioning : Preconditioning
+    largest : float
+        Largest k(x, x).
+    mixed : bool
+        Solve the Newton systems with products in float32, as far as those serve.
+    max_iterations : int
+        Of conjugate gradient, for one step.
+    point : DualPoint
+        Where to begin; its scores are computed.
+    progress : Progress
+    """
+
+    data: LabelledData
+    alpha: float
+    gram: Operator
+    preconditioning: Preconditioning
+    largest: float
+    mixed: bool
+    max_iterations: int
+    point: DualPoint
+    progress: Progress
+    messages: list[str] = field(default_factory=list)
+    references: Array = field(default_factory=lambda: np.empty(0))
+
+    def begin(self, references: Array | None = None) -> None:
+        """Compute what belongs to the point, unless its scores are there; and the gradients at zero."""
+        like, data, p = self.data.likelihood, self.data, self.point
+        if p.scores.size == 0:
+            p.scores = np.tile(p.intercept, (data.n, 1))
+            if p.coef.any():
+                p.scores += self.gram.multiply(p.coef)
+        if references is not None:
+            self.references = references
+        else:
+            g = like.gradient(np.zeros_like(p.scores), data.codes, data.weights)
+            norms = self._norms(g, self.gram.multiply(g), g)
+            # Gradients that cancel to rounding are zero.
+            size = like.per_system((np.abs(g) ** 2).sum(axis=0) * self.largest)
+            self.references = np.where(norms > NEGLIGIBLE * np.sqrt(size), norms, 0.0)
+        self.gradients = np.zeros(like.n_systems)
+        self._evaluate(np.arange(like.n_columns))
+
+    def _evaluate(self, columns: NDArray[np.intp]) -> None:
+        """Values, and gradients of the models of some columns."""
+        data, p, like = self.data, self.point, self.data.likelihood
+        without = p.scores - p.intercept
+        penalty = self.alpha * (p.coef * without).sum(axis=0)
+        self.values = like.values(p.scores, data.codes, data.weights) + like.per_system(penalty)
+        g = like.gradient(p.scores, data.codes, data.weights)
+        self._gradient = g
+        self._residual = g + 2 * self.alpha * p.coef
+        r = np.ascontiguousarray(self._residual[:, columns])
+        norms = self._norms(r, self.gram.multiply(r), g[:, columns])
+        self.gradients = self.gradients.copy()
+        self.gradients[columns if like.n_systems > 1 else slice(None)] = norms
+
+    def _norms(self, r: Array, product: Array, g: Array) -> Array:
+        """√(rᵀKr + (1ᵀg)²) of every system: the norm of the gradient in the kernel's space."""
+        squares = np.maximum((r * product).sum(axis=0), 0.0)
+        if self.data.fit_intercept:
+            squares = squares + g.sum(axis=0) ** 2
+        if self.data.likelihood.n_systems == 1:
+            squares = squares.sum(keepdims=True)
+        return np.asarray(np.sqrt(squares))
+
+    def find_direction(self, is_open: Mask, forcing: float) -> Array:
+        """See base class."""
+        like, n, m = self.data.likelihood, self.data.n, self.data.likelihood.n_columns
+        self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(m)
+        whole = like.root(self.point.scores, self.data.weights)
+        self._direction, self._change = np.zeros((n, m)), np.zeros((n, m))
+        self._intercept_change, slopes = np.zeros(m), np.zeros(m)
+        batches = [self._columns]
+        if self.preconditioning.is_complete and like.n_systems > 1:
+            batches = [np.array([k]) for k in self._columns]  # one factor at a time
+        with self._readable():
+            for columns in batches:
+                root = whole.of_columns(columns) if isinstance(whole, DiagonalRoot) else whole
+                self._solve(columns, root, forcing)
+        self.preconditioning.end_step()
+        g, r, change = self._gradient, self._residual, self._change
+        slopes = (r * (change - self._intercept_change)).sum(axis=0) + g.sum(axis=0) * self._intercept_change
+        return like.per_system(slopes)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except NotPositiveDefiniteError as error:
+            raise NotPositiveDefiniteError(
+                f"a Newton system with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive semidefinite on "
+                f"these rows, or λ is below what rounding in K allows: increase alpha, or use a positive semidefinite "
+                f"kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
+                error.row,
+            ) from None
+
+    def _solve(self, columns: NDArray[np.intp], root: Root, forcing: float) -> None:
+        """Newton directions of some columns; see dkrr.linalg.curvature for the algebra."""
+        p, shift = self.point, 2 * self.alpha
+        r = np.ascontiguousarray(self._residual[:, columns])
+        coef = p.coef[:, columns]
+        q, rest = self._split(root, r)
+        curvature = Curvature.of_root(root, centred=self.data.fit_intercept)
+        known = rest / shift  # −Δα of what C does not reproduce
+        fixed = np.zeros_like(r)
+        if curvature.inverse_total is not None:
+            wanted = known.sum(axis=0) - coef.sum(axis=0)
+            fixed = curvature.constant(wanted @ curvature.inverse_total)
+            known = known - root.apply(fixed)
+        right_sides = -q
+        if known.any():
+            right_sides += root.adjoint(self.gram.multiply(known))
+        right_sides = curvature.stack(curvature.project(right_sides))
+        preconditioner = self._preconditioner(root, curvature, columns)
+        sizes = column_sizes(right_sides)
+        is_direct = self.preconditioning.is_complete and isinstance(root, DiagonalRoot)
+        outcome = Iteration(
+            operator=CurvatureOperator(self.gram, curvature),
+            shift=np.array([[shift]]),
+            right_sides=right_sides / sizes,
+            preconditioner=preconditioner,
+            tol=min(forcing, DIRECT_TOL) if is_direct else forcing,
+            max_iterations=self.max_iterations,
+            mixed=self.mixed,
+            progress=Progress() if is_direct else self.progress,
+        ).run()
+        self.inner_iterations += outcome.iterations
+        self.messages += outcome.messages
+        x = curvature.project(curvature.unstack(outcome.x * sizes))
+        direction = root.apply(x) - known
+        change = self.gram.multiply(np.ascontiguousarray(direction))
+        self._direction[:, columns] = direction
+        self._change[:, columns] = change
+        if curvature.inverse_total is not None:
+            left = self._gradient[:, columns].sum(axis=0) + root.weigh(change).sum(axis=0)
+            offset = -left @ curvature.inverse_total
+            self._intercept_change[columns] = offset
+            self._change[:, columns] += offset
+
+    def _split(self, root: Root, r: Array) -> tuple[Array, Array]:
+        """q, and r − C q where that is more than rounding."""
+        c = root.scale
+        top = np.maximum(c.max(axis=0), 1e-300)
+        # Where c is small and the data hardly counts, dividing by it gains nothing.
+        keep = (c >= SMALL_SCALE * top) | (c * top * self.largest >= 2 * self.alpha)
+        q = root.invert(r, keep & (c > 0))
+        rest = r - root.apply(q)
+        rest[np.abs(rest) <= NEGLIGIBLE * np.abs(r).max(axis=0)] = 0.0
+        return q, rest
+
+    def _preconditioner(self, root: Root, curvature: Curvature, columns: NDArray[np.intp]) -> Preconditioner:
+        base = self.preconditioning.of_scale(root.scale, 2 * self.alpha, columns)
+        if isinstance(base, Identity):
+            return base
+        if isinstance(root, SoftmaxRoot):
+            base = Classwise(base, root)
+        return base if curvature.inverse_total is None else Constrained(base, curvature)
+
+    def along(self, lengths: Array) -> Array:
+        """See base class; no product with K."""
+        data, like, p = self.data, self.data.likelihood, self.point
+        t = np.broadcast_to(lengths, (like.n_columns,))
+        coef = p.coef + t * self._direction
+        scores = p.scores + t * self._change
+        without = scores - (p.intercept + t * self._intercept_change)
+        penalty = self.alpha * (coef * without).sum(axis=0)
+        return like.values(scores, data.codes, data.weights) + like.per_system(penalty)
+
+    def step(self, lengths: Array) -> None:
+        """See base class."""
+        p, t = self.point, np.broadcast_to(lengths, (self.data.likelihood.n_columns,))
+        self.point = DualPoint(
+            p.coef + t * self._direction, p.intercept + t * self._intercept_change, p.scores + t * self._change
+        )
+        self._evaluate(self._columns)

@@ -1,0 +1,167 @@
+"""The objective of kernel logistic regression in the primal form, f = Φβ + 1bᵀ, by streaming passes over the rows."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg.incore import DenseSystem, mirror_lower_blocks
+from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
+from dkrr.linalg.normal import Segment
+from dkrr.linalg.normal_product import Diagonal
+from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.runtime import Executor, Progress, RunRecord, Task
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.newton import Mask, Objective
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class PrimalObjective(Objective):
+    """Σᵢ vᵢ (−log likelihood of row i) + λ ‖β‖².
+
+    One pass gives the objective, its gradient and its curvature at the end of a step, so that a step whose length
+    needs no search costs one pass (and with conjugate gradient one for each iteration).
+
+    Parameters
+    ----------
+    passes : Passes
+    segments : tuple of Segment
+        The rows with their class codes and weights; one task each.
+    executor : Executor
+    alpha : float
+        λ.
+    max_iterations : int
+        Of conjugate gradient, for one step.
+    is_preconditioned : bool
+        By the diagonal.
+    point : ndarray of shape (p, m)
+        Coefficients to begin with, the intercept last where there is one.
+    progress : Progress
+    """
+
+    passes: Passes
+    segments: tuple[Segment, ...]
+    executor: Executor
+    alpha: float
+    max_iterations: int
+    is_preconditioned: bool
+    point: Array
+    progress: Progress
+    record: RunRecord = field(default_factory=RunRecord)
+    messages: list[str] = field(default_factory=list)
+    references: Array = field(default_factory=lambda: np.empty(0))
+
+    def begin(self, references: Array | None = None) -> None:
+        """Compute what belongs to the point, and the gradients at zero."""
+        penalties = np.full(self.passes.dimension, 2 * self.alpha)
+        if self.passes.fit_intercept:
+            penalties[-1] = 0.0
+        self._penalties = penalties[:, None]
+        if references is not None:
+            self.references = references
+        elif self.point.any():
+            self.references = self._norms(self._evaluate(np.zeros_like(self.point))[1])
+        self._take(self.point, self._evaluate(self.point))
+        if len(self.references) == 0:
+            self.references = self.gradients
+
+    def _evaluate(self, coef: Array) -> tuple[Array, Array, Array]:
+        """Objective, its gradient, and the curvature of the likelihood."""
+        tasks = [Task(f"likelihood-{k}", likelihood_pass, (self.passes, s)) for k, s in enumerate(self.segments)]
+        packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
+        self.record.add(record)
+        values, gradient, curvature = self.passes.unpack(np.asarray(packed))
+        penalised = self._penalties * coef
+        values = values + self.passes.likelihood.per_system(0.5 * (penalised * coef).sum(axis=0))
+        return values, gradient + penalised, curvature
+
+    def _norms(self, gradient: Array) -> Array:
+        return np.asarray(np.sqrt(self.passes.likelihood.per_system((gradient**2).sum(axis=0))))
+
+    def _take(self, coef: Array, found: tuple[Array, Array, Array]) -> None:
+        self.point = coef
+        self.values, self._gradient, self._curvature = found
+        self.gradients = self._norms(self._gradient)
+
+    def find_direction(self, is_open: Mask, forcing: float) -> Array:
+        """See base class."""
+        like = self.passes.likelihood
+        columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
+        self._direction = np.zeros_like(self.point)
+        if self.passes.curvature == "matrix":
+            self._solve_directly(columns)
+        else:
+            self._iterate(columns, forcing)
+        return like.per_system((self._gradient * self._direction).sum(axis=0))
+
+    def _solve_directly(self, columns: NDArray[np.intp]) -> None:
+        p, like = self.passes.dimension, self.passes.likelihood
+        batches = [[k] for k in columns] if like.n_systems > 1 else [list(columns)]
+        for batch in batches:
+            matrix = self._curvature[batch[0] if like.n_systems > 1 else 0]
+            mirror_lower_blocks(matrix)
+            shift = np.tile(self._penalties[:, 0], len(batch))
+            if self.passes.fit_intercept:
+                self._free_of_gauge(matrix, shift, len(batch))
+            right_side = -np.ascontiguousarray(self._gradient[:, batch].T).reshape(-1, 1)
+            x = DenseSystem(matrix).solve(shift, right_side)
+            self._direction[:, batch] = x.reshape(len(batch), p).T
+
+    def _free_of_gauge(self, matrix: Array, shift: Array, m: int) -> None:
+        """Make the matrix definite in directions that the objective does not depend on.
+
+        Equal intercepts for all classes of a softmax change nothing, nor does any intercept where every probability is
+        0 or 1 to the last digit. The gradient has no part in these directions, so neither has the step.
+        """
+        p = self.passes.dimension
+        last = np.arange(m) * p + p - 1
+        size = max(float(matrix[last, last].mean()), float(np.finfo(float).tiny) ** 0.5)
+        if m > 1:
+            matrix[np.ix_(last, last)] += size
+        shift[last] += np.where(matrix[last, last] > 0, 0.0, 1.0)
+
+    def _iterate(self, columns: NDArray[np.intp], forcing: float) -> None:
+        p, like = self.passes.dimension, self.passes.likelihood
+        is_coupled = like.n_systems == 1 and len(columns) > 1
+
+        def stack(x: Array) -> Array:
+            return np.ascontiguousarray(x.T).reshape(-1, 1) if is_coupled else x
+
+        coef = np.ascontiguousarray(self.point[:, columns])
+        shift = np.tile(self._penalties, (len(columns), 1)) if is_coupled else self._penalties
+        preconditioner: Preconditioner = Identity()
+        if self.is_preconditioned:
+            preconditioner = Diagonal(stack(np.ascontiguousarray(self._curvature[:, columns])), shift)
+        right_sides = stack(-np.ascontiguousarray(self._gradient[:, columns]))
+        operator, sizes = CurvatureProduct(self.passes, self.segments, self.executor, coef), column_sizes(right_sides)
+        outcome = Iteration(
+            operator=operator,
+            shift=shift,
+            right_sides=right_sides / sizes,
+            preconditioner=preconditioner,
+            tol=forcing,
+            max_iterations=self.max_iterations,
+            progress=self.progress,
+        ).run()
+        self.record.add(operator.record)
+        self.inner_iterations += outcome.iterations
+        self.messages += outcome.messages
+        x = outcome.x * sizes
+        self._direction[:, columns] = x.reshape(len(columns), p).T if is_coupled else x
+        if is_coupled and self.passes.fit_intercept:
+            self._direction[-1] -= self._direction[-1].mean()  # equal intercepts change nothing
+
+    def along(self, lengths: Array) -> Array:
+        """See base class; a pass, whose gradient and curvature are kept."""
+        trial = self.point + np.broadcast_to(lengths, (self.point.shape[1],)) * self._direction
+        self._trial = (trial, self._evaluate(trial))
+        return self._trial[1][0]
+
+    def step(self, lengths: Array) -> None:
+        """See base class."""
+        wanted = self.point + np.broadcast_to(lengths, (self.point.shape[1],)) * self._direction
+        trial, found = self._trial
+        self._take(wanted, found if np.array_equal(trial, wanted) else self._evaluate(wanted))

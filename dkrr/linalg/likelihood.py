@@ -1,0 +1,236 @@
+"""Negative log likelihoods of class labels given scores, with the derivatives that Newton's method needs.
+
+Scores are f, of shape (n, m). `Bernoulli` is one independent logistic model for each column (two classes need one
+column, one-vs-rest a column for every class); `Softmax` is one model of all classes, a column each. What belongs to one
+model is a *system*: m of them, or 1.
+
+The second derivative of a row is a matrix Wᵢ = Cᵢ Cᵢᵀ, never divided by: for `Bernoulli` Cᵢ = √(v p (1 − p)), for
+`Softmax` Cᵢ = √v diag(√p) (I − √p √pᵀ), since I − √p √pᵀ is a projection.
+
+References
+----------
+C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapter 3. J. Zhu,
+T. Hastie, "Kernel logistic regression and the import vector machine", J. Comput. Graph. Statist. 14 (2005).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logsumexp
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Root(ABC):
+    """C, the root of the curvature of n rows at their scores; it maps (n, m) to (n, m), a row at a time."""
+
+    scale: Array
+    """Factors c, of shape (n, m)."""
+
+    @abstractmethod
+    def apply(self, x: Array) -> Array:
+        """C x; of shape (n, m)."""
+
+    @abstractmethod
+    def adjoint(self, y: Array) -> Array:
+        """Cᵀ y; of shape (n, m)."""
+
+    @abstractmethod
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
+
+    @abstractmethod
+    def total(self) -> Array:
+        """Σᵢ Wᵢ, of shape (m, m)."""
+
+    def weigh(self, u: Array) -> Array:
+        """W u = C Cᵀ u; of shape (n, m)."""
+        return self.apply(self.adjoint(u))
+
+
+@dataclass(frozen=True)
+class DiagonalRoot(Root):
+    """Of independent columns: C = diag(c)."""
+
+    def apply(self, x: Array) -> Array:
+        """See base class."""
+        return self.scale * x
+
+    def adjoint(self, y: Array) -> Array:
+        """See base class."""
+        return self.scale * y
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """See base class."""
+        return np.divide(r, self.scale, out=np.zeros_like(r), where=keep)
+
+    def total(self) -> Array:
+        """See base class."""
+        return np.diag((self.scale**2).sum(axis=0))
+
+    def of_columns(self, columns: NDArray[np.intp]) -> Self:
+        """The same for some of the columns."""
+        return replace(self, scale=np.ascontiguousarray(self.scale[:, columns]))
+
+
+@dataclass(frozen=True)
+class SoftmaxRoot(Root):
+    """C = diag(c) (I − u uᵀ) with unit vectors u = √p and c = √v u."""
+
+    unit: Array
+    """u, of shape (n, m)."""
+
+    def project(self, x: Array) -> Array:
+        """(I − u uᵀ) x; of shape (n, m)."""
+        return np.asarray(x - self.unit * (self.unit * x).sum(axis=1, keepdims=True))
+
+    def apply(self, x: Array) -> Array:
+        """See base class."""
+        return self.scale * self.project(x)
+
+    def adjoint(self, y: Array) -> Array:
+        """See base class."""
+        return self.project(self.scale * y)
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """See base class."""
+        # With Σₖ rₖ = 0 this is exact: diag(c) (I − u uᵀ) (r / c) = r − p Σₖ rₖ.
+        return self.project(np.divide(r, self.scale, out=np.zeros_like(r), where=keep))
+
+    def total(self) -> Array:
+        """See base class."""
+        p = self.scale * self.unit
+        cross = p.T @ (self.scale * self.unit)  # v p pᵀ is (√v p) (√v p)ᵀ
+        return np.asarray(np.diag((self.scale**2).sum(axis=0)) - cross)
+
+
+class Likelihood(ABC):
+    """−log likelihood of class codes given scores, weighted by rows; see the module."""
+
+    def __init__(self, n_columns: int) -> None:
+        self.n_columns = n_columns
+
+    @property
+    @abstractmethod
+    def n_systems(self) -> int:
+        """Models that are independent of each other."""
+
+    @abstractmethod
+    def values(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """Σᵢ vᵢ (−log likelihood of row i) of every system, of shape (n_systems,).
+
+        Parameters
+        ----------
+        scores : ndarray of shape (n, m)
+        codes : ndarray of shape (n,)
+            Number of the class of every row.
+        weights : ndarray of shape (n,), optional
+            v; None means ones.
+        """
+
+    @abstractmethod
+    def gradient(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """V (p − y), of shape (n, m), to full relative precision also where p is close to y."""
+
+    @abstractmethod
+    def root(self, scores: Array, weights: Array | None) -> Root:
+        """C at these scores."""
+
+    @abstractmethod
+    def probabilities(self, scores: Array) -> Array:
+        """Of all classes, of shape (n, number of classes); one-vs-rest probabilities are normalised."""
+
+    @abstractmethod
+    def log_probabilities(self, scores: Array) -> Array:
+        """Their logarithms, finite also where a probability is too small for float64."""
+
+    def per_system(self, of_columns: Array) -> Array:
+        """Sums over the columns of every system: from shape (m,) to (n_systems,)."""
+        return of_columns if self.n_systems == len(of_columns) else of_columns.sum(keepdims=True)
+
+
+class Bernoulli(Likelihood):
+    """A logistic model for each column: whether a row is of that class (with one column: of the second class)."""
+
+    @property
+    def n_systems(self) -> int:
+        """See base class."""
+        return self.n_columns
+
+    def _signed(self, scores: Array, codes: Codes) -> tuple[Array, Array]:
+        """±1 where a row is not, or is, of the class; and the scores with that sign."""
+        classes = np.arange(self.n_columns) if self.n_columns > 1 else np.ones(1, np.intp)
+        sign = np.where(codes[:, None] == classes, -1.0, 1.0)
+        return sign, sign * scores
+
+    def values(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """See base class."""
+        lost = np.logaddexp(0.0, self._signed(scores, codes)[1])
+        return np.asarray(lost.sum(axis=0) if weights is None else weights @ lost)
+
+    def gradient(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """See base class."""
+        sign, signed = self._signed(scores, codes)
+        g = sign * expit(signed)
+        return np.asarray(g if weights is None else g * weights[:, None])
+
+    def root(self, scores: Array, weights: Array | None) -> DiagonalRoot:
+        """See base class."""
+        w = expit(scores) * expit(-scores)
+        return DiagonalRoot(np.sqrt(w if weights is None else w * weights[:, None]))
+
+    def probabilities(self, scores: Array) -> Array:
+        """See base class."""
+        if self.n_columns == 1:
+            return np.hstack([expit(-scores), expit(scores)])
+        return np.asarray(np.exp(self.log_probabilities(scores)))
+
+    def log_probabilities(self, scores: Array) -> Array:
+        """See base class."""
+        log_p = -np.logaddexp(0.0, -scores)
+        if self.n_columns == 1:
+            return np.hstack([-np.logaddexp(0.0, scores), log_p])
+        # Where every class is all but impossible, what counts is by how much.
+        return np.asarray(log_p - logsumexp(log_p, axis=1, keepdims=True))
+
+
+class Softmax(Likelihood):
+    """The multinomial model with a column for every class; pₖ ∝ exp fₖ."""
+
+    @property
+    def n_systems(self) -> int:
+        """See base class."""
+        return 1
+
+    def values(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """See base class."""
+        rows = np.arange(len(codes))
+        lost = logsumexp(scores - scores[rows, codes][:, None], axis=1)
+        return np.atleast_1d(lost.sum() if weights is None else weights @ lost)
+
+    def gradient(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
+        """See base class."""
+        rows, g = np.arange(len(codes)), self.probabilities(scores)
+        # p − 1 is minus the sum of the others, which has all digits where p is close to 1.
+        g[rows, codes] = 0.0
+        g[rows, codes] = -g.sum(axis=1)
+        return g if weights is None else g * weights[:, None]
+
+    def root(self, scores: Array, weights: Array | None) -> SoftmaxRoot:
+        """See base class."""
+        unit = np.sqrt(self.probabilities(scores))
+        return SoftmaxRoot(unit if weights is None else unit * np.sqrt(weights)[:, None], unit)
+
+    def probabilities(self, scores: Array) -> Array:
+        """See base class."""
+        e = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+    def log_probabilities(self, scores: Array) -> Array:
+        """See base class."""
+        return np.asarray(scores - logsumexp(scores, axis=1, keepdims=True))

@@ -1,0 +1,221 @@
+"""One streaming pass over the rows for the primal form of logistic regression: objective, gradient and curvature.
+
+The scores Φβ + b are computed where the rows are, from the coefficients that every task is called with, so nothing as
+long as the rows is kept or sent. The intercept is a last feature that is 1 everywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.features import FeatureMap, IdentityMap
+from dkrr.linalg.likelihood import DiagonalRoot, Likelihood, SoftmaxRoot
+from dkrr.linalg.normal import Segment
+from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.sources import read_range
+from dkrr.runtime import Executor, Meter, RunRecord, Task
+from dkrr.tiles import ChunkedArray
+
+Array = NDArray[np.float64]
+Curvature = Literal["matrix", "diagonal"]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What every pass of one fit has in common."""
+
+    feature_map: FeatureMap
+    likelihood: Likelihood
+    n_features: int
+    """Columns of X."""
+    fit_intercept: bool
+    curvature: Curvature
+
+    @property
+    def dimension(self) -> int:
+        """Features, the constant included."""
+        return self.feature_map.dimension(self.n_features) + (1 if self.fit_intercept else 0)
+
+    def pack_sizes(self) -> tuple[int, int, int]:
+        """Lengths of the objective, the gradient and the curvature in what a pass returns."""
+        p, m, s = self.dimension, self.likelihood.n_columns, self.likelihood.n_systems
+        whole = s * (p * m // s) ** 2
+        return s, p * m, whole if self.curvature == "matrix" else p * m
+
+    def unpack(self, packed: Array) -> tuple[Array, Array, Array]:
+        """Objective (s,), gradient (p, m) and curvature: s matrices (p m / s, p m / s) or the diagonal (p, m)."""
+        p, m, s = self.dimension, self.likelihood.n_columns, self.likelihood.n_systems
+        a, b, _ = self.pack_sizes()
+        values, gradient, rest = packed[:a], packed[a : a + b].reshape(p, m), packed[a + b :]
+        if self.curvature == "diagonal":
+            return values, gradient, rest.reshape(p, m)
+        side = p * m // s
+        return values, gradient, rest.reshape(s, side, side)
+
+
+def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array) -> Array:
+    """Task: a segment's part of the objective, its gradient and its curvature, packed; `coef` is of shape (p, m).
+
+    Only the lower triangles of matrices are computed. With softmax the features of a class are consecutive: row
+    k p + j is feature j of class k.
+    """
+    like = passes.likelihood
+    packed = np.zeros(sum(passes.pack_sizes()))
+    values, gradient, curvature = passes.unpack(packed)
+    for where, x in segment.strips(meter, passes.dimension):
+        codes, weights = _labels(segment, where)
+        if passes.curvature == "matrix":
+            with meter.time("features"):
+                phi = _augmented(passes, x)
+            with meter.time("multiply"):
+                scores = blas.product(phi, coef)
+        else:
+            with meter.time("multiply"):
+                scores = _multiply(passes, x, coef)
+        with meter.time("likelihood"):
+            values += like.values(scores, codes, weights)
+            g = like.gradient(scores, codes, weights)
+            root = like.root(scores, weights)
+        if passes.curvature == "matrix":
+            with meter.time("gemm"):
+                blas.gemm(gradient, phi, g, transpose_a=True, beta=1.0)
+            with meter.time("syrk"):
+                _add_matrices(curvature, phi, root)
+        else:
+            with meter.time("multiply"):
+                gradient += _adjoint(passes, x, g)
+                squares = root.scale**2
+                if isinstance(root, SoftmaxRoot):
+                    squares = squares * (1.0 - root.unit**2)
+                curvature += _adjoint_of_squares(passes, x, squares)
+    return packed
+
+
+def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tuple[Array, Array]) -> Array:
+    """Task: a segment's part of ΦᵀWΦ V, of shape (p, k).
+
+    Parameters
+    ----------
+    meter, passes, segment
+    shared : (coef, V)
+        Coefficients (p, k) at which W is taken, and vectors (p, k), of the columns of the open systems.
+    """
+    coef, vectors = shared
+    k = coef.shape[1]
+    total = np.zeros(vectors.shape)
+    both = np.hstack([coef, vectors])
+    for where, x in segment.strips(meter, passes.dimension):
+        _, weights = _labels(segment, where)
+        with meter.time("multiply"):
+            u = _multiply(passes, x, both)
+        with meter.time("likelihood"):
+            weighted = passes.likelihood.root(np.ascontiguousarray(u[:, :k]), weights).weigh(u[:, k:])
+        with meter.time("multiply"):
+            total += _adjoint(passes, x, weighted)
+    return total
+
+
+def _labels(segment: Segment, where: slice) -> tuple[NDArray[np.intp], Array | None]:
+    codes = _range(segment.targets, where)[:, 0].astype(np.intp)
+    return codes, None if segment.weights is None else _range(segment.weights, where)[:, 0]
+
+
+def _range(vectors: Array | ChunkedArray, rows: slice) -> Array:
+    return vectors[rows] if isinstance(vectors, np.ndarray) else read_range(vectors, rows)
+
+
+def _augmented(passes: Passes, x: Any) -> Array:
+    """Features, and the constant as the last."""
+    if not passes.fit_intercept:
+        return passes.feature_map.transform(x)
+    phi = np.empty((x.shape[0], passes.dimension))
+    phi[:, :-1] = passes.feature_map.transform(x)
+    phi[:, -1] = 1.0
+    return phi
+
+
+def _multiply(passes: Passes, x: Any, coef: Array) -> Array:
+    if not passes.fit_intercept:
+        return passes.feature_map.multiply(x, coef)
+    return np.asarray(passes.feature_map.multiply(x, coef[:-1]) + coef[-1])
+
+
+def _adjoint(passes: Passes, x: Any, values: Array) -> Array:
+    found = passes.feature_map.adjoint(x, values)
+    return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
+
+
+def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
+    """Σᵢ φ(xᵢ)² valuesᵢ, of shape (p, m); sparse rows stay sparse where φ does nothing."""
+    if isinstance(passes.feature_map, IdentityMap) and not isinstance(x, np.ndarray):
+        found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
+    else:
+        phi = passes.feature_map.transform(x)
+        found = (phi * phi).T @ values
+    return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
+
+
+def _add_matrices(matrices: Array, phi: Array, root: DiagonalRoot | SoftmaxRoot | Any) -> None:
+    if isinstance(root, DiagonalRoot):
+        for k, matrix in enumerate(matrices):
+            blas.syrk(matrix, phi * root.scale[:, k, None], transpose=True, beta=1.0)
+        return
+    p, m = phi.shape[1], root.scale.shape[1]
+    shares = root.scale * root.unit
+    for k in range(m):
+        here = slice(k * p, (k + 1) * p)
+        w = root.scale[:, k] ** 2 * (1.0 - root.unit[:, k] ** 2)
+        blas.syrk(matrices[0][here, here], phi * np.sqrt(np.maximum(w, 0.0))[:, None], transpose=True, beta=1.0)
+        if k:
+            # −p_k p_l of all earlier classes l in one product.
+            others = (phi[:, None, :] * (root.unit * root.scale)[:, :k, None]).reshape(len(phi), k * p)
+            left = phi * (-shares[:, k])[:, None]
+            blas.gemm(matrices[0][here, : k * p], left, others, transpose_a=True, beta=1.0)
+
+
+@dataclass
+class CurvatureProduct(Operator):
+    """Product with ΦᵀWΦ at given coefficients, streamed over the rows.
+
+    Parameters
+    ----------
+    passes : Passes
+    segments : tuple of Segment
+    executor : Executor
+    coef : ndarray of shape (p, k)
+        Of the columns that are solved for.
+    """
+
+    passes: Passes
+    segments: tuple[Segment, ...]
+    executor: Executor
+    coef: Array
+    on_pass: Callable[[], None] = lambda: None
+    record: RunRecord = field(default_factory=RunRecord)
+
+    def __post_init__(self) -> None:
+        self._is_coupled = self.passes.likelihood.n_systems == 1 and self.coef.shape[1] > 1
+        self.n = self.coef.size if self._is_coupled else len(self.coef)
+
+    def multiply(
+        self,
+        vectors: Array,
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,
+    ) -> Array:
+        """See base class; always in float64. With softmax vectors are stacked, (k p, 1), class after class."""
+        coef = self.coef
+        if self._is_coupled:
+            vectors = np.ascontiguousarray(vectors.reshape(coef.shape[1], -1).T)
+        elif columns is not None:
+            coef = np.ascontiguousarray(coef[:, columns])
+        tasks = [Task(f"curvature-{k}", curvature_product, (self.passes, s)) for k, s in enumerate(self.segments)]
+        total, record = self.executor.total(tasks, (coef, np.ascontiguousarray(vectors)))
+        self.record.add(record)
+        self.on_pass()
+        found: Array = np.asarray(total)
+        return np.ascontiguousarray(found.T).reshape(-1, 1) if self._is_coupled else found
