@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.errors import InputError, StoreError
-from dkrr.estimators import KernelRidge
+from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.features import Nystroem, arrays_of, feature_map_from_dict
 from dkrr.features.descriptions import parts_of
 from dkrr.kernels import kernel_from_dict
@@ -23,15 +23,19 @@ MODEL_FORMAT = 1
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
 
-_PARAMETERS = ("alpha", "gamma", "degree", "coef0", "fit_intercept", "form", "tol", "memory_limit", "tile")
+Estimator = KernelRidge | KernelLogisticRegression
+_ESTIMATORS: dict[str, type[Estimator]] = {
+    "KernelRidge": KernelRidge,
+    "KernelLogisticRegression": KernelLogisticRegression,
+}
 
 
-def save(model: KernelRidge, path: str | Path) -> None:
+def save(model: Estimator, path: str | Path) -> None:
     """Save a fitted model.
 
     Parameters
     ----------
-    model : KernelRidge
+    model : KernelRidge or KernelLogisticRegression
         Fitted.
     path : str or Path
         Path or URL of the new Zarr store; it must not exist.
@@ -58,12 +62,13 @@ def save(model: KernelRidge, path: str | Path) -> None:
     local = local_path(url)
     if local is not None and local.exists():
         raise InputError(f"{url} exists already; delete it or give another path")
-    parameters = {name: _plain(getattr(model, name)) for name in _PARAMETERS}
+    parameters = {name: _plain(getattr(model, name)) for name in model.saved_parameters}
     # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
     asked = model._kernel()
     request = asked.to_dict() if any(isinstance(part, Nystroem) for part in parts_of(asked)) else None
+    of_estimator = model._description()
     json.dumps(
-        [parameters, request, fitted.kernel.to_dict()]
+        [parameters, request, fitted.kernel.to_dict(), of_estimator]
     )  # what cannot be described is found before anything is written
     try:
         create_group(url, {})
@@ -89,7 +94,7 @@ def save(model: KernelRidge, path: str | Path) -> None:
         {
             "kind": "model",
             "format": MODEL_FORMAT,
-            "estimator": "KernelRidge",
+            "estimator": type(model).__name__,
             "kernel": fitted.kernel.to_dict(),
             "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
             "feature_arrays": {digest: _kind(array) for digest, array in of_features.items()},
@@ -97,7 +102,7 @@ def save(model: KernelRidge, path: str | Path) -> None:
             "parameters": parameters,
             "n_features": fitted.n_features,
             "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
-            "vector": model._is_vector,
+            **of_estimator,
             "arrays": sorted(name for name, array in arrays.items() if array is not None),
             "rows": None if fitted.rows is None else _kind(fitted.rows),
             "solve": {
@@ -121,7 +126,7 @@ def save(model: KernelRidge, path: str | Path) -> None:
     )
 
 
-def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
+def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     """Load a model that `save` wrote.
 
     Parameters
@@ -132,7 +137,7 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
 
     Returns
     -------
-    KernelRidge
+    KernelRidge or KernelLogisticRegression
         Ready to predict.
 
     Raises
@@ -161,7 +166,8 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
         rows = _rows(f"{url}/rows", found["rows"])
         # The kernel value carries what gamma, degree and coef0 said.
         settings = {k: v for k, v in found["parameters"].items() if k not in ("gamma", "degree", "coef0")}
-        model = KernelRidge(kernel=value if request is None else kernel_from_dict(request, callables), **settings)
+        estimator = _ESTIMATORS[found["estimator"]]
+        model = estimator(kernel=value if request is None else kernel_from_dict(request, callables), **settings)
         coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
         fitted = FittedFunction(
             kernel=value,
@@ -173,7 +179,7 @@ def load(path: str | Path, *, kernel: Any = None) -> KernelRidge:
             intercept=arrays["intercept"],
         )
         _check(fitted)
-        model._take(fitted, dual_coef, is_vector=bool(found["vector"]))
+        model._restore(fitted, dual_coef, found)
     except (KeyError, TypeError) as error:
         raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
     model.n_features_in_ = fitted.n_features

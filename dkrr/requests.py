@@ -14,8 +14,8 @@ from dkrr.kernels import CallableKernel, Kernel, as_kernel
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
-from dkrr.planning.problem import Form, Spectrum
-from dkrr.rows import DaskRows, Rows, as_rows, load_array
+from dkrr.planning.problem import Form, Loss, Spectrum
+from dkrr.rows import DaskRows, Rows, as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.tiles import RunStore
 
@@ -47,6 +47,9 @@ def plan(
     tile: int | None = None,
     store: str | Path | None = None,
     workers: int | None = None,
+    loss: str = "squared",
+    n_classes: int | None = None,
+    multi_class: str = "multinomial",
 ) -> Plan:
     """Plan of a fit, without doing it; needs no data, only sizes.
 
@@ -61,6 +64,12 @@ def plan(
         As in KernelRidge.
     workers : int, optional
         Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
+    loss : {"squared", "logistic"}
+        Of KernelRidge, or of KernelLogisticRegression.
+    n_classes : int, optional
+        Of a classification, where `y` does not say it; None: 2.
+    multi_class : {"multinomial", "ovr"}
+        As in KernelLogisticRegression.
 
     Returns
     -------
@@ -83,6 +92,8 @@ def plan(
     >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
     ('cholesky', 'dask', True)
     """
+    if loss not in get_args(Loss):
+        raise InputError(f"loss={loss!r} is unknown; use 'squared' (KernelRidge) or 'logistic'")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     settings: dict[str, Any] = {
         "fit_intercept": fit_intercept,
@@ -93,16 +104,20 @@ def plan(
         "keeps_store": store is not None,
         "layout": None if store is None else stored_layout(str(store)),
     }
+    columns = n_targets
+    if loss == "logistic":
+        columns, settings["is_coupled"] = _columns_of_classes(y, n_classes, multi_class)
+        settings["loss"] = loss
     if X is not None:
         rows = as_rows(X)
         refuse_more_components_than_rows(value, rows.shape[0])
-        targets = n_targets if y is None else _width(y)
-        alphas = checked_alphas(alpha, targets)
+        targets = columns if y is None or loss == "logistic" else _width(y)
+        alphas = checked_alphas(alpha, targets) if loss == "squared" else np.array(checked_path(np.atleast_1d(alpha)))
         problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
     else:
-        n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (n_targets, "n_targets")))
+        n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (columns, "n_targets")))
         refuse_more_components_than_rows(value, n)
-        alphas = checked_alphas(alpha, targets)
+        alphas = checked_alphas(alpha, targets) if loss == "squared" else np.array(checked_path(np.atleast_1d(alpha)))
         value = value.resolved(d)
         problem = Problem(
             n=n,
@@ -284,6 +299,22 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     if not (weights > 0).any():
         raise InputError("sample_weight is zero everywhere; at least one row must count")
     return None if (weights == 1).all() else weights
+
+
+def checked_multi_class(multi_class: Any) -> bool:
+    """Whether more than two classes make one softmax."""
+    if multi_class not in ("multinomial", "ovr"):
+        raise InputError(f"multi_class={multi_class!r} is unknown; use 'multinomial' or 'ovr'")
+    return bool(multi_class == "multinomial")
+
+
+def _columns_of_classes(y: Any, n_classes: int | None, multi_class: str) -> tuple[int, bool]:
+    """Columns of scores, and whether they are one softmax."""
+    if n_classes is None:
+        n_classes = 2 if y is None else len(np.unique(load_labels(y)))
+    if _size(n_classes, "n_classes") < 2:
+        raise InputError(f"n_classes={n_classes!r} must be at least 2")
+    return (1, False) if n_classes == 2 else (n_classes, checked_multi_class(multi_class))
 
 
 def _width(y: Any) -> int:

@@ -62,7 +62,17 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--degree", type=float, default=3, show_default=True, help="Degree of the polynomial kernel."),
         click.option("--coef0", type=float, default=1, show_default=True, help="Constant of the polynomial kernel."),
         click.option("--alpha", type=float, multiple=True, help="λ ≥ 0; once, or once for each target. [default: 1.0]"),
-        click.option("--fit-intercept", is_flag=True, help="Fit a constant that is not penalised."),
+        click.option("--logistic", is_flag=True, help="Kernel logistic regression; y are labels of classes."),
+        click.option(
+            "--multi-class",
+            type=click.Choice(["multinomial", "ovr"]),
+            help="Of --logistic: one softmax, or each class against the rest.  [default: multinomial]",
+        ),
+        click.option(
+            "--fit-intercept/--no-fit-intercept",
+            default=None,
+            help="Fit a constant that is not penalised.  [default: only with --logistic]",
+        ),
         click.option("--form", type=click.Choice(["auto", "primal", "dual"]), default="auto", show_default=True),
         click.option(
             "--solver",
@@ -71,7 +81,13 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Direct, or conjugate gradient.",
         ),
-        click.option("--tol", type=float, default=1e-8, show_default=True, help="True relative residual asked of cg."),
+        click.option(
+            "--tol",
+            type=float,
+            default=1e-8,
+            show_default=True,
+            help="True relative residual asked of cg; with --logistic the relative gradient.",
+        ),
         click.option("--max-iterations", type=int, help="Of cg.  [default: 1000]"),
         click.option("--memory-limit", help="For this fit on one machine, e.g. 4GiB."),
         click.option("--tile", type=int, help="Rows in a tile; default: the planner chooses."),
@@ -85,6 +101,12 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settings(**options: Any) -> dict[str, Any]:
     alpha, most = options.pop("alpha"), options.pop("max_iterations")
+    if options["multi_class"] is None:
+        del options["multi_class"]
+    elif not options["logistic"]:
+        raise InputError("--multi-class is of kernel logistic regression; give --logistic with it")
+    if options["fit_intercept"] is None:
+        options["fit_intercept"] = options["logistic"]
     if most is not None:
         if options["solver"] != "cg":
             raise InputError("--max-iterations is of conjugate gradient; give --solver cg with it")
@@ -92,10 +114,25 @@ def _settings(**options: Any) -> dict[str, Any]:
     return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}
 
 
+def _estimator(*, logistic: bool, class_weight: str | None, max_iter: int | None, **settings: Any) -> Any:
+    """Estimator that was asked for."""
+    import dkrr as library
+
+    if logistic:
+        if isinstance(settings["alpha"], list):
+            raise InputError("--alpha may be given once with --logistic")
+        if max_iter is not None:
+            settings["max_iter"] = max_iter
+        return library.KernelLogisticRegression(class_weight=class_weight, **settings)
+    if class_weight is not None or max_iter is not None:
+        raise InputError("--class-weight and --max-iter are of kernel logistic regression; give --logistic with them")
+    return library.KernelRidge(**settings)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dkrr")
 def dkrr() -> None:
-    """Exact kernel ridge regression out of core and distributed.
+    """Exact kernel ridge and kernel logistic regression out of core and distributed.
 
     PATH is data.zarr, data.zarr/group/array, data.npy or data.npz::name.
     """
@@ -106,6 +143,8 @@ def dkrr() -> None:
 @click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
 @click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
+@click.option("--class-weight", type=click.Choice(["balanced"]), help="Of --logistic: classes count alike.")
+@click.option("--max-iter", type=int, help="Newton steps of --logistic.  [default: 100]")
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -119,13 +158,13 @@ def fit(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Fit a model and save it."""
+    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression."""
     import dkrr as library
 
     with _readable_errors(), _cluster(scheduler):
         if "://" not in model_path and Path(model_path).exists():
             raise InputError(f"--model {model_path} exists already; delete it or give another path")
-        model = library.KernelRidge(progress=not quiet, **_settings(**options))
+        model = _estimator(progress=not quiet, **_settings(**options))
         model.fit(x_path, y_path, sample_weight=sample_weight)
         library.save(model, model_path)
         click.echo(fit_report(model, model_path, as_json=as_json))
@@ -136,8 +175,9 @@ def fit(
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Rows to predict.")
 @click.option("--out", "out_path", required=True, metavar="PATH", help="New .zarr or .npy file for the predictions.")
 @click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster.")
+@click.option("--proba", is_flag=True, help="Write the probabilities of all classes, not the labels.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, as_json: bool) -> None:
+def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, proba: bool, as_json: bool) -> None:
     """Predict with a saved model, a block of rows at a time."""
     import dkrr as library
     from dkrr.rows import open_path
@@ -148,7 +188,9 @@ def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, 
         if not out_path.endswith((".zarr", ".npy")):
             raise InputError(f"--out {out_path} must end in .zarr or .npy")
         model = library.load(model_path)
-        predictions = model.predict(open_path(x_path))
+        if proba and not hasattr(model, "predict_proba"):
+            raise InputError(f"--proba is of kernel logistic regression; {model_path} is a {type(model).__name__}")
+        predictions = (model.predict_proba if proba else model.predict)(open_path(x_path))
         write_predictions(predictions, out_path)
         shape = list(predictions.shape)
         click.echo(json.dumps({"out": out_path, "shape": shape}) if as_json else f"{shape} predictions in {out_path}")
@@ -160,6 +202,7 @@ def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, 
 @click.option("--n", type=int, help="Rows, instead of --x.")
 @click.option("--d", type=int, help="Columns, instead of --x.")
 @click.option("--n-targets", type=int, default=1, show_default=True)
+@click.option("--n-classes", type=int, help="Of --logistic, where --y does not say it.  [default: 2]")
 @click.option("--workers", type=int, help="Worker processes; default: one for each core.")
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -170,7 +213,9 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
     with _readable_errors(), _cluster(scheduler):
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("give either --x (with --y), or --n and --d")
-        result = library.plan(x_path, y_path, **_settings(**options))
+        settings = _settings(**options)
+        settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
+        result = library.plan(x_path, y_path, **settings)
         click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
@@ -220,10 +265,9 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
     from dkrr.persistence import describe_model
 
     with _readable_errors():
-        solve = describe_model(model_path)["solve"] or {}
-        history = solve.get("history")
-        if not history:
+        found = describe_model(model_path)
+        if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} has no convergence history: its solver was not iterative")
         if out_path is not None:
-            draw_convergence(solve, out_path)
-        click.echo(convergence_report(solve, as_json=as_json))
+            draw_convergence(found, out_path)
+        click.echo(convergence_report(found, as_json=as_json))

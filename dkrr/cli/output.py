@@ -1,6 +1,7 @@
 """What the commands print and write."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
         "iterations": result.iterations,
         "rank": result.rank,
         "messages": list(result.messages),
+        "steps": [asdict(step) for step in result.steps],
         "seconds": result.seconds,
         "bytes_read": result.bytes_read,
         "bytes_written": result.bytes_written,
@@ -31,13 +33,8 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
     return "\n".join(
         [
             str(model.plan_),
-            f"status      {result.status.name}: {result.status.value}",
-            f"residual    {result.residual:.1e} (true, relative)",
-            *(
-                [f"iterations  {result.iterations}, preconditioner of rank {result.rank:,}"]
-                if result.iterations
-                else []
-            ),
+            f"status      {result.status.name}" + ("" if result.steps else f": {result.status.value}"),
+            *_accuracy_lines(result),
             *(f"note        {message}" for message in result.messages),
             f"time        {format_seconds(result.seconds)}",
             f"memory      {format_bytes(result.peak_bytes)} at most in a process",
@@ -45,6 +42,20 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
             f"model       {path}",
         ]
     )
+
+
+def _accuracy_lines(result: Any) -> list[str]:
+    if result.steps:
+        inner = f", {result.inner_iterations:,} iterations of conjugate gradient" if result.inner_iterations else ""
+        return [
+            f"gradient    {result.residual:.1e} (relative to that where all scores are 0)",
+            f"objective   {result.steps[-1].objective:.8g}",
+            f"steps       {result.iterations} of Newton's method{inner}",
+        ]
+    lines = [f"residual    {result.residual:.1e} (true, relative)"]
+    if result.iterations:
+        lines.append(f"iterations  {result.iterations}, preconditioner of rank {result.rank:,}")
+    return lines
 
 
 def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str:
@@ -62,7 +73,7 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
     ]
     if solve:
         lines.append(
-            f"  fit         {solve['form']}, {solve['status']}, residual {solve['residual']:.1e}, "
+            f"  fit         {solve['form']}, {solve['status']}, {_measure(description)} {solve['residual']:.1e}, "
             f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} at most in a process"
         )
     return "\n".join(lines)
@@ -114,14 +125,20 @@ LINES = 20
 """Of a convergence history on the terminal."""
 
 
-def convergence_report(solve: dict[str, Any], *, as_json: bool) -> str:
-    """Convergence history of a fit: [iteration, seconds, residual, whether it is the true one]."""
+def _measure(description: dict[str, Any]) -> str:
+    """What a fit was to make small."""
+    return "gradient" if description["estimator"] == "KernelLogisticRegression" else "residual"
+
+
+def convergence_report(description: dict[str, Any], *, as_json: bool) -> str:
+    """Convergence history of a fit: [iteration, seconds, residual or gradient, whether it is the true one]."""
+    solve = description["solve"]
     if as_json:
         return json.dumps(solve["history"])
     history = solve["history"]
     step = max(1, len(history) // LINES)
     shown = [line for k, line in enumerate(history) if k % step == 0 or line[3] or k == len(history) - 1]
-    lines = ["iteration       time  relative residual"]
+    lines = [f"iteration       time  relative {_measure(description)}"]
     lines += [
         f"{iteration:>9,} {format_seconds(seconds):>10}  {residual:.2e}{'  true' if is_true else ''}"
         for iteration, seconds, residual, is_true in shown
@@ -129,7 +146,7 @@ def convergence_report(solve: dict[str, Any], *, as_json: bool) -> str:
     return "\n".join([*lines, f"{solve['status']}: asked for {solve['tol']:.1e}, rank {solve['rank']:,}"])
 
 
-def draw_convergence(solve: dict[str, Any], path: str) -> None:
+def draw_convergence(description: dict[str, Any], path: str) -> None:
     """Draw a convergence history.
 
     Raises
@@ -143,13 +160,19 @@ def draw_convergence(solve: dict[str, Any], path: str) -> None:
         raise InputError("--out needs matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
+    solve = description["solve"]
     history = solve["history"]
-    axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
     true = [h for h in history if h[3]]
+    if len(true) < len(history):
+        axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
     axes.semilogy([h[0] for h in true], [h[2] for h in true], "o", color="#e8963a", label="true, in float64")
     axes.axhline(solve["tol"], color="#8a94a0", linestyle="--", linewidth=1)
     axes.annotate("asked for", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
-    axes.set(xlabel="iteration", ylabel="relative residual", title=f"{solve['status']}, rank {solve['rank']:,}")
+    axes.set(
+        xlabel="iteration",
+        ylabel=f"relative {_measure(description)}",
+        title=f"{solve['status']}, rank {solve['rank']:,}",
+    )
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
@@ -157,11 +180,15 @@ def draw_convergence(solve: dict[str, Any], path: str) -> None:
 
 def write_predictions(predictions: Any, path: str) -> None:
     """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, a block at a time."""
-    blocks = _blocks(predictions)
+    blocks, dtype = _blocks(predictions), predictions.dtype
+    if dtype.kind not in "biuf" and not (dtype.kind == "U" and path.endswith(".npy")):
+        raise InputError(
+            f"labels of type {dtype} cannot be written to {path}; strings go to a .npy file, and --proba writes numbers"
+        )
     if path.endswith(".npy"):
-        out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=predictions.shape)
+        out = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=predictions.shape)
     else:
-        out = create_array(path, predictions.shape, np.float64, chunk_rows(predictions.shape, np.float64))
+        out = create_array(path, predictions.shape, dtype, chunk_rows(predictions.shape, dtype))
     for start, stop in blocks:
         part = predictions[start:stop]
         out[start:stop] = part.compute() if hasattr(part, "compute") else part

@@ -1,10 +1,11 @@
 """What the estimators have in common: the kernel's arguments, the training rows, and scores of new ones."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dask.array as da
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -22,12 +23,45 @@ DTYPES = [np.float64, np.float32]
 class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of the estimators; a fitted one holds its function in `_model`."""
 
+    saved_parameters: ClassVar[tuple[str, ...]] = (
+        "alpha",
+        "gamma",
+        "degree",
+        "coef0",
+        "fit_intercept",
+        "form",
+        "tol",
+        "memory_limit",
+        "tile",
+    )
+    """Those that a saved model holds, besides its kernel."""
+
     _model: FittedFunction
 
     def _kernel(self) -> Kernel:
         return checked_kernel(
             self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
+
+    def _description(self) -> dict[str, Any]:
+        """What besides the fitted function a saved model holds; values of JSON."""
+        raise NotImplementedError
+
+    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
+        """Set the fitted attributes from what `_description` gave."""
+        raise NotImplementedError
+
+    def _set_coefficients(
+        self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)
+    ) -> None:
+        """Set the attributes of a fitted function; `columns` may turn matrices into vectors."""
+        for name in ("dual_coef_", "coef_"):  # of an earlier fit
+            self.__dict__.pop(name, None)
+        self._model = function
+        if dual_coef is not None:
+            self.dual_coef_ = dual_coef[:, columns]
+        if function.coef is not None:
+            self.coef_ = function.coef[:, columns]
 
     def _forget_names(self) -> None:
         """Forget the column names of an earlier fit, where scikit-learn does not see the new rows."""

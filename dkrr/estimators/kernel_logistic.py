@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,12 @@ from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weigh
 from dkrr.fitting import Fitted, LabelledData, Start, drawn, fit_path, warn_of
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.requests import (
     checked_form,
     checked_max_iter,
+    checked_multi_class,
     checked_path,
     checked_solver,
     checked_tile,
@@ -27,7 +29,7 @@ from dkrr.requests import (
     checked_weights,
     plan_for_rows,
 )
-from dkrr.rows import MemoryRows, Rows, as_rows, load_array
+from dkrr.rows import MemoryRows, Rows, as_rows, load_labels
 from dkrr.runtime import Progress, make_progress
 from dkrr.solvers import Cholesky, SolveResult, Status
 
@@ -101,6 +103,13 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     >>> model.predict_proba(X[:3]).shape, model.solve_result_.status.name
     ((3, 10), 'CONVERGED')
     """
+
+    saved_parameters: ClassVar[tuple[str, ...]] = (
+        *KernelEstimator.saved_parameters,
+        "multi_class",
+        "max_iter",
+        "warm_start",
+    )
 
     def __init__(
         self,
@@ -203,8 +212,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         kernel = self._kernel()
         form, tile = checked_form(self.form), checked_tile(self.tile)
         solver, tol, max_iter = checked_solver(self.solver), checked_tol(self.tol), checked_max_iter(self.max_iter)
-        if self.multi_class not in ("multinomial", "ovr"):
-            raise InputError(f"multi_class={self.multi_class!r} is unknown; use 'multinomial' or 'ovr'")
+        is_multinomial = checked_multi_class(self.multi_class)
         rows, labels = self._training(X, y)
         n, d = rows.shape
         check_sizes(kernel, rows, len(labels))
@@ -212,7 +220,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         weights = checked_weights(sample_weight, n)
         weights = class_weights(self.class_weight, classes, codes, weights)
         store = None if self.store is None else str(self.store)
-        is_softmax = self.multi_class == "multinomial" and len(classes) > 2
+        is_softmax = is_multinomial and len(classes) > 2
         settings: dict[str, Any] = {
             "n_targets": 1 if len(classes) == 2 else len(classes),
             "alphas": alphas,
@@ -350,7 +358,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         -------
         float
         """
-        labels = np.asarray(y) if is_local(y) else load_array(y)
+        labels = np.asarray(y) if is_local(y) else load_labels(y)
         weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))
         return float(accuracy_score(labels, np.asarray(self.predict(X)), sample_weight=weights))
 
@@ -362,7 +370,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         """Rows, and labels of shape (n,)."""
         if y is None:
             raise InputError("y is None; this estimator requires y to be passed, but the target y is None")
-        labels = checked_labels(y if is_local(y) else load_array(y))
+        labels = checked_labels(y if is_local(y) else load_labels(y))
         if is_local(X):
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
         else:
@@ -371,14 +379,35 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
     def _take(self, fitted: Fitted) -> None:
         """Set the fitted attributes of one λ."""
-        for name in ("dual_coef_", "coef_"):  # of an earlier fit
-            self.__dict__.pop(name, None)
-        self._model = fitted.function
-        if fitted.dual_coef is not None:
-            self.dual_coef_ = fitted.dual_coef
-        if fitted.function.coef is not None:
-            self.coef_ = fitted.function.coef
+        self._set_coefficients(fitted.function, fitted.dual_coef)
         self.intercept_ = fitted.function.intercept
         self.n_iter_ = max(1, fitted.result.iterations)
         self.solve_result_: SolveResult = fitted.result
         self._last = fitted.start
+
+    def _description(self) -> dict[str, Any]:
+        labels = self.classes_.tolist()
+        if not all(isinstance(label, str | bool | int | float) for label in labels):
+            raise InputError(f"labels of type {type(labels[0]).__name__} cannot be saved; use strings or numbers")
+        kind = self.classes_.dtype.str if self.classes_.dtype.kind != "O" else "object"
+        weight = self.class_weight
+        if isinstance(weight, dict):
+            weight = [np.asarray(pair, object).tolist() for pair in weight.items()]
+        return {
+            "classes": labels,
+            "class_dtype": kind,
+            "class_weight": weight,
+            "softmax": self._has_softmax,
+            "n_iter": self.n_iter_,
+        }
+
+    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
+        self.classes_ = np.array(found["classes"], found["class_dtype"])
+        weight = found["class_weight"]
+        self.class_weight = dict(weight) if isinstance(weight, list) else weight
+        self._has_softmax, self.n_iter_ = bool(found["softmax"]), int(found["n_iter"])
+        n_models = 1 if len(self.classes_) == 2 else len(self.classes_)
+        if function.n_targets != n_models:
+            raise KeyError(f"{function.n_targets} models for {len(self.classes_)} classes")
+        self._set_coefficients(function, dual_coef)
+        self.intercept_ = function.intercept

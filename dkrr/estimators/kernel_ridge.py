@@ -267,11 +267,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
 
     def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
         """Set the fitted attributes."""
-        for name in ("dual_coef_", "coef_"):  # of an earlier fit
-            self.__dict__.pop(name, None)
-        self._model, self._is_vector = model, is_vector
-        if dual_coef is not None:
-            self.dual_coef_ = dual_coef[:, 0] if is_vector else dual_coef
-        if model.coef is not None:
-            self.coef_ = model.coef[:, 0] if is_vector else model.coef
+        self._is_vector = is_vector
+        self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
         self.intercept_ = float(model.intercept[0]) if is_vector else model.intercept
+
+    def _description(self) -> dict[str, Any]:
+        return {"vector": self._is_vector}
+
+    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
+        self._take(function, dual_coef, is_vector=bool(found["vector"]))

@@ -227,11 +227,11 @@ def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[
 
 
 def _plain_state(state: NewtonState) -> dict[str, Any]:
-    return {"step": state.step, "history": [asdict(s) for s in state.history], "messages": state.messages}
+    return asdict(state)
 
 
 def _state_of(plain: dict[str, Any]) -> NewtonState:
-    return NewtonState(plain["step"], [NewtonStep(**line) for line in plain["history"]], list(plain["messages"]))
+    return NewtonState(**{**plain, "history": [NewtonStep(**line) for line in plain["history"]]})
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,7 @@ def _resumed(
     read = None if checkpoints is None else checkpoints.read()
     if checkpoints is not None and checkpoints.damage:
         progress.note(checkpoints.damage)
+        return [], NewtonState(messages=[checkpoints.damage]), None, None
     if read is None:
         return [], None, None, None
     arrays, plain = read
@@ -259,12 +260,12 @@ def _resumed(
             (point, Status[done["status"]], _state_of(done["state"]), done["seconds"], done["gradient"], done["inner"])
         )
     references = arrays["references"][0]
-    if plain["state"] is None:
-        last, status, done_state, _, gradient, _ = found[-1]
+    for k, (point, status, state, _, gradient, _) in enumerate(found):
         if status is not Status.CONVERGED or gradient > tol:
             # It was not finished: a larger max_iter or a smaller tol may be wanted now.
-            return found[:-1], done_state, last, references
-        return found, None, last, references
+            return found[:k], replace(state, useless=0), point, references
+    if plain["state"] is None:
+        return found, None, found[-1][0], references
     state = _state_of(plain["state"])
     progress.note(f"going on after Newton step {state.step}")
     return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores")), references

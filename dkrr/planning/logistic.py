@@ -156,14 +156,20 @@ def _factored(p: Problem, r: Resources, place: Place, grid: TileGrid, segment: i
     factors = (m if p.is_coupled else 1) * factor_bytes(grid, itemsize)
     checkpoint = 3 * 8 * p.n * m if p.keeps_store else 0
     x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * products
+    # The calling process holds the scores, and applies the factors unless there is a cluster for it.
     caller = _newton_bytes(p) + apply_bytes(grid, m, itemsize, r.local_threads)
+    workers = whole.peak_bytes + place.threads * 4 * 8 * p.n * m
+    peak = workers + caller
+    if place.execution == "dask":
+        here = r.local_baseline_bytes + caller + r.local_threads * THREAD_BUFFER_BYTES + PROCESS_MARGIN_BYTES
+        peak = workers if r.cluster_is_running else max(workers, here)
     return replace(
         whole,
         seconds=whole.seconds + products * product + steps * m * inner * rates.seconds(apply),
         read_bytes=whole.read_bytes + x_read + steps * m * inner * apply.read_bytes,
         written_bytes=whole.written_bytes * itemsize / 8 + steps * checkpoint,
         disk_bytes=whole.disk_bytes + factors - factor_bytes(grid) + 2 * checkpoint,
-        peak_bytes=whole.peak_bytes + place.threads * 4 * 8 * p.n * m + (caller if place.execution == "serial" else 0),
+        peak_bytes=peak,
         solver="cholesky" if itemsize == 8 else "cg",
         has_factor=itemsize == 4,
         precision="float64" if itemsize == 8 else "float32",

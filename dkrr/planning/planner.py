@@ -127,10 +127,8 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
     if direct is None:
         return candidates
     known = problem.kernel.has_unit_diagonal and min(problem.alphas) > 0
-    # Steps of Newton's method are estimates for both solvers, and forgive systems that are not solved well.
     is_newton = problem.loss == "logistic"
     soon = direct <= SMALL_SECONDS and not is_newton
-    factor = 1.0 if is_newton else SURELY_FASTER
 
     def judged(c: Candidate) -> Candidate:
         if c.solver == "cholesky" or c.refused:
@@ -139,7 +137,8 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
             return replace(c, refused=DIRECT_IS_SOON_DONE)
         if c.form == "primal" or not known:
             return replace(c, refused=SPECTRUM_UNKNOWN)
-        return c if factor * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)
+        # Steps of Newton's method are estimates for both solvers, and forgive systems that are not solved well.
+        return c if is_newton or SURELY_FASTER * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)
 
     return [judged(c) for c in candidates]
 
@@ -337,8 +336,8 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         reasons.append("conjugate gradient was asked for")
     elif possible is not None:
         reasons.append(
-            f"conjugate gradient, since a factorisation would take about {format_seconds(possible.seconds)} and "
-            f"{format_bytes(possible.disk_bytes)} of disk"
+            f"conjugate gradient, since {'factorisations' if problem.loss == 'logistic' else 'a factorisation'} would "
+            f"take about {format_seconds(possible.seconds)} and {format_bytes(possible.disk_bytes)} of disk"
         )
     elif direct:
         reasons.append(f"conjugate gradient, since a factorisation {direct[0].refused}")

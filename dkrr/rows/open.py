@@ -119,12 +119,30 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
     InputError
         As `as_rows`.
     """
+    y = _opened(y, name)
+    _check_dtype(y.dtype, name)
+    return np.asarray(_loaded(y), np.float64)
+
+
+def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
+    """Whole array in memory with labels of any type, of its own dimensions.
+
+    Raises
+    ------
+    InputError
+        If it is sparse or not there.
+    """
+    return np.asarray(_loaded(_opened(y, name)))
+
+
+def _opened(y: Any, name: str) -> Any:
+    """Array that may be lazy or stored."""
     if isinstance(y, str | Path):
         y = open_path(str(y), name)
     if sp.issparse(y):
         raise InputTypeError(f"{name}: sparse targets are not supported; give a dense array")
-    if not hasattr(y, "dtype"):
-        y = _asarray(y, name)
-    _check_dtype(y.dtype, name)
-    loaded = y.compute() if isinstance(y, da.Array) else y[...] if is_zarr_array(y) else y
-    return np.asarray(loaded, np.float64)
+    return y if hasattr(y, "dtype") else _asarray(y, name)
+
+
+def _loaded(y: Any) -> Any:
+    return y.compute() if isinstance(y, da.Array) else y[...] if is_zarr_array(y) else y

@@ -77,6 +77,10 @@ class NewtonState:
     step: int = 0
     history: list[NewtonStep] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    useless: int = 0
+    """Steps since one made a gradient or an objective smaller."""
+    sharper: float = 1.0
+    """Factor of the residuals that Newton systems may leave, where those proved too large."""
 
 
 @dataclass(frozen=True)
@@ -115,26 +119,26 @@ class Newton:
         """Step until every gradient is as small as was asked, or no step makes it smaller."""
         begun, o = time.perf_counter(), self.objective
         state = state or NewtonState()
-        first_step, useless, sharper = state.step, 0, 1.0
+        first_step = state.step
         while True:
             left = self._relative()
             is_open = ~(left <= self.tol)
             if not is_open.any():
                 return self._ended(Status.CONVERGED, state)
-            if useless >= MAX_USELESS:
+            if state.useless >= MAX_USELESS:
                 return self._ended(Status.STALLED, state)
             if state.step >= self.max_iter:
                 return self._ended(Status.MAX_ITERATIONS, state)
             inner, before = o.inner_iterations, o.values.copy()
-            forcing = max(LEAST_FORCING, sharper * _forcing(left[is_open], self.tol))
+            forcing = max(LEAST_FORCING, state.sharper * _forcing(left[is_open], self.tol))
             slopes = o.find_direction(is_open, forcing)
             lengths = self._line_search(is_open & (slopes < 0), slopes)
             o.step(lengths)
             now = self._relative()
             if not (now < 0.5 * left)[is_open].any() and (lengths[is_open] == 1).all():
-                sharper *= 0.1  # the systems were not solved well enough, if anything
+                state.sharper *= 0.1  # the systems were not solved well enough, if anything
             fell = (o.values < before - ROUNDING * np.abs(before)) | (now < 0.9 * left)
-            useless = 0 if fell[is_open].any() else useless + 1
+            state.useless = 0 if fell[is_open].any() else state.useless + 1
             state.step += 1
             seconds = time.perf_counter() - begun
             state.history.append(

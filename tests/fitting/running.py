@@ -44,11 +44,12 @@ def tiles(store: Path) -> dict[str, int]:
 
 
 def iteration(store: Path) -> int:
-    """Iteration of the last checkpoint of conjugate gradient; −1 if there is none."""
+    """Iteration (of conjugate gradient, or Newton's step) of the last checkpoint; −1 if there is none."""
     try:
         notes = json.loads((store / "zarr.json").read_text())["attributes"]["dkrr"]["notes"]
-        return int(json.loads(notes["checkpoint"]["plain"])["iteration"])
-    except (FileNotFoundError, KeyError, json.JSONDecodeError):  # also while it is written
+        plain = json.loads(notes["checkpoint"]["plain"])
+        return int(plain["iteration"] if "iteration" in plain else plain["state"]["step"])
+    except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError):  # also while it is written
         return -1
 
 

@@ -14,11 +14,17 @@ def problem(n: int, d: int) -> tuple[Any, Any]:
     return X, np.column_stack([np.sin(X[:, 0]), X[:, -1] ** 2])
 
 
+def labels(y: Any, n_classes: int) -> Any:
+    """Classes of about as many rows each."""
+    score = y.sum(axis=1) + np.random.default_rng(8).normal(scale=0.2, size=len(y))
+    return np.digitize(score, np.quantile(score, np.arange(1, n_classes) / n_classes))
+
+
 def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -> None:
     """Fit in this process (workers as planned) and leave the coefficients and what was measured in `out`."""
     import dask
 
-    from dkrr import KernelRidge
+    from dkrr import KernelLogisticRegression, KernelRidge
     from dkrr.planning import candidates
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
@@ -35,8 +41,11 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
         rank = more.pop("rank", "auto")
         preconditioner = RPCholesky(rank) if isinstance(rank, int) else rank
         settings["solver"] = ConjugateGradient(preconditioner, **more)
+    classes = settings.pop("classes", None)
+    estimator = KernelRidge if classes is None else KernelLogisticRegression
+    targets = y if classes is None else labels(y, classes)
     with dask.config.set(start):
-        model = KernelRidge(store=store, progress=False, **settings).fit(X, y)
+        model = estimator(store=store, progress=False, **settings).fit(X, targets)
     result, plan = model.solve_result_, model.plan_
     np.savez(
         out,
@@ -58,6 +67,7 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
                 "planned_written": plan.chosen.written_bytes,
                 "tasks": [t.key for t in result.record.tasks],
                 "iterations": result.iterations,
+                "objectives": [step.objective for step in result.steps],
                 "history": [(h.iteration, h.largest, h.is_true) for h in result.history],
                 "rank": result.rank,
                 "messages": result.messages,

@@ -1,0 +1,133 @@
+"""Long runs of kernel logistic regression: killed and resumed, measured against their plans, and paths in λ."""
+
+import gc
+import warnings
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from dkrr import KernelLogisticRegression
+from dkrr.errors import ConvergenceWarning, StoreError
+from tests.fitting.running import finish, kill_everything, start, wait_for_iteration
+from tests.fitting.scripts import labels, problem
+
+RBF = {"kernel": "rbf", "gamma": 0.2}
+
+
+def data(n, classes):
+    X, y = problem(n, 5)
+    return X, labels(y, classes)
+
+
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [
+        (600, {"solver": "cholesky", "tile": 200, "classes": 3, "alpha": 1e-3}),
+        (1600, {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
+        (1200, {"solver": "cholesky", "tile": 300, "classes": 2, "alpha": 1e-4, "workers": 2}),
+    ],
+    ids=["softmax-cholesky-serial", "ovr-cg-serial", "binary-cholesky-dask"],
+)
+def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, settings):
+    out, store = tmp_path / "a.npz", tmp_path / "run.zarr"
+    settings = {**RBF, **settings}
+    whole, facts = finish(start(n, 5, tmp_path / "whole.zarr", out, **settings), out)
+    assert facts["status"] == "CONVERGED" and facts["execution"] == ("dask" if "workers" in settings else "serial")
+    reached = 0
+    for wanted in (2, 4):  # killed twice
+        process = start(n, 5, store, out, **settings)
+        reached = wait_for_iteration(process, store, wanted)
+        kill_everything(process)
+    resumed, again = finish(start(n, 5, store, out, **settings), out)
+    assert again["status"] == "CONVERGED" and again["iterations"] == len(again["history"])
+    assert np.allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    # What an earlier process found is part of the history, and no step is done twice.
+    assert np.allclose(again["objectives"][:reached], facts["objectives"][:reached], rtol=1e-5)
+    assert all(np.diff(again["objectives"]) <= 1e-12 * again["objectives"][0])
+    assert not list(store.glob("newton-*"))  # factors belong to their step
+    if settings["solver"] == "cholesky":
+        assert np.array_equal(resumed, whole)
+        # A third call finds everything done.
+        third, last = finish(start(n, 5, store, out, **settings), out)
+        assert np.array_equal(third, whole)
+        assert not [key for key in last["tasks"] if not key.startswith("scan")]
+
+
+@pytest.mark.parametrize(
+    ("form", "solver", "classes"),
+    [
+        ("dual", "cholesky", 2),
+        ("dual", "cholesky", 3),
+        ("dual", "cg", 3),
+        ("primal", "cholesky", 3),
+        ("primal", "cg", 3),
+    ],
+)
+def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, classes):
+    kernel = RBF if form == "dual" else {"kernel": "polynomial", "degree": 2}
+    n = 2400 if form == "dual" else 20_000
+    out = tmp_path / "a.npz"
+    settings = {**kernel, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
+    if solver == "cholesky" and form == "dual":
+        settings |= {"tile": 600, "workers": 2}
+    _, facts = finish(start(n, 6, tmp_path / "run.zarr", out, **settings), out)
+    assert facts["status"] == "CONVERGED"
+    assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
+
+
+def test_a_damaged_checkpoint_begins_anew(tmp_path):
+    X, y = data(300, 3)
+    store = tmp_path / "run.zarr"
+    settings = {**RBF, "alpha": 0.01, "solver": "cg", "store": str(store)}
+    whole = KernelLogisticRegression(**settings).fit(X, y)
+    for path in store.glob("checkpoint-*/coef-0/c.*"):
+        damaged = bytearray(path.read_bytes())
+        damaged[100] ^= 1
+        path.write_bytes(bytes(damaged))
+    again = KernelLogisticRegression(**settings).fit(X, y)
+    assert again.n_iter_ == whole.n_iter_ and "damaged" in " ".join(again.solve_result_.messages)
+    assert np.allclose(again.dual_coef_, whole.dual_coef_, rtol=0, atol=1e-6 * np.abs(whole.dual_coef_).max())
+
+
+def test_a_run_that_met_its_limit_goes_on(tmp_path):
+    X, y = data(300, 3)
+    settings = {**RBF, "alpha": 0.01, "store": str(tmp_path / "run.zarr")}
+    with pytest.warns(ConvergenceWarning, match="stopped at max_iter"):
+        KernelLogisticRegression(max_iter=3, **settings).fit(X, y)
+    again = KernelLogisticRegression(**settings).fit(X, y)
+    assert again.solve_result_.status.name == "CONVERGED" and again.n_iter_ > 3
+    sharper = KernelLogisticRegression(tol=1e-11, **settings).fit(X, y)
+    assert sharper.solve_result_.residual <= 1e-11 and sharper.n_iter_ > again.n_iter_
+    with pytest.raises(StoreError, match="another problem"):
+        KernelLogisticRegression(**settings).fit(X, (y == 0).astype(int))
+
+
+def test_a_path_goes_on_at_the_value_where_it_was_killed(tmp_path):
+    X, y = data(300, 3)
+    alphas, store = (1.0, 0.1, 0.01), tmp_path / "run.zarr"
+    settings = {**RBF, "solver": "cg"}
+    whole = KernelLogisticRegression(**settings).fit_path(X, y, alphas)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        KernelLogisticRegression(store=str(store), max_iter=3, **settings).fit_path(X, y, alphas)
+    again = KernelLogisticRegression(store=str(store), **settings).fit_path(X, y, alphas)
+    for one, other, alpha in zip(whole, again, alphas, strict=True):
+        assert one.alpha == other.alpha == alpha
+        assert np.abs(one.predict_proba(X) - other.predict_proba(X)).max() < 1e-6
+
+
+def test_temporary_rows_live_as_long_as_a_model_of_the_path_reads_them():
+    X, y = data(200, 2)
+    models = KernelLogisticRegression(**RBF, tile=60).fit_path(da.from_array(X, chunks=(70, 5)), y, [1.0, 0.1])
+    expected = KernelLogisticRegression(**RBF, alpha=1.0).fit(X, y).decision_function(X)
+    first = models.pop(0)
+    del models
+    gc.collect()
+    assert np.allclose(first.decision_function(X), expected, rtol=0, atol=1e-5)
+    folder = Path(first._model.keep_alive.path)
+    assert folder.exists()
+    del first
+    gc.collect()
+    assert not folder.exists()
