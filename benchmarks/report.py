@@ -131,6 +131,7 @@ def cell(value: Any, style: str) -> str:
         "seconds": format_seconds,
         "bytes": lambda v: format_bytes(int(v)),
         "ratio": lambda v: f"{v:.3g}" if abs(v) >= 100 or 0 < abs(v) < 0.01 else f"{v:.2f}",
+        "fine": lambda v: f"{v:.4f}",
         "percent": lambda v: f"{v:.0%}",
         "number": lambda v: f"{v:.1f}",
         "exponent": lambda v: f"{v:.1e}",

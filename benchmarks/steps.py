@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from benchmarks.grids import Size
 
-Style = Literal["text", "count", "seconds", "bytes", "ratio", "percent", "number", "exponent"]
+Style = Literal["text", "count", "seconds", "bytes", "ratio", "fine", "percent", "number", "exponent"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,23 @@ _PRIMAL = (
     Column("Δ coefficients", "coef_difference", "exponent"),
     Column("", "missing,failed,crashed,timed_out"),
 )
+_LOGISTIC = (
+    Column("", "what"),
+    Column("n", "n", "count"),
+    Column("planned", "planned"),
+    Column("accuracy", "accuracy", "fine"),
+    Column("AUC", "auc", "fine"),
+    Column("log loss", "log_loss", "fine"),
+    Column("time", "seconds", "seconds"),
+    Column("projected", "projected_seconds", "seconds"),
+    Column("Newton steps", "newton_steps", "count"),
+    Column("inner iterations", "inner_iterations", "count"),
+    Column("relative gradient, or residual", "residual", "exponent"),
+    Column("VmHWM of the calling process", "process_peak_bytes", "bytes"),
+    Column("projected peak", "projected_peak_bytes", "bytes"),
+    Column("", "failed,crashed,timed_out"),
+)
+_LOGISTIC_FIT = {"estimator": "logistic"}
 _COLD = {"what": "dkrr, cold"}
 _SMOKE_SOLVE = "--n 600 --peers gemm --gemm-seconds 0.05 --client --force-workers"
 
@@ -430,6 +447,97 @@ STEPS: tuple[Step, ...] = (
         (Column("n", "n", "count"), Column("tasks", "tasks")),
         is_timed=False,
         pictures=("wide.png",),
+    ),
+    Step(
+        "logistic-small",
+        "Kernel logistic regression: small data sets",
+        {
+            "smoke": "benchmarks.logistic small --most-rows 200",
+            "small": "benchmarks.logistic small --most-rows 2000",
+            "full": "benchmarks.logistic small",
+        },
+        (Column("data", "data"), *_LOGISTIC),
+        (
+            Goal("error on the noisy circles", "error", at_most=0.18, where=_LOGISTIC_FIT | {"data": "circles"}),
+            Goal("relative gradient, the worst", "residual", at_most=1e-8, where=_LOGISTIC_FIT, rows="worst"),
+        ),
+    ),
+    Step(
+        "logistic-flights",
+        "Kernel logistic regression in primal form: late flights from Zarr within 1 GiB",
+        {
+            "smoke": "benchmarks.logistic flights --n 2000 --n-test 1000",
+            "small": "benchmarks.logistic flights --n 50000",
+            "full": "benchmarks.logistic flights",
+        },
+        (
+            *_LOGISTIC[:1],
+            Column("d", "d", "count"),
+            Column("D", "dimension", "count"),
+            *_LOGISTIC[1:],
+            Column("read", "read_bytes", "bytes"),
+            Column("largest difference of probabilities", "probability_difference", "exponent"),
+        ),
+        (
+            Goal(
+                "peak memory of the process, late flights, GiB",
+                "process_peak_bytes",
+                unit=2.0**30,
+                at_most=1.0,
+                where=_LOGISTIC_FIT,
+                rows="worst",
+            ),
+        ),
+    ),
+    Step(
+        "logistic-core",
+        "Kernel logistic regression out of core: a Newton step over a ridge regression",
+        {
+            "smoke": "benchmarks.logistic core --n 300 --n-test 300 --tile 128 --force-workers",
+            "small": "benchmarks.logistic core --n 3000 --n-test 5000 --memory-limit 1GiB --force-workers",
+            "full": "benchmarks.logistic core",
+        },
+        (
+            *_LOGISTIC[:1],
+            Column("tile", "tile", "count"),
+            *_LOGISTIC[1:],
+            Column("a Newton step", "mean_step_seconds", "seconds"),
+            Column("over the ridge regression", "step_over_ridge", "ratio"),
+            Column("peak of a worker", "peak_bytes", "bytes"),
+        ),
+        (
+            *(
+                Goal(f"a Newton step over a ridge regression, {s}", "step_over_ridge", at_most=1.3, where=where)
+                for s, where in ((s, {"what": f"dkrr, {s}"}) for s in ("cholesky", "cg"))
+            ),
+            Goal(
+                "largest peak memory over the projected, out of core", "peak_over_projected", at_most=1.0, rows="worst"
+            ),
+        ),
+        timeout=7200.0,
+    ),
+    Step(
+        "logistic-path",
+        "Kernel logistic regression: ten values of λ together and apart",
+        {
+            "smoke": "benchmarks.logistic path --n 200 --n-test 200 --values 3",
+            "small": "benchmarks.logistic path --n 2000",
+            "full": "benchmarks.logistic path --n 8000",
+        },
+        (
+            Column("", "what"),
+            Column("n", "n", "count"),
+            Column("log loss", "log_loss", "fine"),
+            Column("together", "seconds", "seconds"),
+            Column("Newton steps", "newton_steps", "count"),
+            Column("inner iterations", "inner_iterations", "count"),
+            Column("apart", "alone_seconds", "seconds"),
+            Column("Newton steps", "alone_steps", "count"),
+            Column("inner iterations", "alone_inner", "count"),
+            Column("together / apart", "ratio", "ratio"),
+            Column("largest difference of probabilities", "probability_difference", "exponent"),
+        ),
+        (Goal("fit_path over separate fits", "ratio", at_most=1.0),),
     ),
     Step(
         "small",

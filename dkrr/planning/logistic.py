@@ -42,8 +42,10 @@ from dkrr.tiles import TileGrid
 
 LIKELIHOOD_SECONDS = 40e-9
 """Likelihood, gradient and curvature of one score."""
-INNER_WITH_FACTOR = 2
-"""Iterations for a system whose preconditioner is its inverse: one, and one for rounding."""
+INNER_WITH_FACTOR = 1
+"""Iterations for a system whose preconditioner is its inverse."""
+STEP_SECONDS = 4e-3
+"""Of every step, however small: calls, and a line search."""
 MAX_MATRIX_SIDE = 20_000
 """Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
 
@@ -65,7 +67,7 @@ def logistic_ways(problem: Problem, resources: Resources, form: Form) -> list[Ca
             ways += _tiled(p, resources, "float32")
         else:
             ways += dual_iterative(p, resources, settings)
-    return ways
+    return [replace(c, seconds=c.seconds + p.n_steps * STEP_SECONDS) for c in ways]
 
 
 def _direct(p: Problem, r: Resources, form: Form) -> list[Candidate]:
@@ -74,7 +76,7 @@ def _direct(p: Problem, r: Resources, form: Form) -> list[Candidate]:
         if side > MAX_MATRIX_SIDE:
             return []
         return [_primal(p, r, place, "cholesky") for place in caller_and_workers(p, r)]
-    return ([] if p.wants_tiles else [_dense(p, r)]) + _tiled(p, r, "float64")
+    return ([] if p.wants_tiles else [dense(p, r)]) + _tiled(p, r, "float64")
 
 
 def _inner(p: Problem) -> int:
@@ -82,16 +84,19 @@ def _inner(p: Problem) -> int:
     return INNER_WITH_FACTOR + (COUPLED_ITERATIONS if p.is_coupled else 0)
 
 
-def _dense(p: Problem, r: Resources) -> Candidate:
+def dense(p: Problem, r: Resources) -> Candidate:
     """K and its factors in the memory of the calling process."""
     n, m, steps = p.n, p.n_targets, p.n_steps
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
-    passes = steps * (PASSES_A_STEP + 2 * _inner(p))
+    # A product passes over K, a substitution twice over a factor; independent models have both to themselves.
+    products = steps * (PASSES_A_STEP + _inner(p)) * (1 if p.is_coupled else m)
+    substitutions = steps * m * (_inner(p) + 1)
     cost = gram_cost(r.rates.entry(p.kernel, p.d), n * (n + 1) / 2) + dense_cost(n, 1, steps * m)
     cost = replace(
         cost,
-        gemm_flops=cost.gemm_flops + passes * 2.0 * n * n * m,
-        memory_bytes=cost.memory_bytes + passes * 8.0 * n * n,
+        gemm_flops=cost.gemm_flops + (products + substitutions) * 2.0 * n * n,
+        memory_bytes=cost.memory_bytes + (products + substitutions) * 8.0 * n * n,
+        fresh_bytes=cost.fresh_bytes + (steps * m * 8.0 * n * n if p.is_coupled else 0.0),
         element_seconds=cost.element_seconds + steps * n * m * LIKELIHOOD_SECONDS,
     )
     apart = 8 * n * n * m if p.is_coupled else 0

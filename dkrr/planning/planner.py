@@ -6,7 +6,7 @@ from typing import NoReturn
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.planning.candidates import MAX_TILES_A_SIDE, TILES, dual_in_memory, primal_in_memory, tiled
 from dkrr.planning.iterative import dual_iterative, primal_iterative
-from dkrr.planning.logistic import logistic_ways
+from dkrr.planning.logistic import dense, logistic_ways
 from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
@@ -95,6 +95,10 @@ def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
             f"solver, or another store="
         )
     if problem.loss == "logistic":
+        if form == "dual" and not problem.wants_tiles and not isinstance(solver, ConjugateGradient):
+            whole = dense(problem, resources)
+            if whole.seconds < TINY_SECONDS and not _checked(whole, resources).refused:
+                return [whole]
         return logistic_ways(problem, resources, form)
     wants_direct = not isinstance(solver, ConjugateGradient) and (layout is None or layout.solver == "cholesky")
     wants_iterative = not isinstance(solver, Cholesky) and (layout is None or layout.solver == "cg")
