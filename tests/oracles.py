@@ -179,3 +179,90 @@ def naive_conjugate_gradient(A, b, iterations):
         x, new = x + step * p, r - step * q
         p, r = new + (new @ new) / (r @ r) * p, new
     return x
+
+
+def kernel_features(K):
+    """Features Φ of a positive semidefinite matrix K = ΦΦᵀ: its eigenvectors, as long as the roots of its values."""
+    values, vectors = np.linalg.eigh(K)
+    keep = values > 1e-15 * values[-1]
+    return vectors[:, keep] * np.sqrt(values[keep])
+
+
+def naive_probabilities(scores):
+    """Softmax of a row after the other; a single column of scores is that of the second of two classes."""
+    if scores.shape[1] == 1:
+        scores = np.hstack([np.zeros_like(scores), scores])
+    rows = []
+    for f in scores:
+        e = np.exp(f - f.max())
+        rows.append(e / e.sum())
+    return np.array(rows)
+
+
+def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_class="multinomial"):
+    """Kernel logistic regression on explicit features by Newton's method with the whole Hessian.
+
+    Minimises −Σᵢ vᵢ log p(codeᵢ | φᵢ) + α Σₖ ‖βₖ‖². phi (n, p), codes (n,), weights (n,) or None. Returns β (p, m),
+    intercepts (m,), those of a softmax of sum 0, and the dual coefficients v (y − p) / 2α (n, m); two classes: m = 1.
+    """
+    n, n_classes = len(phi), int(max(codes)) + 1
+    v = np.ones(n) if weights is None else weights
+    A = np.column_stack([phi, np.ones(n)]) if fit_intercept else phi
+    penalties = np.full(A.shape[1], 2.0 * alpha)
+    if fit_intercept:
+        penalties[-1] = 0.0
+    Y = np.eye(n_classes)[codes]
+    if n_classes == 2:
+        B, P = _newton(A, Y[:, 1:], v, penalties)
+    elif multi_class == "ovr":
+        parts = [_newton(A, Y[:, k : k + 1], v, penalties) for k in range(n_classes)]
+        B, P = (np.column_stack([part[i] for part in parts]) for i in (0, 1))
+    else:
+        B, P = _newton(A, Y, v, penalties)
+        if fit_intercept:
+            B[-1] -= B[-1].mean()  # the same number for all classes changes nothing
+    dual = v[:, None] * ((Y[:, 1:] if n_classes == 2 else Y) - P) / (2 * alpha)
+    return (B[:-1], B[-1], dual) if fit_intercept else (B, np.zeros(B.shape[1]), dual)
+
+
+def _newton(A, Y, v, penalties):
+    """Coefficients (p, m) and probabilities (n, m) of the columns of Y; one column is a class against the rest."""
+    p, m = A.shape[1], Y.shape[1]
+
+    def probabilities(B):
+        P = naive_probabilities(A @ B)
+        return P[:, 1:] if m == 1 else P
+
+    def objective(B):
+        F = A @ B
+        F = np.hstack([np.zeros_like(F), F]) if m == 1 else F
+        T = np.hstack([1 - Y, Y]) if m == 1 else Y
+        top = F.max(axis=1)
+        return v @ (top + np.log(np.exp(F - top[:, None]).sum(axis=1)) - (T * F).sum(axis=1)) + (
+            0.5 * (penalties[:, None] * B**2).sum()
+        )
+
+    def gradient(B):
+        return A.T @ (v[:, None] * (probabilities(B) - Y)) + penalties[:, None] * B
+
+    B = np.zeros((p, m))
+    first = np.linalg.norm(gradient(B))
+    for _ in range(200):
+        g, P = gradient(B), probabilities(B)
+        if np.linalg.norm(g) <= 1e-14 * first:
+            break
+        H = np.zeros((m * p, m * p))
+        for k in range(m):
+            for j in range(m):
+                w = v * P[:, k] * ((1.0 if k == j else 0.0) - P[:, j])
+                H[k * p : k * p + p, j * p : j * p + p] = A.T @ (w[:, None] * A)
+        H += np.diag(np.tile(penalties, m))
+        # Least squares: a softmax does not depend on equal intercepts for all classes.
+        step = -np.linalg.lstsq(H, g.T.ravel(), rcond=1e-15)[0].reshape(m, p).T
+        length, before = 1.0, objective(B)
+        while length > 1e-6 and not objective(B + length * step) <= before + 1e-13 * abs(before):
+            length /= 2
+        if length <= 1e-6 or np.linalg.norm(step) <= 1e-15 * np.linalg.norm(B):
+            break
+        B = B + length * step
+    return B, probabilities(B)

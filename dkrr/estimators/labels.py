@@ -23,14 +23,16 @@ def checked_labels(y: Any) -> NDArray[Any]:
     InputError
         If the shape is wrong, a label is missing, types are mixed, or the numbers are no classes.
     """
-    labels = np.asarray(y)
+    # Of a plain list NumPy would make strings, whatever is in it.
+    labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
         raise InputError(
             f"y has shape {labels.shape}, a bad input shape; expected (n_samples,): one label for every row"
         )
     labels = np.asarray(column_or_1d(labels, warn=True))
     if labels.dtype.kind == "O":
-        return _checked_objects(labels)
+        labels = _checked_objects(labels)
+        return np.array(labels.tolist()) if isinstance(y, list | tuple) else labels
     if labels.dtype.kind in "fc":
         bad = np.flatnonzero(~np.isfinite(labels))
         if len(bad):

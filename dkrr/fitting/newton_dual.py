@@ -211,10 +211,15 @@ class DualObjective(Objective):
             self.references = references
         else:
             g = like.gradient(np.zeros_like(p.scores), data.codes, data.weights)
-            norms = self._norms(g, self.gram.multiply(g), g)
+            with self._readable():
+                norms = self._norms(g, self.gram.multiply(g), g)
             # Gradients that cancel to rounding are zero.
             size = like.per_system((np.abs(g) ** 2).sum(axis=0) * self.largest)
             self.references = np.where(norms > NEGLIGIBLE * np.sqrt(size), norms, 0.0)
+        solved = np.broadcast_to(self.references == 0, like.n_columns)
+        if p.coef[:, solved].any() or p.intercept[solved].any():
+            # The solution is at zero, by which other starts could not be judged.
+            self.point = p = DualPoint(*(np.where(solved, 0.0, part) for part in (p.coef, p.intercept, p.scores)))
         self.gradients = np.zeros(like.n_systems)
         self._evaluate(np.arange(like.n_columns))
 
@@ -228,13 +233,17 @@ class DualObjective(Objective):
         self._gradient = g
         self._residual = g + 2 * self.alpha * p.coef
         r = np.ascontiguousarray(self._residual[:, columns])
-        norms = self._norms(r, self.gram.multiply(r), g[:, columns])
+        with self._readable():
+            norms = self._norms(r, self.gram.multiply(r), g[:, columns])
         self.gradients = self.gradients.copy()
         self.gradients[columns if like.n_systems > 1 else slice(None)] = norms
 
     def _norms(self, r: Array, product: Array, g: Array) -> Array:
         """√(rᵀKr + (1ᵀg)²) of every system: the norm of the gradient in the kernel's space."""
-        squares = np.maximum((r * product).sum(axis=0), 0.0)
+        squares, sizes = (r * product).sum(axis=0), (r * r).sum(axis=0)
+        if (squares < -NEGLIGIBLE * len(r) * self.largest * sizes).any():
+            raise NotPositiveDefiniteError("rᵀKr is negative for a gradient r", -1)
+        squares = np.maximum(squares, 0.0)
         if self.data.fit_intercept:
             squares = squares + g.sum(axis=0) ** 2
         if self.data.likelihood.n_systems == 1:
@@ -266,9 +275,9 @@ class DualObjective(Objective):
             yield
         except NotPositiveDefiniteError as error:
             raise NotPositiveDefiniteError(
-                f"a Newton system with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive semidefinite on "
-                f"these rows, or λ is below what rounding in K allows: increase alpha, or use a positive semidefinite "
-                f"kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
+                f"kernel logistic regression with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive "
+                f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
+                f"positive semidefinite kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
                 error.row,
             ) from None
 
@@ -291,11 +300,13 @@ class DualObjective(Objective):
         right_sides = curvature.stack(curvature.project(right_sides))
         preconditioner = self._preconditioner(root, curvature, columns)
         sizes = column_sizes(right_sides)
+        # Once more: where next to nothing is left of a right-hand side, most of it is outside.
+        right_sides = self._within(root, curvature, right_sides / sizes)
         is_direct = self.preconditioning.is_complete and isinstance(root, DiagonalRoot)
         outcome = Iteration(
             operator=CurvatureOperator(self.gram, curvature),
             shift=np.array([[shift]]),
-            right_sides=right_sides / sizes,
+            right_sides=right_sides,
             preconditioner=preconditioner,
             tol=min(forcing, DIRECT_TOL) if is_direct else forcing,
             max_iterations=self.max_iterations,
@@ -314,6 +325,13 @@ class DualObjective(Objective):
             offset = -left @ curvature.inverse_total
             self._intercept_change[columns] = offset
             self._change[:, columns] += offset
+
+    def _within(self, root: Root, curvature: Curvature, x: Array) -> Array:
+        """Return the part of stacked vectors that the system acts on."""
+        inner = curvature.unstack(x)
+        if isinstance(root, SoftmaxRoot):
+            inner = root.project(inner)
+        return curvature.stack(curvature.project(inner))
 
     def _split(self, root: Root, r: Array) -> tuple[Array, Array]:
         """q, and r − C q where that is more than rounding."""

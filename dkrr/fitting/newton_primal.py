@@ -64,6 +64,10 @@ class PrimalObjective(Objective):
             self.references = references
         elif self.point.any():
             self.references = self._norms(self._evaluate(np.zeros_like(self.point))[1])
+        if len(self.references):
+            # Where the gradient at zero vanishes so does the solution, and other starts could not be judged.
+            solved = np.broadcast_to(self.references == 0, self.point.shape[1])
+            self.point = np.where(solved, 0.0, self.point)
         self._take(self.point, self._evaluate(self.point))
         if len(self.references) == 0:
             self.references = self.gradients

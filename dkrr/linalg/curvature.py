@@ -54,7 +54,7 @@ class Curvature:
 
     def of_columns(self, columns: Columns) -> "Curvature":
         """Systems of some of the columns."""
-        if not isinstance(self.root, DiagonalRoot) or len(columns) == self.root.scale.shape[1]:
+        if not isinstance(self.root, DiagonalRoot) or np.array_equal(columns, np.arange(self.root.scale.shape[1])):
             return self
         inverse = None if self.inverse_total is None else self.inverse_total[np.ix_(columns, columns)]
         return Curvature(self.root.of_columns(columns), inverse)
@@ -184,7 +184,7 @@ LEAST_SCALE = 1e-12
 
 def factor_scale(scale: Array) -> Array:
     """Factors c, bounded away from 0, that a complete factor is made with; of the same shape."""
-    return np.maximum(scale, LEAST_SCALE * max(float(scale.max()), 1e-150))
+    return np.maximum(scale, LEAST_SCALE * max(float(scale.max()), 1e-130))
 
 
 @dataclass

@@ -188,14 +188,19 @@ class Bernoulli(Likelihood):
         """See base class."""
         if self.n_columns == 1:
             return np.hstack([expit(-scores), expit(scores)])
-        return np.asarray(np.exp(self.log_probabilities(scores)))
+        log_p = self._log_each(scores)
+        e = np.exp(log_p - log_p.max(axis=1, keepdims=True))
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+    def _log_each(self, scores: Array) -> Array:
+        """Return log p of every class by itself: where all are next to impossible, what counts is by how much."""
+        return np.asarray(-np.logaddexp(0.0, -scores))
 
     def log_probabilities(self, scores: Array) -> Array:
         """See base class."""
-        log_p = -np.logaddexp(0.0, -scores)
+        log_p = self._log_each(scores)
         if self.n_columns == 1:
-            return np.hstack([-np.logaddexp(0.0, scores), log_p])
-        # Where every class is all but impossible, what counts is by how much.
+            return np.hstack([self._log_each(-scores), log_p])
         return np.asarray(log_p - logsumexp(log_p, axis=1, keepdims=True))
 
 

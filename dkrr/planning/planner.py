@@ -95,11 +95,7 @@ def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
             f"solver, or another store="
         )
     if problem.loss == "logistic":
-        if form == "dual" and not problem.wants_tiles and not isinstance(solver, ConjugateGradient):
-            whole = dense(problem, resources)
-            if whole.seconds < TINY_SECONDS and not _checked(whole, resources).refused:
-                return [whole]
-        return logistic_ways(problem, resources, form)
+        return _logistic_ways(problem, resources, form)
     wants_direct = not isinstance(solver, ConjugateGradient) and (layout is None or layout.solver == "cholesky")
     wants_iterative = not isinstance(solver, Cholesky) and (layout is None or layout.solver == "cg")
     ways: list[Candidate] = []
@@ -123,6 +119,14 @@ def _ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
                 f"use preconditioner='auto' or form='dual'"
             )
     return ways
+
+
+def _logistic_ways(problem: Problem, resources: Resources, form: Form) -> list[Candidate]:
+    if form == "dual" and not problem.wants_tiles and not isinstance(problem.solver, ConjugateGradient):
+        whole = dense(problem, resources)
+        if whole.seconds < TINY_SECONDS and not _checked(whole, resources).refused:
+            return [whole]
+    return logistic_ways(problem, resources, form)
 
 
 def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Candidate]:

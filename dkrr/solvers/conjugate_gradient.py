@@ -35,6 +35,8 @@ AIM = 0.9
 """Part of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
 LOW_PRECISION_DROP = 10**-3.5
 """What a cycle in float32 may reduce the residual by before it is computed again in float64."""
+ROUNDING = 1e-10
+"""Part of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 WINDOW = 60
@@ -315,7 +317,8 @@ class Iteration:
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
                 if not (cycle.product[open_] > 0).all():
-                    return "curvature"
+                    sizes = np.linalg.norm(new, axis=0) * np.linalg.norm(z, axis=0)
+                    return "curvature" if (cycle.product[open_] < -ROUNDING * sizes).any() else "lost"
             self.on_iteration(state)
             best.append(min(best[-1], float((norms / self._norms[columns]).max())))
             if len(best) > WINDOW:

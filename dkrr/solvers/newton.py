@@ -36,6 +36,8 @@ MAX_HALVINGS = 40
 MAX_USELESS = 3
 """Steps without a smaller gradient or objective after which rounding has been reached."""
 LEAST_FORCING = 1e-13
+SHARPEST = 1e-8
+"""Least factor by which Newton systems are solved better than usual, where steps did not help."""
 
 
 class Objective(ABC):
@@ -135,8 +137,9 @@ class Newton:
             lengths = self._line_search(is_open & (slopes < 0), slopes)
             o.step(lengths)
             now = self._relative()
-            if not (now < 0.5 * left)[is_open].any() and (lengths[is_open] == 1).all():
-                state.sharper *= 0.1  # the systems were not solved well enough, if anything
+            if not (now < 0.5 * left)[is_open].any():
+                # Steps that are short may be so for want of a better direction.
+                state.sharper = max(0.1 * state.sharper, SHARPEST)
             fell = (o.values < before - ROUNDING * np.abs(before)) | (now < 0.9 * left)
             state.useless = 0 if fell[is_open].any() else state.useless + 1
             state.step += 1

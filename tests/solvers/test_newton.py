@@ -1,0 +1,388 @@
+"""Newton's method on small convex objectives whose minimum is known."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.runtime import Progress
+from dkrr.solvers.newton import (
+    LEAST_FORCING,
+    LOOSEST,
+    MAX_USELESS,
+    Newton,
+    NewtonState,
+    Objective,
+    expected_steps,
+    steps_left,
+)
+from dkrr.solvers.result import Status
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """½ (x − z)ᵀ A (x − z)."""
+
+    A: np.ndarray
+    z: np.ndarray
+
+    def value(self, x):
+        return 0.5 * (x - self.z) @ self.A @ (x - self.z)
+
+    def gradient(self, x):
+        return self.A @ (x - self.z)
+
+    def hessian(self, x):
+        return self.A
+
+
+@dataclass(frozen=True)
+class Hyperbola:
+    """Σ √(1 + xᵢ²): whole Newton steps lead from x to −x³, away from the minimum if |x| > 1."""
+
+    def value(self, x):
+        return np.sqrt(1 + x**2).sum()
+
+    def gradient(self, x):
+        return x / np.sqrt(1 + x**2)
+
+    def hessian(self, x):
+        return np.diag((1 + x**2) ** -1.5)
+
+
+@dataclass(frozen=True)
+class Quartic:
+    """Σ sᵢ (xᵢ − 1)⁴ + ε (xᵢ − 1)²: badly scaled, and each whole step takes but a third off."""
+
+    scales: np.ndarray
+    epsilon: float = 1e-3
+
+    def value(self, x):
+        return (self.scales * (x - 1) ** 4 + self.epsilon * (x - 1) ** 2).sum()
+
+    def gradient(self, x):
+        return 4 * self.scales * (x - 1) ** 3 + 2 * self.epsilon * (x - 1)
+
+    def hessian(self, x):
+        return np.diag(12 * self.scales * (x - 1) ** 2 + 2 * self.epsilon)
+
+
+class Smooth(Objective):
+    """Independent functions, one a system, whose Newton systems are solved exactly or as roughly as allowed."""
+
+    def __init__(self, functions, starts, rough=False, noise=0.0):
+        self.functions, self.points = functions, [np.array(x, float) for x in starts]
+        self.rough, self.noise, self.asked, self.opened = rough, noise, [], []
+        self.references = np.ones(len(functions))
+        self.taken = []
+        self._evaluate()
+
+    def _evaluate(self):
+        pairs = list(zip(self.functions, self.points, strict=True))
+        self.values = np.array([f.value(x) for f, x in pairs])
+        self.gradients = np.array([np.linalg.norm(f.gradient(x)) for f, x in pairs]) + self.noise
+
+    def find_direction(self, is_open, forcing):
+        self.asked.append(forcing)
+        self.opened.append(is_open.copy())
+        self.directions, slopes = [], np.zeros(len(self.points))
+        for k, (f, x) in enumerate(zip(self.functions, self.points, strict=True)):
+            g, d = f.gradient(x), np.zeros_like(x)
+            if is_open[k]:
+                d = -np.linalg.solve(f.hessian(x), g)
+                if self.rough:
+                    d = d * (1 - 0.9 * forcing)  # a residual of 0.9 · forcing
+                    self.inner_iterations += 2
+            self.directions.append(d)
+            slopes[k] = g @ d
+        return slopes
+
+    def along(self, lengths):
+        moved = zip(self.functions, self.points, self.directions, lengths, strict=True)
+        return np.array([f.value(x + t * d) for f, x, d, t in moved])
+
+    def step(self, lengths):
+        self.taken.append(lengths.copy())
+        self.points = [x + t * d for x, d, t in zip(self.points, self.directions, lengths, strict=True)]
+        self._evaluate()
+
+
+@dataclass
+class Notes(Progress):
+    """Keeps what it is told."""
+
+    lines: list = field(default_factory=list)
+
+    def note(self, message):
+        self.lines.append(message)
+
+
+def quadratic(n=5, seed=0):
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((n, n))
+    return Quadratic(A @ A.T + np.eye(n), rng.standard_normal(n))
+
+
+def objectives(outcome):
+    return [s.objective for s in outcome.state.history]
+
+
+class TestSteps:
+    def test_a_quadratic_takes_one(self):
+        f = quadratic()
+        o = Smooth([f], [np.zeros(5)])
+        found = Newton(o, 1e-10, 10).run()
+        assert found.status is Status.CONVERGED and found.gradient <= 1e-10
+        assert_allclose(o.points[0], f.z, rtol=1e-10)
+        (step,) = found.state.history
+        assert (step.step, step.length, step.n_open, step.inner_iterations) == (1, 1.0, 1, 0)
+        assert step.gradient == found.gradient and step.objective == o.values.sum()
+
+    def test_none_at_the_solution(self):
+        f = quadratic()
+        o = Smooth([f], [f.z])
+        found = Newton(o, 1e-10, 10).run()
+        assert found.status is Status.CONVERGED and not found.state.history and not o.asked
+
+    def test_none_where_the_gradient_at_zero_vanishes(self):
+        o = Smooth([quadratic()], [np.zeros(5)])
+        o.references = np.zeros(1)
+        found = Newton(o, 1e-10, 10).run()
+        assert found.status is Status.CONVERGED and found.gradient == 0.0 and not o.asked
+
+    def test_gradients_are_relative(self):
+        o = Smooth([Hyperbola()], [[0.5]])
+        o.references = np.array([1e6])
+        assert Newton(o, 1e-6, 10).run().status is Status.CONVERGED
+        assert not o.asked
+
+    def test_convergence_is_quadratic(self):
+        o = Smooth([Hyperbola()], [[0.5]])
+        found = Newton(o, 1e-12, 20).run()
+        assert found.status is Status.CONVERGED
+        assert found.state.step <= 4
+        assert all(s.length == 1 for s in found.state.history)
+
+
+class TestDamping:
+    @pytest.mark.parametrize("start", [2.0, 10.0, 1000.0])
+    def test_steps_that_lead_away_are_shortened(self, start):
+        o = Smooth([Hyperbola()], [[start, -start / 3]])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.CONVERGED
+        assert_allclose(o.points[0], 0.0, atol=1e-9)
+        assert found.state.history[0].length < 1
+        assert found.state.history[-1].length == 1
+        assert (np.diff([Hyperbola().value(np.array([start, -start / 3])), *objectives(found)]) <= 0).all()
+
+    def test_badly_scaled(self):
+        f = Quartic(np.geomspace(1e-6, 1e6, 7))
+        o = Smooth([f], [np.full(7, -9.0)])
+        found = Newton(o, 1e-10, 200).run()
+        assert found.status is Status.CONVERGED
+        assert_allclose(o.points[0], 1.0, atol=1e-5)
+        assert (np.diff(objectives(found)) <= 0).all()
+
+    def test_an_objective_that_overflows_is_backed_away_from(self):
+        class Barrier(Hyperbola):
+            def value(self, x):
+                return np.inf if np.abs(x).max() > 50 else super().value(x)
+
+        o = Smooth([Barrier()], [[10.0]])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.CONVERGED and np.isfinite(objectives(found)).all()
+
+    def test_a_value_that_is_no_number_is_backed_away_from(self):
+        class Hole(Hyperbola):
+            def value(self, x):
+                return np.nan if np.abs(x).max() > 50 else super().value(x)
+
+        o = Smooth([Hole()], [[10.0]])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.CONVERGED and np.isfinite(objectives(found)).all()
+
+    @pytest.mark.parametrize("rough", [False, True])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_the_objective_never_rises(self, seed, rough):
+        rng = np.random.default_rng(seed)
+        functions = [Hyperbola(), Quartic(rng.uniform(0.01, 100, 3)), quadratic(3, seed)]
+        o = Smooth(functions, 20 * rng.standard_normal((3, 3)), rough)
+        values = [o.values]
+        found = Newton(o, 1e-9, 200, on_step=lambda _: values.append(o.values.copy())).run()
+        assert found.status is Status.CONVERGED
+        rises = np.diff(np.array(values), axis=0)
+        assert (rises <= 1e-13 * np.abs(values[0])).all()
+
+
+class TestSystems:
+    def test_go_at_their_own_speed(self):
+        f = quadratic()
+        o = Smooth([f, Hyperbola(), Hyperbola()], [np.zeros(5), [30.0], [0.5]])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.CONVERGED
+        assert_allclose(o.points[0], f.z, rtol=1e-10)
+        assert_allclose(o.points[1], 0.0, atol=1e-9)
+        assert_allclose(o.points[2], 0.0, atol=1e-9)
+        open_ = [s.n_open for s in found.state.history]
+        assert open_[:2] == [3, 2] and open_[-1] == 1 and open_ == sorted(open_, reverse=True)
+        # The quadratic takes a whole step where the other is damped.
+        assert o.taken[0][0] == 1 and o.taken[0][1] < 1
+        assert found.state.history[0].length == o.taken[0].min()
+
+    def test_one_that_is_done_stays_where_it_is(self):
+        f = quadratic()
+        o = Smooth([f, Hyperbola()], [np.zeros(5), [30.0]])
+        points = []
+        Newton(o, 1e-10, 100, on_step=lambda _: points.append(o.points[0])).run()
+        assert len(points) > 3
+        for point in points[1:]:
+            assert_array_equal(point, points[0])
+        assert all(lengths[0] == 0 for lengths in o.taken[1:])
+        assert all(not is_open[0] for is_open in o.opened[1:])
+
+    def test_are_the_same_as_each_by_itself(self):
+        starts = [[30.0], [2.0], [0.1]]
+        together = Smooth([Hyperbola()] * 3, starts)
+        Newton(together, 1e-10, 100).run()
+        for k, start in enumerate(starts):
+            alone = Smooth([Hyperbola()], [start])
+            Newton(alone, 1e-10, 100).run()
+            assert_array_equal(together.points[k], alone.points[0])
+
+    def test_one_that_cannot_move_does_not_stop_the_others(self):
+        class Uphill(Quadratic):
+            def hessian(self, x):
+                return -self.A  # of which the direction is no descent
+
+        o = Smooth([Uphill(np.eye(2), np.ones(2)), Hyperbola()], [np.zeros(2), [30.0]])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.STALLED
+        assert_array_equal(o.points[0], np.zeros(2))
+        assert_allclose(o.points[1], 0.0, atol=1e-9)
+
+
+class TestEnds:
+    def test_stalled_where_rounding_is_reached(self):
+        o = Smooth([quadratic()], [np.zeros(5)], noise=1e-6)
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.STALLED
+        assert found.state.step <= 2 + MAX_USELESS
+        assert found.gradient == pytest.approx(1e-6, rel=1e-3)
+
+    def test_stalled_where_no_step_lowers_the_objective(self):
+        class Wrong(Quadratic):
+            def gradient(self, x):
+                return -super().gradient(x)
+
+        o = Smooth([Wrong(np.eye(2), np.ones(2))], [np.zeros(2)])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.STALLED and found.state.step == MAX_USELESS
+        assert_array_equal(o.points[0], np.zeros(2))
+        assert all(s.length == 0 for s in found.state.history)
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_no_more_steps_than_allowed(self, most):
+        o = Smooth([Hyperbola()], [[1000.0]])
+        found = Newton(o, 1e-10, most).run()
+        assert found.status is Status.MAX_ITERATIONS
+        assert found.state.step == len(found.state.history) == most
+        assert found.gradient == o.gradients[0] > 1e-10
+
+    def test_a_last_step_that_suffices_is_enough(self):
+        assert Newton(Smooth([quadratic()], [np.zeros(5)]), 1e-10, 1).run().status is Status.CONVERGED
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("cut", [1, 3, 6])
+    @pytest.mark.parametrize("rough", [False, True])
+    def test_is_the_same_as_not_having_stopped(self, cut, rough):
+        def start():
+            return Smooth([Hyperbola(), quadratic()], [[1000.0, 3.0], np.zeros(5)], rough)
+
+        whole = start()
+        expected = Newton(whole, 1e-10, 100).run()
+        o = start()
+        first = Newton(o, 1e-10, cut).run()
+        assert first.status is Status.MAX_ITERATIONS
+        state = NewtonState(first.state.step, list(first.state.history), list(first.state.messages))
+        found = Newton(o, 1e-10, 100).run(state)
+        assert found.status is expected.status
+        for a, b in zip(o.points, whole.points, strict=True):
+            assert_array_equal(a, b)
+        assert [s.step for s in found.state.history] == list(range(1, found.state.step + 1))
+        assert objectives(found) == objectives(expected)
+
+    def test_steps_before_count(self):
+        o = Smooth([Hyperbola()], [[1000.0]])
+        first = Newton(o, 1e-10, 3).run()
+        found = Newton(o, 1e-10, 3).run(first.state)
+        assert found.status is Status.MAX_ITERATIONS and found.state.step == 3
+
+    def test_the_state_is_handed_out_after_every_step(self):
+        steps = []
+        found = Newton(Smooth([Hyperbola()], [[10.0]]), 1e-10, 100, on_step=lambda s: steps.append(s.step)).run()
+        assert steps == list(range(1, found.state.step + 1))
+
+
+class TestForcing:
+    def test_is_loose_at_first(self):
+        o = Smooth([Hyperbola()], [[30.0]], rough=True)
+        found = Newton(o, 1e-8, 100).run()
+        assert found.status is Status.CONVERGED
+        assert all(LEAST_FORCING <= x <= LOOSEST for x in o.asked)
+        assert o.asked[0] == LOOSEST
+        assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step
+        assert o.inner_iterations == 2 * found.state.step
+
+    def test_is_that_of_the_system_that_needs_most(self):
+        o = Smooth([Hyperbola(), Hyperbola()], [[30.0], [1e-4]])
+        Newton(o, 1e-12, 1).run()
+        assert o.asked[0] == pytest.approx(1e-2, rel=1e-6)
+
+    def test_becomes_sharper_where_whole_steps_bring_too_little(self):
+        class Sloppy(Smooth):
+            def find_direction(self, is_open, forcing):
+                slopes = super().find_direction(is_open, forcing)
+                self.directions = [d * (1e-3 / max(forcing, 1e-3)) for d in self.directions]
+                return slopes * (1e-3 / max(forcing, 1e-3))
+
+        o = Sloppy([quadratic()], [np.zeros(5)])
+        found = Newton(o, 1e-10, 100).run()
+        assert found.status is Status.CONVERGED
+        assert o.asked[1] < 0.2 * o.asked[0]
+
+    def test_becomes_sharper_where_steps_are_short_for_lack_of_it(self):
+        """What a rough solution leaves may lie where the objective is steep: short steps bring next to nothing."""
+
+        class Steep(Smooth):
+            def find_direction(self, is_open, forcing):
+                slopes = super().find_direction(is_open, forcing)
+                f, x = self.functions[0], self.points[0]
+                self.directions[0] = self.directions[0] + [0.0, forcing * np.linalg.norm(x - f.z)]
+                return np.array([f.gradient(x) @ self.directions[0]]) if self.directions[0].any() else slopes
+
+        o = Steep([Quadratic(np.diag([1.0, 1e6]), np.zeros(2))], [[1.0, 0.0]])
+        found = Newton(o, 1e-8, 60).run()
+        assert found.status is Status.CONVERGED
+
+
+class TestEstimates:
+    def test_steps_left(self):
+        assert steps_left(1e-9, 1e-8) == 1
+        counts = [steps_left(g, 1e-8) for g in (1e-6, 1e-3, 1.0, 100.0)]
+        assert counts == sorted(counts) and counts[-1] < 25
+        assert steps_left(1.0, 1e-4) < steps_left(1.0, 1e-12)
+        assert steps_left(np.inf, 1e-8) <= 100
+
+    def test_expected_steps(self):
+        assert 5 <= expected_steps(1e-8) <= 12
+        counts = [expected_steps(t) for t in (0.5, 1e-3, 1e-8, 1e-15)]
+        assert counts == sorted(counts) and counts[0] >= 1
+
+    def test_progress_says_where_it_is(self):
+        notes = Notes()
+        Newton(Smooth([Hyperbola()], [[30.0]], rough=True), 1e-8, 100, notes).run()
+        assert notes.lines[0].startswith("Newton step 1: objective ")
+        assert ", 2 iterations" in notes.lines[0] and ", step length 0." in notes.lines[0]
+        assert notes.lines[0].endswith(" left") and not notes.lines[-1].endswith(" left")
