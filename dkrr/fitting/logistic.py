@@ -47,7 +47,7 @@ from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.planning.logistic import INNER_TOL
+from dkrr.planning.iterative import INNER_TOL
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord

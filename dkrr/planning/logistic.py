@@ -32,7 +32,7 @@ from dkrr.planning.iterative import (
     primal_iterations_expected,
 )
 from dkrr.planning.iterative import (
-    INNER_TOL as INNER_TOL,
+    INNER_TOL,
 )
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
