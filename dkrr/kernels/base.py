@@ -91,7 +91,7 @@ class Kernel(ABC):
         InputError
             If shapes do not fit. `InputTypeError` if a type or dtype cannot be used.
         """
-        left, right = as_row_pair(X, Y)
+        left, right = as_row_pair(self.encode(X), None if Y is None or Y is X else self.encode(Y))
         target = as_buffer(out, (left.shape[0], right.shape[0]))
         if target.size == 0:
             return target
@@ -143,6 +143,31 @@ class Kernel(ABC):
                 np.fill_diagonal(piece, diagonal[rows])
             yield rows, columns, piece
 
+    def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
+        """Return the kernel with what it learns from training data, such as a vocabulary.
+
+        Parameters
+        ----------
+        X : data of the kind that the kernel takes
+        """
+        return self
+
+    def encode(self, X: Any) -> Any:
+        """Return rows of numbers for data of the kind that the kernel takes; such rows pass as they are.
+
+        Documents, graphs and the like become CSR rows, which are read in blocks, stored, sent and compared like any
+        others; the kernel is then computed from those.
+
+        Parameters
+        ----------
+        X : data of the kind that the kernel takes, or rows of numbers that stand for such data
+
+        Returns
+        -------
+        ndarray, CSR, or whatever else holds rows of numbers
+        """
+        return X
+
     def diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
         """Return k(x, x) for each row, without forming a block.
 
@@ -154,7 +179,7 @@ class Kernel(ABC):
         -------
         ndarray of float64, shape (n_rows,)
         """
-        rows = as_rows(X)
+        rows = as_rows(self.encode(X))
         return self.resolved(rows.shape[1])._diagonal(rows)
 
     def resolved(self, n_features: int) -> Kernel:
