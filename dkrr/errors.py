@@ -15,6 +15,10 @@ class InputTypeError(InputError, TypeError):
     """An argument or an array is of a type that cannot be used."""
 
 
+class KernelFunctionError(DkrrError):
+    """A kernel function of the user's own failed; the message names the block and the rows."""
+
+
 class PlanError(DkrrError, ValueError):
     """No plan fits the limits; nothing has been computed."""
 

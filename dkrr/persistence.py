@@ -13,6 +13,7 @@ from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.features import Nystroem, arrays_of, feature_map_from_dict
 from dkrr.features.descriptions import parts_of
 from dkrr.kernels import kernel_from_dict
+from dkrr.kernels.columns import encodes
 from dkrr.model import FittedFunction
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
 from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
@@ -65,7 +66,8 @@ def save(model: Estimator, path: str | Path) -> None:
     parameters = {name: _plain(getattr(model, name)) for name in model.saved_parameters}
     # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
     asked = model._kernel()
-    request = asked.to_dict() if any(isinstance(part, Nystroem) for part in parts_of(asked)) else None
+    learns = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
+    request = asked.to_dict() if learns else None
     of_estimator = model._description()
     json.dumps(
         [parameters, request, fitted.kernel.to_dict(), of_estimator]

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.errors import InputError
 from dkrr.kernels import Kernel
+from dkrr.kernels.columns import encodes
 from dkrr.model import FittedFunction
 from dkrr.prediction import predict
 from dkrr.requests import checked_kernel
@@ -43,6 +44,13 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
             self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
 
+    def _encoded(self, kernel: Kernel, X: Any) -> tuple[Kernel, Any]:
+        """Return the kernel with what it learns from the training data, and those as rows of numbers."""
+        if not encodes(kernel):
+            return kernel, X
+        kernel = kernel.fitted(X)
+        return kernel, kernel.encode(X)
+
     def _description(self) -> dict[str, Any]:
         """What besides the fitted function a saved model holds; values of JSON."""
         raise NotImplementedError
@@ -70,6 +78,7 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
     def _scores(self, X: Any) -> Any:
         """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
         check_is_fitted(self, "_model")
+        X = self._model.kernel.encode(X)
         if is_local(X):
             # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)

@@ -209,7 +209,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return models
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> list[Fitted]:
-        kernel = self._kernel()
+        kernel, X = self._encoded(self._kernel(), X)
         form, tile = checked_form(self.form), checked_tile(self.tile)
         solver, tol, max_iter = checked_solver(self.solver), checked_tol(self.tol), checked_max_iter(self.max_iter)
         is_multinomial = checked_multi_class(self.multi_class)

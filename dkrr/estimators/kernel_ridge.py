@@ -165,7 +165,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         StoreError
             If the store is damaged or belongs to another problem.
         """
-        kernel = self._kernel()
+        kernel, X = self._encoded(self._kernel(), X)
         form, tile = checked_form(self.form), checked_tile(self.tile)
         solver, tol = checked_solver(self.solver), checked_tol(self.tol)
         rows, targets = self._training(X, y)

@@ -1,6 +1,7 @@
 """Kernels: immutable values that turn blocks of rows into blocks of the Gram matrix."""
 
 from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.descriptions import as_kernel, kernel_from_dict
@@ -13,6 +14,7 @@ __all__ = [
     "AdditiveChi2",
     "CallableKernel",
     "Chi2",
+    "Columns",
     "Cosine",
     "EntryCost",
     "Kernel",

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels import columns as parts
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Fill, FloatArray, Rows, Scratch, positive
 from dkrr.kernels.costs import PASS_SECONDS
@@ -24,6 +25,14 @@ class _Pair(Kernel):
     def __post_init__(self) -> None:
         _check_part(self.left)
         _check_part(self.right)
+
+    def fitted(self, X: Any) -> Kernel:
+        """See base class."""
+        return parts.fitted_parts(self, X)
+
+    def encode(self, X: Any) -> Any:
+        """See base class."""
+        return parts.encode_parts(self, X)
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel with both parts resolved."""
@@ -109,6 +118,14 @@ class Scaled(Kernel):
     def __post_init__(self) -> None:
         _check_part(self.base)
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a kernel"))
+
+    def fitted(self, X: Any) -> Kernel:
+        """See base class."""
+        return parts.fitted_parts(self, X)
+
+    def encode(self, X: Any) -> Any:
+        """See base class."""
+        return parts.encode_parts(self, X)
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel with its part resolved."""

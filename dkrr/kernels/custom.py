@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
     Fill,
@@ -26,9 +26,12 @@ from dkrr.kernels.blocks import (
     strips,
 )
 from dkrr.kernels.costs import CALLABLE_SECONDS
+from dkrr.kernels.objects import decode_objects, encode_objects, is_objects
 
 # Rows handed at once to a function that is asked for a diagonal alone: few, for it computes their square.
 DIAGONAL_ROWS = 16
+# What an object is reckoned to take, in columns of 8 bytes.
+OBJECT_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,12 @@ class CallableKernel(Kernel):
     function : callable
         ``function(X, Y)`` returns all k(x, z) as an (n_rows, n_columns) array of real numbers. It must be
         symmetric, k(x, z) = k(z, x), and give an entry whatever the other rows of the block are.
-        (scikit-learn's takes one pair of rows and returns one number.)
+        (scikit-learn's takes one pair of rows and returns one number.) Where the data are objects (strings, or
+        anything that JSON can say; rows of a DataFrame with text come as dicts) X and Y are lists of them.
     name : str, optional
         Name in messages and descriptions; None means the function's qualified name.
+    takes_objects : bool
+        The rows stand for objects; `fitted` finds out.
 
     Examples
     --------
@@ -58,6 +64,7 @@ class CallableKernel(Kernel):
 
     function: Callable[..., Any]
     name: str | None = None
+    takes_objects: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -70,17 +77,26 @@ class CallableKernel(Kernel):
         """SHA-256 of the function's source and of what it has bound: whether it looks the same as before."""
         return hashlib.sha256(_text(self.function).encode()).hexdigest()
 
+    def fitted(self, X: Any) -> Kernel:
+        """See base class."""
+        return replace(self, takes_objects=True) if is_objects(X) else self
+
+    def encode(self, X: Any) -> Any:
+        """See base class."""
+        return encode_objects(X) if is_objects(X) else X
+
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a guess, since nothing is known of the function."""
-        return EntryCost(2.0 * n_features, CALLABLE_SECONDS)
+        return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return the memory of the function's result, of a copy and of a mask; its own is unknown."""
-        return 2 * 8 * n_rows * n_columns + super().workspace_bytes(n_rows, n_columns, n_features)
+        width = OBJECT_BYTES if self.takes_objects else n_features
+        return 2 * 8 * n_rows * n_columns + super().workspace_bytes(n_rows, n_columns, width)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that names the function but cannot bring it back."""
-        return {"kernel": self.tag, "name": self.name, "digest": self.digest}
+        return {"kernel": self.tag, "name": self.name, "digest": self.digest, "takes_objects": self.takes_objects}
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         # The function is called once, on the whole block: it may have a high cost per call, and only the
@@ -107,8 +123,16 @@ class CallableKernel(Kernel):
 
     def _block(self, X: Rows, Y: Rows) -> FloatArray:
         """Return function(X, Y), checked."""
-        result = self.function(X, Y)
         expected = X.shape[0], Y.shape[0]
+        left: Any = decode_objects(X) if self.takes_objects else X
+        right: Any = left if Y is X else decode_objects(Y) if self.takes_objects else Y
+        try:
+            result = self.function(left, right)
+        except Exception as error:
+            raise KernelFunctionError(
+                f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows: "
+                f"{type(error).__qualname__}: {error}"
+            ) from error
         if np.shape(result) != expected:
             raise InputError(
                 f"{self._subject} returned shape {np.shape(result)} for blocks of {expected[0]} and "

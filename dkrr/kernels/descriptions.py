@@ -8,6 +8,7 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
+from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
@@ -18,7 +19,7 @@ _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
     for kernel in (
         Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
-        Precomputed, Sum, Product, Scaled,
+        Precomputed, Sum, Product, Scaled, Columns,
     )
 }  # fmt: skip
 
@@ -155,7 +156,7 @@ def _given_function(settings: dict[str, Any], callables: Mapping[str, Callable[.
             f"the custom kernel function {name!r} is needed, and files never hold code; the function must be "
             "given again: dkrr.load(path, kernel=...)"
         )
-    kernel = CallableKernel(callables[name], name)
+    kernel = CallableKernel(callables[name], name, bool(settings.get("takes_objects")))
     if kernel.digest != settings.get("digest"):
         warnings.warn(
             f"the kernel function given for {name!r} has another source text than the one that was saved; "

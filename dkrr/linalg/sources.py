@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
+from dkrr.errors import KernelFunctionError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
@@ -111,7 +113,7 @@ class GramTiles(TileSource):
         if not self.rows.is_in_memory:
             meter.bytes_read += n_bytes(left) + (0 if right is left else n_bytes(right))
         with meter.time("gram"):
-            fill_gram(self.kernel, left, right, out, lower=rows == columns)
+            fill_gram(self.kernel, left, right, out, lower=rows == columns, origin=(rows.start, columns.start))
             scale_block(out, self.scale, rows, columns)
 
     def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
@@ -121,13 +123,18 @@ class GramTiles(TileSource):
             right = None if rows == columns else self.rows.read(columns.start, columns.stop)
         if not self.rows.is_in_memory:
             meter.bytes_read += n_bytes(left) + (0 if right is None else n_bytes(right))
-        for r, c, piece in self.kernel.pieces(left, right, dtype=dtype):
+        for r, c, piece in self._located(rows, columns, self.kernel.pieces(left, right, dtype=dtype)):
             where = slice(rows.start + r.start, rows.start + r.stop)
             across = slice(columns.start + c.start, columns.start + c.stop)
             scale_block(piece, self.scale, where, across)
             if self.scale is not None and where == across:
                 mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
             yield where, across, piece
+
+    @staticmethod
+    def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        with located(rows, columns):
+            yield from pieces
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,15 @@ class SummedTiles(TileSource):
                 out += other
 
 
-def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[Any], *, lower: bool = False) -> None:
+def fill_gram(
+    kernel: Kernel,
+    left: Block,
+    right: Block,
+    out: NDArray[Any],
+    *,
+    lower: bool = False,
+    origin: tuple[int, int] = (0, 0),
+) -> None:
     """Write k(left, right) to `out`, in blocks that keep the kernel's temporaries small.
 
     Parameters
@@ -174,16 +189,34 @@ def fill_gram(kernel: Kernel, left: Block, right: Block, out: NDArray[Any], *, l
     out : ndarray of shape (m, n)
     lower : bool
         left and right are the same rows; blocks above the diagonal are left as they are.
+    origin : (int, int)
+        Number of the first row and of the first column, for the message of a kernel function that fails.
     """
     m, n = out.shape
     for r in range(0, m, KERNEL_BLOCK):
         rows = slice(r, min(r + KERNEL_BLOCK, m))
         for c in range(0, rows.stop if lower else n, KERNEL_BLOCK):
             columns = slice(c, min(c + KERNEL_BLOCK, n))
-            if lower and r == c:
-                kernel(left[rows], out=out[rows, columns])
-            else:
-                kernel(left[rows], right[columns], out=out[rows, columns])
+            with located(_shifted(rows, origin[0]), _shifted(columns, origin[1])):
+                if lower and r == c:
+                    kernel(left[rows], out=out[rows, columns])
+                else:
+                    kernel(left[rows], right[columns], out=out[rows, columns])
+
+
+def _shifted(rows: slice, by: int) -> slice:
+    return slice(rows.start + by, rows.stop + by)
+
+
+@contextmanager
+def located(rows: slice, columns: slice) -> Iterator[None]:
+    """Say in an error of the user's kernel function which rows it had."""
+    try:
+        yield
+    except KernelFunctionError as error:
+        raise KernelFunctionError(
+            f"{error} (in the block of rows {rows.start} to {rows.stop - 1} and {columns.start} to {columns.stop - 1})"
+        ) from error.__cause__
 
 
 def scale_block(out: NDArray[Any], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:

@@ -24,15 +24,13 @@ from dkrr.planning.candidates import (
 )
 from dkrr.planning.iterative import (
     COUPLED_ITERATIONS,
+    INNER_TOL,
     NEWTON_VECTORS,
     PASSES_A_STEP,
     STREAM_SECONDS,
     caller_and_workers,
     dual_iterative,
     primal_iterations_expected,
-)
-from dkrr.planning.iterative import (
-    INNER_TOL,
 )
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
