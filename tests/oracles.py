@@ -73,7 +73,7 @@ _ENTRIES = {
     Chi2: lambda k, x, z: exp(-k.gamma * _chi2(x, z)),
     Sum: lambda k, x, z: naive_entry(k.left, x, z) + naive_entry(k.right, x, z),
     Product: lambda k, x, z: naive_entry(k.left, x, z) * naive_entry(k.right, x, z),
-    MapKernel: lambda k, x, z: _dot(*k.feature_map.transform(np.array([x, z]))),
+    MapKernel: lambda k, x, z: _dot(*k.base.transform(np.array([x, z]))),
     Scaled: lambda k, x, z: k.scale * naive_entry(k.base, x, z),
 }
 

@@ -30,7 +30,8 @@ LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 GATEWAYS = {
     "zarr": {"tiles"},
     "distributed": {"runtime", "preload"},
-    "sklearn": {"estimators"},
+    # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
+    "sklearn": {"estimators", "kernels"},
     "click": {"cli"},
     "rich": {"runtime"},
     "google_crc32c": {"tiles"},

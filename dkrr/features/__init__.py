@@ -3,14 +3,17 @@
 from dkrr.features.base import FeatureMap
 from dkrr.features.descriptions import arrays_of, feature_map, feature_map_from_dict
 from dkrr.features.fourier import RandomFourier
+from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
+from dkrr.features.taylor import TaylorMap
 
 __all__ = [
     "ConcatenatedMap",
     "FeatureMap",
     "IdentityMap",
+    "InteractionMap",
     "MapKernel",
     "NormalisedMap",
     "Nystroem",
@@ -18,6 +21,8 @@ __all__ = [
     "PolynomialMap",
     "RandomFourier",
     "ScaledMap",
+    "TaylorMap",
+    "UnitLengthMap",
     "arrays_of",
     "feature_map",
     "feature_map_from_dict",

@@ -8,16 +8,31 @@ from typing import Any
 from dkrr.errors import InputError
 from dkrr.features.base import FeatureMap
 from dkrr.features.fourier import RandomFourier
+from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap
-from dkrr.kernels import Cosine, Kernel, Linear, Polynomial, Scaled, Sum, kernel_from_dict
+from dkrr.features.taylor import TaylorMap
+from dkrr.kernels import (
+    BagOfWords,
+    Cosine,
+    Kernel,
+    Linear,
+    Normalized,
+    Polynomial,
+    Scaled,
+    Sum,
+    TaylorRBF,
+    kernel_from_dict,
+)
+from dkrr.kernels.base import FINITE_MAPS
 from dkrr.kernels.descriptions import MADE_ELSEWHERE
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
     for feature_map in (
         IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
+        InteractionMap, TaylorMap, UnitLengthMap,
     )
 }  # fmt: skip
 
@@ -61,6 +76,11 @@ def _(kernel: Cosine, n_features: int) -> FeatureMap | None:  # noqa: ARG001
 
 
 @feature_map.register
+def _(kernel: BagOfWords, n_features: int) -> FeatureMap | None:  # noqa: ARG001
+    return NormalisedMap() if kernel.cosine else IdentityMap()
+
+
+@feature_map.register
 def _(kernel: Polynomial, n_features: int) -> FeatureMap | None:
     if kernel.coef0 < 0 or not isinstance(kernel.degree, int):
         return None
@@ -70,7 +90,7 @@ def _(kernel: Polynomial, n_features: int) -> FeatureMap | None:
 
 @feature_map.register
 def _(kernel: MapKernel, n_features: int) -> FeatureMap | None:
-    return kernel.feature_map.resolved(n_features)
+    return kernel.base.resolved(n_features)
 
 
 @feature_map.register
@@ -81,8 +101,23 @@ def _(kernel: Scaled, n_features: int) -> FeatureMap | None:
 
 @feature_map.register
 def _(kernel: Sum, n_features: int) -> FeatureMap | None:
+    if kernel == InteractionMap().kernel():
+        return InteractionMap()  # the same features as below, and products with them that take no features
     left, right = feature_map(kernel.left, n_features), feature_map(kernel.right, n_features)
     return None if left is None or right is None else ConcatenatedMap(left, right)
+
+
+@feature_map.register
+def _(kernel: Normalized, n_features: int) -> FeatureMap | None:
+    base = feature_map(kernel.base, n_features)
+    if isinstance(base, IdentityMap):
+        return NormalisedMap()
+    return None if base is None else UnitLengthMap(base)
+
+
+@feature_map.register
+def _(kernel: TaylorRBF, n_features: int) -> FeatureMap | None:
+    return TaylorMap(kernel.degree, 1.0 / n_features if kernel.gamma is None else kernel.gamma)
 
 
 def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
@@ -178,3 +213,4 @@ def _map_kernel(
 
 # Kernels lie below feature maps and cannot know them.
 MADE_ELSEWHERE[MapKernel.tag] = _map_kernel
+FINITE_MAPS[:] = [feature_map]

@@ -24,7 +24,7 @@ class MapKernel(Kernel):
 
     Parameters
     ----------
-    feature_map : FeatureMap
+    base : FeatureMap
         φ.
 
     Examples
@@ -39,36 +39,36 @@ class MapKernel(Kernel):
 
     tag: ClassVar[str] = "map"
 
-    feature_map: FeatureMap
+    base: FeatureMap
 
     def __post_init__(self) -> None:
-        if not isinstance(self.feature_map, FeatureMap):
-            raise InputTypeError(f"{self.feature_map!r} is not a feature map; expected a dkrr.features.FeatureMap")
+        if not isinstance(self.base, FeatureMap):
+            raise InputTypeError(f"{self.base!r} is not a feature map; expected a dkrr.features.FeatureMap")
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel of the resolved map."""
-        known = self.feature_map.resolved(n_features)
-        return self if known is self.feature_map else MapKernel(known)
+        known = self.base.resolved(n_features)
+        return self if known is self.base else MapKernel(known)
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product, and its share of the features of two blocks of rows."""
-        dimension = self.feature_map.dimension(n_features)
-        features = 2.0 * dimension / BLOCK_ROWS * self.feature_map.entry_seconds(n_features)
+        dimension = self.base.dimension(n_features)
+        features = 2.0 * dimension / BLOCK_ROWS * self.base.entry_seconds(n_features)
         return EntryCost(2.0 * dimension, features)
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: the features of both blocks, and what those need."""
-        features = 8 * (n_rows + n_columns) * self.feature_map.dimension(n_features)
-        held = self.feature_map.held_bytes(n_features)
+        features = 8 * (n_rows + n_columns) * self.base.dimension(n_features)
+        held = self.base.held_bytes(n_features)
         return features + held + super().workspace_bytes(n_rows, n_columns, n_features)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description of JSON's types only; arrays are named by their checksum."""
-        return {"kernel": self.tag, "feature_map": self.feature_map.to_dict()}
+        return {"kernel": self.tag, "feature_map": self.base.to_dict()}
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
-        left = self.feature_map.transform(X).astype(dtype, copy=False)
-        right = left if Y is X else self.feature_map.transform(Y).astype(dtype, copy=False)
+        left = self.base.transform(X).astype(dtype, copy=False)
+        right = left if Y is X else self.base.transform(Y).astype(dtype, copy=False)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             blas.gemm(out, left[rows], right[columns], transpose_b=True)
@@ -78,6 +78,6 @@ class MapKernel(Kernel):
     def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
         values = np.empty(X.shape[0])
         for start in range(0, len(values), STRIP_ROWS):
-            phi = self.feature_map.transform(X[start : start + STRIP_ROWS])
+            phi = self.base.transform(X[start : start + STRIP_ROWS])
             np.einsum("ij,ij->i", phi, phi, out=values[start : start + STRIP_ROWS])
         return values

@@ -11,8 +11,9 @@ from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
-from dkrr.kernels import Cosine, Kernel, Linear, Polynomial
+from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Rows, Scratch, finite, is_sparse, positive
+from dkrr.kernels.composite import inverse_roots
 from dkrr.kernels.dot import unit_rows
 
 
@@ -231,6 +232,72 @@ class ScaledMap(FeatureMap):
 
     def _adjoint(self, X: Rows, values: Array) -> Array:
         return sqrt(self.scale) * self.base._adjoint(X, values)
+
+
+@dataclass(frozen=True)
+class UnitLengthMap(FeatureMap):
+    """φ(x) = φ₁(x) / ‖φ₁(x)‖, for the kernel k₁ normalised; 0 where φ₁ is 0.
+
+    Lengths come from the kernel, ‖φ₁(x)‖² = k₁(x, x), so some of the features need no others wherever k₁(x, x) has a
+    closed form (not where it is an approximation's, a `MapKernel`). `NormalisedMap` is that of the columns themselves.
+
+    Parameters
+    ----------
+    base : FeatureMap
+        φ₁.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.features import PolynomialMap, UnitLengthMap
+    >>> UnitLengthMap(PolynomialMap(degree=1, gamma=1.0)).transform(np.array([[0.75]]))
+    array([[0.8, 0.6]])
+    """
+
+    tag: ClassVar[str] = "unit_length"
+
+    base: FeatureMap
+
+    def __post_init__(self) -> None:
+        _check_part(self.base)
+
+    def entry_seconds(self, n_features: int) -> float:
+        """See base class."""
+        return self.base.entry_seconds(n_features) + COPY_SECONDS
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """See base class."""
+        return self.base.keeps_sparse
+
+    def held_bytes(self, n_features: int) -> int:
+        """See base class; a kernel without a closed form computes features for its diagonal."""
+        lengths = self.base.kernel().workspace_bytes(STRIP_ROWS, 0, n_features)
+        return self.base.held_bytes(n_features) + lengths
+
+    def dimension(self, n_features: int) -> int:
+        """Return that of the part."""
+        return self.base.dimension(n_features)
+
+    def kernel(self) -> Kernel:
+        """Return the normalised kernel."""
+        return Normalized(self.base.kernel())
+
+    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+        self.base._fill(X, start, stop, out)
+        out *= self._inverse_lengths(X)
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        product: Array = self._inverse_lengths(X) * self.base._multiply(X, coef)
+        return product
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        return self.base._adjoint(X, self._inverse_lengths(X) * values)
+
+    def _inverse_lengths(self, X: Rows) -> Array:
+        """Return 1 / ‖φ₁(x)‖ of each row, (n_rows, 1), 0 for a length of 0."""
+        kernel = self.base.kernel()
+        return inverse_roots(kernel.diagonal(X), kernel)[:, np.newaxis]
 
 
 @dataclass(frozen=True)

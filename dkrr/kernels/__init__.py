@@ -2,31 +2,43 @@
 
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.columns import Columns
-from dkrr.kernels.composite import Product, Scaled, Sum
+from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.descriptions import as_kernel, kernel_from_dict
+from dkrr.kernels.diagnosis import SampledSpectrum, smallest_eigenvalue
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.graph_rows import Graph
+from dkrr.kernels.graphs import RandomWalk
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.taylor import TaylorRBF
+from dkrr.kernels.text import BagOfWords
 
 __all__ = [
     "RBF",
     "AdditiveChi2",
+    "BagOfWords",
     "CallableKernel",
     "Chi2",
     "Columns",
     "Cosine",
     "EntryCost",
+    "Graph",
     "Kernel",
     "Laplacian",
     "Linear",
     "Matern",
+    "Normalized",
     "Polynomial",
     "Precomputed",
     "Product",
+    "RandomWalk",
+    "SampledSpectrum",
     "Scaled",
     "Sigmoid",
     "Sum",
+    "TaylorRBF",
     "as_kernel",
     "kernel_from_dict",
+    "smallest_eigenvalue",
 ]

@@ -1,4 +1,4 @@
-"""Sums, products and multiples of kernels, combined strip by strip while the strip is in cache."""
+"""Sums, products, multiples and normalisations of kernels, combined strip by strip while the strip is in cache."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -154,6 +154,92 @@ class Scaled(Kernel):
 
     def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
         return self.scale * self.base._diagonal(X)
+
+
+@dataclass(frozen=True)
+class Normalized(Kernel):
+    """k(x, z) = k₁(x, z) / √(k₁(x, x) k₁(z, z)): the cosine of φ₁(x) and φ₁(z); 0 where φ₁ is 0.
+
+    Parameters
+    ----------
+    base : Kernel
+        k₁, positive semidefinite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Normalized, Polynomial
+    >>> Normalized(Polynomial(degree=2, gamma=1.0))(np.array([[0.0], [3.0]]))
+    array([[1. , 0.1],
+           [0.1, 1. ]])
+    """
+
+    tag: ClassVar[str] = "normalized"
+
+    base: Kernel
+
+    def __post_init__(self) -> None:
+        _check_part(self.base)
+
+    @property
+    def has_unit_diagonal(self) -> bool:
+        """See base class; zero rows of k₁ apart."""
+        return True
+
+    def fitted(self, X: Any) -> Kernel:
+        """See base class."""
+        return parts.fitted_parts(self, X)
+
+    def encode(self, X: Any) -> Any:
+        """See base class."""
+        return parts.encode_parts(self, X)
+
+    def resolved(self, n_features: int) -> Kernel:
+        """Return the kernel with its part resolved."""
+        base = self.base.resolved(n_features)
+        return self if base is self.base else Normalized(base)
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry: that of the part and two passes."""
+        return self.base.entry_cost(n_features) + EntryCost(0.0, 2 * PASS_SECONDS)
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return an upper bound of the temporary memory: that of the part, and the lengths of the rows."""
+        return self.base.workspace_bytes(n_rows, n_columns, n_features) + 4 * 8 * (n_rows + n_columns)
+
+    def _buffers(self) -> int:
+        return self.base._buffers()
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        # Lengths first: what they need in memory is free again when the part's filler is made.
+        left = self._inverse_lengths(X).astype(dtype, copy=False)
+        right = left if Y is X else self._inverse_lengths(Y).astype(dtype, copy=False)
+        base = self.base._filler(X, Y, dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            base(rows, columns, out)
+            out *= left[rows, np.newaxis]
+            out *= right[columns]
+
+        return fill
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return (self._inverse_lengths(X) > 0).astype(np.float64)
+
+    def _inverse_lengths(self, X: Rows) -> npt.NDArray[np.float64]:
+        return inverse_roots(self.base._diagonal(X), self.base)
+
+
+def inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDArray[np.float64]:
+    """Turn k(x, x) into 1 / √k(x, x), 0 where it is 0, in place; InputError where it is negative."""
+    if diagonal.min(initial=0.0) < 0:
+        raise InputError(
+            f"k(x, x) = {diagonal.min():.3g} for a row under {kernel!r}; expected at least 0: a kernel that is not "
+            "positive semidefinite has no lengths, and cannot be normalised"
+        )
+    np.sqrt(diagonal, out=diagonal)
+    np.divide(1.0, diagonal, out=diagonal, where=diagonal > 0)
+    return diagonal
 
 
 def _check_part(part: object) -> None:

@@ -9,17 +9,21 @@ from typing import Any
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.columns import Columns
-from dkrr.kernels.composite import Product, Scaled, Sum
+from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.graphs import RandomWalk
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.taylor import TaylorRBF
+from dkrr.kernels.text import BagOfWords
 
 _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
     for kernel in (
         Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
-        Precomputed, Sum, Product, Scaled, Columns,
+        TaylorRBF, Normalized,
+        Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk,
     )
 }  # fmt: skip
 

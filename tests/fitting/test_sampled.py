@@ -76,7 +76,7 @@ def test_parts_of_kernels_and_maps_are_drawn():
     whole = drawn(ConcatenatedMap(IdentityMap(), ScaledMap(settings, 2.0)), rows)
     assert isinstance(whole.right.base, NystroemMap)
     kernel = drawn(Linear() + 0.5 * MapKernel(settings), rows)
-    assert isinstance(kernel.right.base.feature_map, NystroemMap)
+    assert isinstance(kernel.right.base.base, NystroemMap)
     for nothing in (Sum(Linear(), RBF()), RandomFourier(RBF(), 4), IdentityMap()):
         assert drawn(nothing, rows) is nothing
 

@@ -1,0 +1,123 @@
+"""Whether a kernel is positive definite on given rows, as far as the eigenvalues of a sample can say."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import scipy.linalg
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.blocks import as_rows
+
+Verdict = Literal["indefinite", "semidefinite", "definite"]
+
+
+@dataclass(frozen=True)
+class SampledSpectrum:
+    """Extreme eigenvalues of the kernel matrix of some of the rows. Made by `smallest_eigenvalue`.
+
+    The matrix of a sample is a principal submatrix, so its eigenvalues lie between those of the whole one (Cauchy's
+    interlacing theorem): a negative one proves that the kernel is indefinite, a positive one does not prove that the
+    whole matrix is definite.
+
+    References
+    ----------
+    R. A. Horn, C. R. Johnson, "Matrix Analysis", 2nd edition, Cambridge University Press 2013, theorem 4.3.28.
+    """
+
+    smallest: float
+    """Upper bound of the smallest eigenvalue of the whole matrix."""
+
+    largest: float
+    """Lower bound of the largest one."""
+
+    n_sampled: int
+    """Rows of the sample."""
+
+    n_rows: int
+    """Rows that it was drawn from."""
+
+    @property
+    def rounding(self) -> float:
+        """Eigenvalues below this in absolute value cannot be told from zero in float64: n · eps · the largest."""
+        return self.n_sampled * float(np.finfo(np.float64).eps) * max(abs(self.smallest), abs(self.largest))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the sample's matrix is: "indefinite", "semidefinite" to rounding (that is, singular), or "definite"."""
+        if self.smallest < -self.rounding:
+            return "indefinite"
+        return "definite" if self.smallest > self.rounding else "semidefinite"
+
+    def __str__(self) -> str:
+        whole = self.n_sampled == self.n_rows
+        rows = f"all {self.n_rows:,} rows" if whole else f"{self.n_sampled:,} of {self.n_rows:,} rows"
+        found = f"eigenvalues from {self.smallest:.3g} to {self.largest:.3g} on {rows} (rounding: {self.rounding:.1g})"
+        if self.verdict == "indefinite":
+            least = f"alpha must exceed {-self.smallest:.3g}" + ("" if whole else ", for all rows perhaps by far")
+            return f"{found}: indefinite, no feature map has this kernel; {least}"
+        if self.verdict == "semidefinite":
+            return (
+                f"{found}: positive semidefinite to rounding, and singular, as where rows repeat or features are fewer "
+                f"than rows; alpha = 0 will fail in the dual form, alpha well above {self.rounding:.1g} will do"
+            )
+        suffix = "" if whole else "; the smallest of all rows may be smaller"
+        return f"{found}: positive definite, condition {self.largest / self.smallest:.2g}{suffix}"
+
+
+def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, seed: int = 0) -> SampledSpectrum:
+    """Return the extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
+
+    Takes O(m²) memory and O(m³) time for a sample of m rows: about a second for 1,000.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    X : ndarray or CSR, shape (n_rows, n_features), or data of the kind that the kernel takes
+        The Gram matrix, for a precomputed kernel.
+    n_sample : int
+        Rows that are drawn without replacement, at least 1; all of them if there are fewer.
+    seed : int
+        Of the draw.
+
+    Returns
+    -------
+    SampledSpectrum
+        Its `verdict`, or `print`, says what the numbers mean.
+
+    Raises
+    ------
+    InputError
+        If there are no rows, or the kernel of the sample holds NaN or infinity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import RBF, Sigmoid, smallest_eigenvalue
+    >>> X = np.random.default_rng(0).standard_normal((200, 3))
+    >>> smallest_eigenvalue(RBF(), X).verdict, smallest_eigenvalue(Sigmoid(), X).verdict
+    ('definite', 'indefinite')
+    """
+    if not isinstance(kernel, Kernel):
+        raise InputTypeError(f"{kernel!r} is not a kernel; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+    for name, value, least in (("n_sample", n_sample, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    kernel = kernel.fitted(X)
+    rows = as_rows(kernel.encode(X))
+    n = rows.shape[0]
+    if n == 0:
+        raise InputError("X has no rows; expected at least one to compute a kernel matrix of")
+    if kernel.is_precomputed and rows.shape[1] != n:
+        raise InputError(f"the precomputed Gram matrix has shape {rows.shape}; expected a square one")
+    if n > n_sample:
+        chosen = np.sort(np.random.default_rng(seed).choice(n, n_sample, replace=False))
+        rows = rows[chosen]
+        if kernel.is_precomputed:
+            rows = rows[:, chosen]
+    K = kernel(rows)
+    if not np.isfinite(K).all():
+        raise InputError(f"the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: look for them in X")
+    values = scipy.linalg.eigvalsh(K, overwrite_a=True, check_finite=False)
+    return SampledSpectrum(float(values[0]), float(values[-1]), len(values), n)

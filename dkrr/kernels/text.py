@@ -1,0 +1,414 @@
+"""The kernel of bags of words: documents that share words are alike."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
+from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Fill, Rows
+from dkrr.kernels.costs import WRITE_SECONDS
+from dkrr.kernels.dot import Cosine, Linear
+
+Weighting = Literal["tfidf", "counts", "binary"]
+
+TOKEN_PATTERN = r"(?u)\b\w\w+\b"
+"""scikit-learn's: two or more letters, digits or underscores."""
+
+# A kernel is told d, not how many terms a document has. An entry takes about 0.5 ns for every one of them: 8 to 16 ns
+# with 14 (text messages), 100 ns with 200 (news), 200 ns with 500 (news in pairs of words), whatever d is.
+TERM_SECONDS = 0.5e-9
+TYPICAL_TERMS = 100
+# For memory, on the safe side: the same three have 14, 200 and 530 on average.
+MANY_TERMS = 1000
+# Rows at unit length, their transposed panels, and what SciPy holds while it makes either, with 64-bit indices.
+TERM_BYTES = 48
+
+
+@dataclass(frozen=True, repr=False)
+class BagOfWords(Kernel):
+    """k(x, z) = Σ wₜ(x) wₜ(z) over the terms t that two documents share, or its cosine.
+
+    `fitted` learns the vocabulary and how rare each term is from a corpus; `encode` turns documents into CSR rows of
+    weights, from which the kernel is then computed: those of scikit-learn's `TfidfVectorizer(norm=None)`. A document
+    without any known term is like nothing, itself included. Hashing (`n_hashed`) needs no vocabulary, and `fitted`
+    learns the rarities alone.
+
+    Parameters
+    ----------
+    weighting : {"tfidf", "counts", "binary"}
+        w: counts times ln((1 + n) / (1 + nₜ)) + 1, where nₜ of n documents have the term; counts; or 1 for every term
+        that is there.
+    cosine : bool
+        Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
+    ngram_range : (int, int)
+        A term is this many words in a row, from the first number to the second.
+    min_df : int or float
+        The vocabulary takes terms of at least this many documents (an int), or of this part of them (a float up to 1).
+    lowercase : bool
+        Make no difference between capital and small letters.
+    token_pattern : str
+        Regular expression of a word; of its one group, if it has one.
+    n_hashed : int, optional
+        Number of columns that terms are hashed to, in place of a vocabulary. Terms that meet in a column are added up:
+        2**18 or more make that rare.
+    vocabulary : sequence of str, optional
+        The terms, one for each column. None: `fitted` learns them.
+    idf : sequence of float, optional
+        What the counts of each column are multiplied by for "tfidf". None: `fitted` learns them.
+
+    Examples
+    --------
+    >>> from dkrr.kernels import BagOfWords
+    >>> documents = ["the cat sat", "the cat ran", "dogs bark"]
+    >>> kernel = BagOfWords().fitted(documents)
+    >>> kernel
+    BagOfWords(vocabulary=<6 terms>, idf=<6 numbers>)
+    >>> kernel(documents).round(2)
+    array([[1.  , 0.54, 0.  ],
+           [0.54, 1.  , 0.  ],
+           [0.  , 0.  , 1.  ]])
+    >>> BagOfWords("counts", cosine=False, vocabulary=["cat", "dog"]).encode(["Cat and cat", "dog"]).toarray()
+    array([[2., 0.],
+           [0., 1.]])
+    """
+
+    tag: ClassVar[str] = "bag_of_words"
+    _strip_buffers: ClassVar[int] = 3
+    """A sparse product (a value and an index of 8 bytes for each entry) and the same made dense."""
+
+    weighting: Weighting = "tfidf"
+    cosine: bool = True
+    ngram_range: tuple[int, int] = (1, 1)
+    min_df: int | float = 1
+    lowercase: bool = True
+    token_pattern: str = TOKEN_PATTERN
+    n_hashed: int | None = None
+    vocabulary: tuple[str, ...] | None = None
+    idf: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weighting not in get_args(Weighting):
+            raise InputError(f"weighting is {self.weighting!r}; expected {', '.join(map(repr, get_args(Weighting)))}")
+        for name in ("cosine", "lowercase"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputTypeError(f"{name} is {getattr(self, name)!r}; expected True or False")
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        object.__setattr__(self, "ngram_range", _checked_range(self.ngram_range))
+        object.__setattr__(self, "min_df", _checked_min_df(self.min_df))
+        _check_pattern(self.token_pattern)
+        if self.n_hashed is not None:
+            object.__setattr__(self, "n_hashed", _whole(self.n_hashed, "n_hashed", 1))
+            if self.vocabulary is not None or self.min_df != 1:
+                raise InputError(
+                    "n_hashed is given beside vocabulary or min_df; expected it alone: hashed terms have no vocabulary"
+                )
+        if self.vocabulary is not None:
+            object.__setattr__(self, "vocabulary", _checked_vocabulary(self.vocabulary))
+        if self.idf is not None:
+            object.__setattr__(self, "idf", self._checked_idf(self.idf))
+
+    def __repr__(self) -> str:
+        # Ten thousand terms would bury every message.
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        for name, what in (("vocabulary", "terms"), ("idf", "numbers")):
+            if name in shown:
+                shown[name] = f"<{len(shown[name])} {what}>"
+        text = (f"{k}={v if k in ('vocabulary', 'idf') else repr(v)}" for k, v in shown.items())
+        return f"{type(self).__qualname__}({', '.join(text)})"
+
+    def fitted(self, X: Any) -> Kernel:
+        """Return the kernel with the vocabulary and the rarities of a corpus; what it has already stays.
+
+        Parameters
+        ----------
+        X : sequence of str, Series or object array of strings
+            The documents. Rows of numbers teach nothing: the kernel comes back as it is.
+
+        Raises
+        ------
+        InputError
+            If there is no document, or no term in them. `InputTypeError` if one is no string; names its number.
+        """
+        if not self._lacks or (documents := as_documents(X)) is None:
+            return self
+        if not documents:
+            raise InputError("the corpus has no document; expected at least 1 to learn the vocabulary from")
+        if self.vocabulary is not None or self.n_hashed is not None:
+            return replace(self, idf=_idf(self._counts(documents)))
+        try:
+            vectorizer = self._vectorizer()
+            counts = vectorizer.fit_transform(documents)
+        except ValueError as error:
+            # Nothing else is left that it could refuse: the settings are checked above.
+            raise InputError(
+                f"none of the {len(documents)} documents has a term: no {self._term} matches token_pattern="
+                f"{self.token_pattern!r}; expected at least one: change token_pattern or ngram_range"
+            ) from error
+        n_having = _document_counts(counts)
+        least = self.min_df if isinstance(self.min_df, int) else self.min_df * len(documents)
+        kept = np.flatnonzero(n_having >= least)
+        if not kept.size:
+            raise InputError(
+                f"min_df={self.min_df} leaves no term: the most frequent one is in {n_having.max()} of "
+                f"{len(documents)} documents; expected at least one to be kept: use a smaller min_df"
+            )
+        terms = vectorizer.get_feature_names_out()
+        return replace(
+            self,
+            vocabulary=tuple(str(terms[k]) for k in kept),
+            idf=_idf(counts[:, kept]) if self.weighting == "tfidf" else None,
+        )
+
+    def encode(self, X: Any) -> Any:
+        """Return the weights of documents, a column for each term; rows of numbers pass as they are.
+
+        Parameters
+        ----------
+        X : sequence of str, Series or object array of strings
+
+        Returns
+        -------
+        CSR array of float64, shape (n_documents, n_terms)
+            Not divided by lengths: the kernel does that.
+
+        Raises
+        ------
+        InputError
+            If the kernel has to be fitted first. `InputTypeError` if a document is no string; names its number.
+        """
+        documents = as_documents(X)
+        if documents is None:
+            return X
+        if self._lacks:
+            # What is learned from a block would depend on the block.
+            raise InputError(
+                f"the bag of words has no {self._lacks} yet; expected a kernel that has learned from a corpus: use "
+                "kernel.fitted(training documents)"
+                + ("" if self._lacks == "idf" else ', or hashing, BagOfWords("counts", n_hashed=2**18)')
+            )
+        counts = self._counts(documents)
+        if self.idf is not None:
+            counts.data *= np.asarray(self.idf)[counts.indices]
+        return counts
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        """Return the cost of one entry for CSR rows of documents: that of the terms they have, whatever d is."""
+        return EntryCost(0.0, WRITE_SECONDS + TERM_SECONDS * min(n_features, TYPICAL_TERMS))
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return an upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average.
+
+        Parameters
+        ----------
+        n_rows, n_columns, n_features : int
+            Shape of the block, and number of columns of X and Y.
+        """
+        rows = (n_rows + n_columns) * (TERM_BYTES * min(n_features, MANY_TERMS) + 64)
+        # The panels are transposed: they have a row for each term, there or not.
+        panels = 8 * (n_features + 1) * (-(-n_columns // PIECE_ROWS) + 2)
+        return rows + panels + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        """See base class."""
+        # Lists, as JSON gives them back: descriptions are compared.
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in super().to_dict().items()}
+
+    @property
+    def has_unit_diagonal(self) -> bool:
+        """See base class."""
+        return self.cosine
+
+    @property
+    def _of_rows(self) -> Kernel:
+        """The kernel of encoded rows."""
+        return Cosine() if self.cosine else Linear()
+
+    @property
+    def _lacks(self) -> str:
+        """What is still to be learned."""
+        if self.vocabulary is None and self.n_hashed is None:
+            return "vocabulary"
+        return "idf" if self.weighting == "tfidf" and self.idf is None else ""
+
+    @property
+    def _term(self) -> str:
+        low, high = self.ngram_range
+        return "word" if high == 1 else f"run of {low} words" if low == high else f"run of {low} to {high} words"
+
+    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+        return self._of_rows._filler(X, Y, dtype)
+
+    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        return self._of_rows._diagonal(X)
+
+    def _vectorizer(self) -> Any:
+        """Return scikit-learn's vectoriser with these settings."""
+        # Inside: processes that only compute blocks get rows of numbers, and need no scikit-learn.
+        from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+
+        settings: dict[str, Any] = {
+            "lowercase": self.lowercase,
+            "token_pattern": self.token_pattern,
+            "ngram_range": self.ngram_range,
+            "binary": self.weighting == "binary",
+            "dtype": np.float64,
+        }
+        if self.n_hashed is not None:
+            # No signs: counts stay counts, and a column in which terms meet is never empty.
+            return HashingVectorizer(n_features=self.n_hashed, norm=None, alternate_sign=False, **settings)
+        return CountVectorizer(vocabulary=None if self.vocabulary is None else list(self.vocabulary), **settings)
+
+    def _counts(self, documents: Sequence[str]) -> Any:
+        """Return how often each document has each known term (or 1 for "binary")."""
+        width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
+        if not documents:
+            return sp.csr_array((0, width or 0), dtype=np.float64)
+        counts = sp.csr_array(self._vectorizer().transform(documents), dtype=np.float64)
+        counts.sum_duplicates()
+        return counts
+
+    def _checked_idf(self, idf: Any) -> tuple[float, ...]:
+        if self.weighting != "tfidf":
+            raise InputError(f'idf is given, but weighting={self.weighting!r} has none; expected weighting="tfidf"')
+        if self.vocabulary is None and self.n_hashed is None:
+            raise InputError("idf is given without vocabulary or n_hashed; expected the terms that it belongs to")
+        width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
+        try:
+            values = np.asarray(idf, np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(f"idf is no list of numbers ({error}); expected one for each term") from error
+        if values.shape != (width,) or not (np.isfinite(values) & (values >= 0)).all():
+            raise InputError(
+                f"idf has shape {values.shape}; expected ({width},) finite numbers of at least 0, one for each term"
+            )
+        return tuple(values.tolist())
+
+
+def as_documents(X: Any) -> list[str] | None:
+    """Return documents as a list of strings, or None for rows of numbers and places where such lie.
+
+    Parameters
+    ----------
+    X : sequence of str, Series or object array of strings; or anything else
+
+    Raises
+    ------
+    InputTypeError
+        If X looks like documents and is none: a lone string, a table with text, or something among them that is no
+        string.
+    """
+    if isinstance(X, str | bytes):
+        raise InputTypeError(
+            f"X is one {type(X).__qualname__}; expected a list of documents: use [X]. (The path of an array is a "
+            "pathlib.Path here.)"
+        )
+    if isinstance(X, Iterator | Set | Mapping):
+        raise InputTypeError(f"X is a {type(X).__qualname__}; expected a list of documents, in order: use list(X)")
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        if all(getattr(dtype, "kind", "O") in "biuf" for dtype in X.dtypes):
+            return None
+        raise InputTypeError(
+            f"X is a table with the columns {', '.join(map(repr, list(X.columns)[:20]))}; expected documents: choose "
+            'the column that holds them, X["text"], or dkrr.kernels.Columns'
+        )
+    if not isinstance(X, list | tuple):
+        kind = getattr(getattr(X, "dtype", None), "kind", "O")
+        if not (hasattr(X, "shape") and hasattr(X, "dtype")) or kind in "biufc":
+            return None
+        # A Series; and not what is lazy, which must not be computed by accident.
+        values = X.to_numpy() if hasattr(X, "to_numpy") and not hasattr(X, "compute") else X
+        if not isinstance(values, np.ndarray):
+            raise InputTypeError(
+                f"X is of type {type(X).__module__}.{type(X).__qualname__} and holds no numbers; expected documents as "
+                "a list, a Series or a numpy array in memory: use X.compute() or X[:]"
+            )
+        if values.dtype.kind in "biufc":
+            return None
+        if values.ndim != 1:
+            raise InputError(f"X has shape {values.shape} and holds no numbers; expected a list of documents: X[:, 0]")
+        X = values.tolist()
+    for number, document in enumerate(X):
+        if not isinstance(document, str):
+            raise InputTypeError(f"document {number} (counted from 0) {_fault(document)}")
+    return list(X)
+
+
+def _fault(document: object) -> str:
+    """Say what is wrong with a document that is no string."""
+    # NaN, NaT and pandas' NA: all that do not equal themselves, for certain.
+    if document is None or (np.isscalar(document) and document != document) or type(document).__name__ == "NAType":
+        return f'is missing ({document}); expected a string: leave it out, or put "" in its place'
+    if isinstance(document, bytes):
+        return 'is bytes; expected a string: decode it first, document.decode("utf-8")'
+    shown = repr(document)
+    shown = shown if len(shown) <= 40 else shown[:40] + "…"
+    return f"is of type {type(document).__qualname__} ({shown}); expected a string: rows of numbers are an array or CSR"
+
+
+def _document_counts(counts: Any) -> npt.NDArray[np.int64]:
+    """Return in how many documents each term is."""
+    return np.bincount(counts.indices, minlength=counts.shape[1])
+
+
+def _idf(counts: Any) -> tuple[float, ...]:
+    """Return scikit-learn's smooth inverse document frequencies, as if one document more had every term."""
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    return tuple(TfidfTransformer(norm=None).fit(counts).idf_.tolist())
+
+
+def _checked_range(value: Any) -> tuple[int, int]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InputTypeError(f"ngram_range is {value!r}; expected two whole numbers, such as (1, 2)")
+    low, high = (_whole(v, "ngram_range", 1) for v in value)
+    if low > high:
+        raise InputError(f"ngram_range is {value!r}; expected the smaller number first")
+    return low, high
+
+
+def _checked_min_df(value: Any) -> int | float:
+    if isinstance(value, float | np.floating):
+        if not 0.0 < value <= 1.0:
+            raise InputError(f"min_df is {value!r}; expected a part in (0, 1], or a whole number of documents")
+        return float(value)
+    return _whole(value, "min_df", 1)
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
+    if value < least:
+        raise InputError(f"{name} is {value}; expected at least {least}")
+    return int(value)
+
+
+def _check_pattern(pattern: Any) -> None:
+    try:
+        n_groups = re.compile(pattern).groups if isinstance(pattern, str) else None
+    except re.error as error:
+        raise InputError(f"token_pattern is {pattern!r}, no regular expression: {error}") from error
+    if n_groups is None:
+        raise InputTypeError(f"token_pattern is {pattern!r}; expected a regular expression as a string")
+    if n_groups > 1:
+        raise InputError(f"token_pattern is {pattern!r} with {n_groups} groups; expected one at most: use (?:…)")
+
+
+def _checked_vocabulary(vocabulary: Any) -> tuple[str, ...]:
+    is_list = isinstance(vocabulary, Sequence | np.ndarray) and not isinstance(vocabulary, str | bytes)
+    if not is_list or not all(isinstance(term, str) for term in vocabulary):
+        what = f"has something other than strings in it: {vocabulary!r:.60}" if is_list else f"is {vocabulary!r:.60}"
+        raise InputTypeError(f"vocabulary {what}; expected a list of strings, one for each column in order")
+    terms = tuple(str(term) for term in vocabulary)
+    if not terms:
+        raise InputError("vocabulary is empty; expected at least 1 term")
+    if len(set(terms)) < len(terms):
+        twice = Counter(terms).most_common(1)[0][0]
+        raise InputError(f"vocabulary has {twice!r} more than once; expected every term once")
+    return terms
