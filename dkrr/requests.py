@@ -39,7 +39,7 @@ def plan(
     coef0: float = 1,
     kernel_params: dict[str, Any] | None = None,
     alpha: Any = 1.0,
-    fit_intercept: bool = False,
+    fit_intercept: bool | None = None,
     form: str = "auto",
     solver: Any = "auto",
     tol: float = 1e-8,
@@ -61,7 +61,7 @@ def plan(
         Rows, columns and targets, instead of X and y.
     kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, tol, memory_limit,
     tile, store
-        As in KernelRidge.
+        As in KernelRidge; fit_intercept=None is that estimator's default.
     workers : int, optional
         Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
     loss : {"squared", "logistic"}
@@ -96,7 +96,7 @@ def plan(
         raise InputError(f"loss={loss!r} is unknown; use 'squared' (KernelRidge) or 'logistic'")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     settings: dict[str, Any] = {
-        "fit_intercept": fit_intercept,
+        "fit_intercept": loss == "logistic" if fit_intercept is None else bool(fit_intercept),
         "form": checked_form(form),
         "tile": checked_tile(tile),
         "solver": checked_solver(solver),
@@ -310,11 +310,21 @@ def checked_multi_class(multi_class: Any) -> bool:
 
 def _columns_of_classes(y: Any, n_classes: int | None, multi_class: str) -> tuple[int, bool]:
     """Columns of scores, and whether they are one softmax."""
-    if n_classes is None:
-        n_classes = 2 if y is None else len(np.unique(load_labels(y)))
+    is_softmax = checked_multi_class(multi_class)
+    if y is not None:
+        labels = load_labels(y)
+        if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
+            raise InputError("y holds no labels of classes but continuous numbers; leave loss='squared' for those")
+        try:
+            n_classes = len(np.unique(labels))
+        except TypeError as error:
+            raise InputError(f"y has labels of mixed types, or missing ones: {error}") from error
+        if n_classes < 2:
+            raise InputError("y has 1 class; a classifier needs samples of at least 2 classes")
+    n_classes = 2 if n_classes is None else n_classes
     if _size(n_classes, "n_classes") < 2:
         raise InputError(f"n_classes={n_classes!r} must be at least 2")
-    return (1, False) if n_classes == 2 else (n_classes, checked_multi_class(multi_class))
+    return (1, False) if n_classes == 2 else (n_classes, is_softmax)
 
 
 def _width(y: Any) -> int:

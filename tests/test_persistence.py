@@ -171,3 +171,23 @@ def test_names_of_columns_do_not_survive_a_fit_without_them(data):
     assert list(model.feature_names_in_) == list("abcde")
     model.fit(da.from_array(data.X), data.y)
     assert not hasattr(model, "feature_names_in_")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([0, 1, 2]), np.array(["a", "bb", "c"]), np.array(["a", "bb", "c"], object), np.array([False, True])],
+    ids=lambda labels: str(labels.dtype),
+)
+@pytest.mark.parametrize("multi_class", ["multinomial", "ovr"])
+def test_a_classifier_and_its_classes(tmp_path, labels, multi_class):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 3))
+    y = labels[np.arange(50) % len(labels)]
+    weight = {label: np.float64(k + 1) for k, label in enumerate(np.unique(y))}
+    model = dkrr.KernelLogisticRegression(0.1, kernel="rbf", multi_class=multi_class, class_weight=weight).fit(X, y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr")
+    assert isinstance(again, dkrr.KernelLogisticRegression) and again.classes_.dtype == model.classes_.dtype
+    assert np.array_equal(again.predict(X), model.predict(X)) and again.class_weight == weight
+    assert np.array_equal(again.predict_log_proba(X), model.predict_log_proba(X))
+    assert np.allclose(again.fit(X, y).predict_proba(X), model.predict_proba(X), rtol=0, atol=1e-7)

@@ -71,6 +71,8 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         f"  predicts    in {'primal' if 'coef' in description['arrays'] else 'dual'} form",
         f"  versions    {json.dumps(description['versions'])}",
     ]
+    if "classes" in description:
+        lines.insert(3, f"  classes     {json.dumps(description['classes'], ensure_ascii=False)}")
     if solve:
         lines.append(
             f"  fit         {solve['form']}, {solve['status']}, {_measure(description)} {solve['residual']:.1e}, "
@@ -180,6 +182,8 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
 
 def write_predictions(predictions: Any, path: str) -> None:
     """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, a block at a time."""
+    if predictions.dtype == object and not hasattr(predictions, "chunks"):
+        predictions = np.array(predictions.tolist())  # strings, of a length of their own
     blocks, dtype = _blocks(predictions), predictions.dtype
     if dtype.kind not in "biuf" and not (dtype.kind == "U" and path.endswith(".npy")):
         raise InputError(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin
+from sklearn.base import ClassifierMixin, clone
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import validate_data
 
@@ -53,7 +53,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     fit_intercept : bool, default=True
         Whether to fit constants that are not penalised.
     class_weight : dict or "balanced", optional
-        Factors of the rows of each class, or n / (number of classes × rows of the class).
+        Factors of the rows of each class, or with n for the sum of all weights n / (number of classes × sum of those
+        of the class).
     multi_class : {"multinomial", "ovr"}, default="multinomial"
         With more than two classes: one softmax of all, or a model of each class against the rest.
     form : {"auto", "primal", "dual"}, default="auto"
@@ -61,11 +62,11 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky" factors the
         system of every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
-        Norm of the gradient of the objective, relative to that where all scores are 0.
+        Norm of the gradient of the objective that is asked for, relative to that where all scores are 0.
     max_iter : int, default=100
         Newton steps.
     warm_start : bool, default=False
-        Begin at the solution of the last fit, if that had the same rows, classes and form.
+        Begin at the solution of the last fit, if that had as many rows, and the same classes, kernel and form.
     memory_limit, tile, store, progress
         As in KernelRidge. With `store` every Newton step is kept, and a fit that was killed goes on after the last one.
 
@@ -78,7 +79,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Only where the model predicts in primal form.
     intercept_ : ndarray of shape (n_models,)
     n_iter_ : int
-        Newton steps.
+        Newton steps (1 where none was needed).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
         The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `plan_`
         and `solve_result_`.
@@ -195,17 +196,19 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Returns
         -------
         list of KernelLogisticRegression
-            Fitted copies of this estimator, one for each λ. This one becomes the last of them.
+            Fitted copies of this estimator, one for each λ; it stays as it is. Their `solve_result_` has the seconds of
+            each λ, and the bytes of all.
         """
-        fitted = self._fit(X, y, sample_weight, checked_path(alphas))
+        first = clone(self)
+        fitted = first._fit(X, y, sample_weight, checked_path(alphas))
         models = []
         for one in fitted:
-            model = KernelLogisticRegression(**{**self.get_params(deep=False), "alpha": one.alpha})
+            # The store belongs to the path.
+            model = type(self)(**{**self.get_params(deep=False), "alpha": one.alpha, "store": None})
             shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", "_last_key")
-            model.__dict__.update({name: self.__dict__[name] for name in shared if name in self.__dict__})
+            model.__dict__.update({name: first.__dict__[name] for name in shared if name in first.__dict__})
             model._take(one)
             models.append(model)
-        self.alpha = fitted[-1].alpha
         return models
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> list[Fitted]:
@@ -264,7 +267,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
         self.plan_: Plan = plan
         self.n_features_in_ = d
-        self._last_key = (plan.form, plan.problem.kernel.to_dict())
+        self._last_key = self._key(plan)
         return fitted
 
     def _again(
@@ -290,8 +293,14 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         if not self.warm_start or start is None or not np.array_equal(classes, self.classes_):
             return None
         size = plan.problem.n if plan.form == "dual" else plan.problem.dimension
-        same = self._last_key == (plan.form, plan.problem.kernel.to_dict())
+        same = self._last_key == self._key(plan)
         return start if same and start.coef.shape == (size, plan.problem.n_targets) else None
+
+    @staticmethod
+    def _key(plan: Plan) -> tuple[Any, ...]:
+        """What must be the same for a fit to begin where another one ended."""
+        p = plan.problem
+        return plan.form, p.kernel.to_dict(), p.fit_intercept, p.is_coupled
 
     def decision_function(self, X: Any) -> Any:
         """Scores of rows.
@@ -392,7 +401,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         kind = self.classes_.dtype.str if self.classes_.dtype.kind != "O" else "object"
         weight = self.class_weight
         if isinstance(weight, dict):
-            weight = [np.asarray(pair, object).tolist() for pair in weight.items()]
+            weight = [[np.asarray(label).tolist(), float(factor)] for label, factor in weight.items()]
         return {
             "classes": labels,
             "class_dtype": kind,

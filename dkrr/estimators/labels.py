@@ -6,6 +6,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -23,6 +24,8 @@ def checked_labels(y: Any) -> NDArray[Any]:
     InputError
         If the shape is wrong, a label is missing, types are mixed, or the numbers are no classes.
     """
+    if sp.issparse(y):
+        raise InputTypeError("y is sparse; give a dense array with a label for every row")
     # Of a plain list NumPy would make strings, whatever is in it.
     labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
@@ -40,7 +43,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
                 f"y contains NaN or infinity: the label of row {bad[0]} is {labels[bad[0]]}. Give every row a label, "
                 f"or leave the row out"
             )
-    check_classification_targets(labels)
+    _check_targets(labels)
     return np.asarray(labels)
 
 
@@ -58,8 +61,15 @@ def _checked_objects(labels: NDArray[Any]) -> NDArray[Any]:
     plain = np.array(labels.tolist())
     # Objects of one type keep it; so do strings, whose type here would depend on the longest one.
     labels = labels if plain.dtype.kind not in "biuf" or plain.ndim != 1 else plain
-    check_classification_targets(labels)
+    _check_targets(labels)
     return labels
+
+
+def _check_targets(labels: NDArray[Any]) -> None:
+    try:
+        check_classification_targets(labels)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"y holds no labels of classes: {error}") from error
 
 
 def _is_itself(label: Any) -> bool:

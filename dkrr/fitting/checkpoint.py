@@ -1,4 +1,4 @@
-"""Checkpoints of conjugate gradient in the run's store, so that a killed run goes on from the last one."""
+"""Checkpoints of iterations in the run's store, so that a killed run goes on from the last one."""
 
 import json
 import time
@@ -51,15 +51,33 @@ class Snapshots:
             return None
         return arrays, json.loads(found["plain"])
 
-    def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
-        """Save; complete when it is noted in the store's description."""
-        group = f"checkpoint-{self._turn}"
+    def keep(self, name: str, arrays: dict[str, Array]) -> None:
+        """Save arrays that do not change any more."""
+        self._fill(name, arrays)
+        self.store.set_note(name, sorted(arrays))
+
+    def _fill(self, group: str, arrays: dict[str, Array]) -> None:
         self.store.delete(group)
         self.store.create_group(group)
         for name, array in arrays.items():
             shape = (array.shape[0], array.shape[1])
             stored = ChunkedArray.create(self.store.at(f"{group}/{name}"), shape, (min(CHUNK_ROWS, shape[0]), shape[1]))
             stored.fill(np.ascontiguousarray(array))
+
+    def kept(self, name: str) -> dict[str, Array] | None:
+        """Return what `keep` saved; None if it was not, or is damaged."""
+        keys = self.store.note(name)
+        try:
+            return None if keys is None else {k: ChunkedArray.open(self.store.at(f"{name}/{k}")).load() for k in keys}
+        except StoreError as error:
+            self.damage = (
+                f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it begins anew"
+            )
+            return None
+
+    def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
+        """Save; complete when it is noted in the store's description."""
+        self._fill(f"checkpoint-{self._turn}", arrays)
         self.store.set_note("checkpoint", {"turn": self._turn, "arrays": sorted(arrays), "plain": json.dumps(plain)})
         self._turn = 1 - self._turn
 

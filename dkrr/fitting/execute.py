@@ -25,7 +25,7 @@ from dkrr.solvers.result import direct_status
 NEWTON_ADVICE = {
     Status.STALLED: (
         "stalled, since no step makes it smaller. It is what rounding and the solver of the Newton systems attain: "
-        "increase tol or alpha, or use solver='cholesky'"
+        "increase tol or alpha; with conjugate gradient raise its max_iterations, or use solver='cholesky'"
     ),
     Status.MAX_ITERATIONS: (
         "stopped at max_iter. Raise it (with store= a fit goes on where it stopped), or increase alpha: where the "

@@ -1,4 +1,4 @@
-"""Complete factorisations that precondition conjugate gradient: for ridge regression in float32."""
+"""Complete factorisations that precondition conjugate gradient."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal

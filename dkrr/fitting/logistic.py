@@ -30,7 +30,6 @@ from dkrr.fitting.newton_dual import (
     ByDenseFactors,
     ByLowRank,
     ByTiledFactors,
-    DenseGram,
     DualObjective,
     DualPoint,
     Preconditioning,
@@ -41,13 +40,14 @@ from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace, open_workspace
 from dkrr.linalg.columns import ColumnSource
+from dkrr.linalg.incore import DenseGram
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.planning.iterative import INNER_TOL
+from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord
@@ -160,15 +160,15 @@ _Found = tuple[Start, Status, NewtonState, float, float, int]
 def _minimise(
     data: LabelledData, plan: Plan, room: _Room, progress: Progress, max_iter: int, start: Start
 ) -> list[_Found]:
-    found, state, current, references = _resumed(room, progress, plan.problem.tol)
+    found, state, current, references = _resumed(room, progress, plan.problem.tol, max_iter)
     for alpha in data.alphas[len(found) :]:
         begun = time.perf_counter()
         objective = room.objective(alpha, start if current is None else current)
-        objective.begin(references)  # type: ignore[attr-defined]
+        objective.begin(references)
         references = objective.references
         save = _saver(room, objective, found)
         outcome = Newton(objective, plan.problem.tol, max_iter, progress, save).run(state)
-        outcome.state.messages += objective.messages  # type: ignore[attr-defined]
+        outcome.state.messages += objective.messages
         point = _point(objective)
         seconds, inner = time.perf_counter() - begun, sum(s.inner_iterations for s in outcome.state.history)
         found.append((point, outcome.status, outcome.state, seconds, outcome.gradient, inner))
@@ -207,11 +207,11 @@ def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[
 
     def save(state: NewtonState | None) -> None:
         arrays: dict[str, Array] = {"references": objective.references[None, :]}
-        for k, (point, *_) in enumerate(found):
-            arrays |= {f"coef-{k}": point.coef, f"intercept-{k}": point.intercept[None, :]}
-        if state is not None:
+        if state is None:
+            checkpoints.keep(f"model-{len(found) - 1}", _arrays_of(found[-1][0]))
+        else:
             point = _point(objective)
-            arrays |= {"coef": point.coef, "intercept": point.intercept[None, :]}
+            arrays |= _arrays_of(point)
             if isinstance(objective, DualObjective):
                 arrays["scores"] = objective.point.scores
         plain = {
@@ -224,6 +224,10 @@ def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[
         checkpoints.write(arrays, plain)
 
     return save
+
+
+def _arrays_of(point: Start) -> dict[str, Array]:
+    return {"coef": point.coef, "intercept": point.intercept[None, :]}
 
 
 def _plain_state(state: NewtonState) -> dict[str, Any]:
@@ -242,7 +246,7 @@ class _Resumed(Start):
 
 
 def _resumed(
-    room: _Room, progress: Progress, tol: float
+    room: _Room, progress: Progress, tol: float, max_iter: int
 ) -> tuple[list[_Found], NewtonState | None, Start | None, Array | None]:
     """Models that are done, and the state, point and references that the next one goes on from."""
     checkpoints = room.checkpoints
@@ -255,17 +259,22 @@ def _resumed(
     arrays, plain = read
     found: list[_Found] = []
     for k, done in enumerate(plain["done"]):
-        point = Start(arrays[f"coef-{k}"], arrays[f"intercept-{k}"][0])
+        kept = checkpoints.kept(f"model-{k}") if checkpoints is not None else None
+        if kept is None:
+            break
+        point = Start(kept["coef"], kept["intercept"][0])
         found.append(
             (point, Status[done["status"]], _state_of(done["state"]), done["seconds"], done["gradient"], done["inner"])
         )
     references = arrays["references"][0]
     for k, (point, status, state, _, gradient, _) in enumerate(found):
-        if status is not Status.CONVERGED or gradient > tol:
-            # It was not finished: a larger max_iter or a smaller tol may be wanted now.
+        stopped = status is Status.MAX_ITERATIONS and state.step < max_iter
+        if stopped or (status is Status.CONVERGED and gradient > tol):
+            # It was not finished: a larger max_iter or a smaller tol is wanted now.
             return found[:k], replace(state, useless=0), point, references
-    if plain["state"] is None:
-        return found, None, found[-1][0], references
+    if plain["state"] is None or len(found) < len(plain["done"]):
+        damage = checkpoints.damage if checkpoints is not None else ""
+        return found, NewtonState(messages=[damage]) if damage else None, found[-1][0] if found else None, references
     state = _state_of(plain["state"])
     progress.note(f"going on after Newton step {state.step}")
     return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores")), references
@@ -303,7 +312,10 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
         stack.enter_context(blas.one_thread(small))
         work = stack.enter_context(open_workspace(plan, store, progress))
         team = Team.of_workspace(plan, work)
-        room = (_shared_primal_room if plan.form == "primal" else _shared_dual_room)(data, plan, team, work, stack)
+        if plan.form == "primal":
+            room = _shared_primal_room(data, plan, team, work)
+        else:
+            room = _shared_dual_room(data, plan, team, work, stack)
         room.owner, room.meter = work.temporary, work.meter
         if plan.chosen.keeps_rows:
             room.settle = lambda: work.count_kept_rows(room.rows)
@@ -346,8 +358,8 @@ def _dual_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, run: str,
     preconditioning: Preconditioning = Unconditioned()
     if plan.chosen.rank_limit:
         product, pivot_seconds = rates_of_growth(plan)
-        # The curvature of a row is at most a quarter of its weight.
-        enough = pays_no_more(8 * min(data.alphas), INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
+        shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
+        enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
         with team.progress.stage("preconditioner", 1.0):
             factor = pivoted_factor(plan, team, columns, run, data.weights, enough)
         preconditioning = ByLowRank(factor)
@@ -405,7 +417,7 @@ def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspac
     return _Room(rows.rows if isinstance(rows, ResidentRows) else rows, make, team.checkpoints, work.record)
 
 
-def _shared_primal_room(data: LabelledData, plan: Plan, team: Team, work: Workspace, stack: ExitStack) -> _Room:  # noqa: ARG001
+def _shared_primal_room(data: LabelledData, plan: Plan, team: Team, work: Workspace) -> _Room:
     rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block)
     by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
     work.store.create_group("labels")

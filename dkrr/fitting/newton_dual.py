@@ -19,9 +19,9 @@ from dkrr.linalg.curvature import (
     ScaledLowRank,
     factor_scale,
 )
-from dkrr.linalg.incore import DenseSystem, substituted
+from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
-from dkrr.linalg.operator import Operator, Precision, column_sizes
+from dkrr.linalg.operator import Operator, column_sizes
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
@@ -36,29 +36,6 @@ SMALL_SCALE = 1e-3
 """Relative to the largest c: only where c is smaller may r be left to the other part of the step."""
 DIRECT_TOL = 1e-9
 """Relative residual of a Newton system for which a complete factor is a solution and not a preconditioner."""
-
-
-class DenseGram(Operator):
-    """K in memory, by its upper triangle; factors of K + diag(s) take its lower one.
-
-    Parameters
-    ----------
-    matrix : ndarray of shape (n, n)
-        Symmetric; overwritten.
-    """
-
-    def __init__(self, matrix: Array) -> None:
-        self.n = len(matrix)
-        self.system = DenseSystem(matrix)
-
-    def multiply(
-        self,
-        vectors: Array,
-        precision: Precision = "float64",  # noqa: ARG002
-        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
-    ) -> Array:
-        """See base class; always in float64."""
-        return self.system.multiply(vectors)
 
 
 class Preconditioning(ABC):
@@ -213,9 +190,9 @@ class DualObjective(Objective):
             g = like.gradient(np.zeros_like(p.scores), data.codes, data.weights)
             with self._readable():
                 norms = self._norms(g, self.gram.multiply(g), g)
-            # Gradients that cancel to rounding are zero.
-            size = like.per_system((np.abs(g) ** 2).sum(axis=0) * self.largest)
-            self.references = np.where(norms > NEGLIGIBLE * np.sqrt(size), norms, 0.0)
+            # Gradients that cancel to rounding, which is that of rᵀKr, are zero.
+            rounding = 10 * float(np.finfo(float).eps) * data.n * self.largest * (g**2).sum(axis=0)
+            self.references = np.where(norms**2 > like.per_system(rounding), norms, 0.0)
         solved = np.broadcast_to(self.references == 0, like.n_columns)
         if p.coef[:, solved].any() or p.intercept[solved].any():
             # The solution is at zero, by which other starts could not be judged.
@@ -256,7 +233,7 @@ class DualObjective(Objective):
         self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(m)
         whole = like.root(self.point.scores, self.data.weights)
         self._direction, self._change = np.zeros((n, m)), np.zeros((n, m))
-        self._intercept_change, slopes = np.zeros(m), np.zeros(m)
+        self._intercept_change = np.zeros(m)
         batches = [self._columns]
         if self.preconditioning.is_complete and like.n_systems > 1:
             batches = [np.array([k]) for k in self._columns]  # one factor at a time
@@ -301,7 +278,7 @@ class DualObjective(Objective):
         preconditioner = self._preconditioner(root, curvature, columns)
         sizes = column_sizes(right_sides)
         # Once more: where next to nothing is left of a right-hand side, most of it is outside.
-        right_sides = self._within(root, curvature, right_sides / sizes)
+        right_sides = curvature.within(right_sides / sizes)
         is_direct = self.preconditioning.is_complete and isinstance(root, DiagonalRoot)
         outcome = Iteration(
             operator=CurvatureOperator(self.gram, curvature),
@@ -325,13 +302,6 @@ class DualObjective(Objective):
             offset = -left @ curvature.inverse_total
             self._intercept_change[columns] = offset
             self._change[:, columns] += offset
-
-    def _within(self, root: Root, curvature: Curvature, x: Array) -> Array:
-        """Return the part of stacked vectors that the system acts on."""
-        inner = curvature.unstack(x)
-        if isinstance(root, SoftmaxRoot):
-            inner = root.project(inner)
-        return curvature.stack(curvature.project(inner))
 
     def _split(self, root: Root, r: Array) -> tuple[Array, Array]:
         """q, and r − C q where that is more than rounding."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.incore import DenseSystem, mirror_lower_blocks
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
 from dkrr.linalg.normal import Segment
@@ -63,14 +64,15 @@ class PrimalObjective(Objective):
         if references is not None:
             self.references = references
         elif self.point.any():
-            self.references = self._norms(self._evaluate(np.zeros_like(self.point))[1])
+            self.references = self._beyond_rounding(self._evaluate(np.zeros_like(self.point)))
         if len(self.references):
             # Where the gradient at zero vanishes so does the solution, and other starts could not be judged.
             solved = np.broadcast_to(self.references == 0, self.point.shape[1])
             self.point = np.where(solved, 0.0, self.point)
-        self._take(self.point, self._evaluate(self.point))
+        found = self._evaluate(self.point)
+        self._take(self.point, found)
         if len(self.references) == 0:
-            self.references = self.gradients
+            self.references = self._beyond_rounding(found)
 
     def _evaluate(self, coef: Array) -> tuple[Array, Array, Array]:
         """Objective, its gradient, and the curvature of the likelihood."""
@@ -81,6 +83,17 @@ class PrimalObjective(Objective):
         penalised = self._penalties * coef
         values = values + self.passes.likelihood.per_system(0.5 * (penalised * coef).sum(axis=0))
         return values, gradient + penalised, curvature
+
+    def _beyond_rounding(self, found: tuple[Array, Array, Array]) -> Array:
+        """Norms of gradients at zero; 0 where terms cancel to rounding."""
+        values, gradient, curvature = found
+        norms = self._norms(gradient)
+        if self.passes.curvature == "matrix":
+            squares = np.array([matrix.trace() for matrix in curvature])
+        else:
+            squares = self.passes.likelihood.per_system(curvature.sum(axis=0))
+        # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
+        return np.where(norms > 100 * float(np.finfo(float).eps) * np.sqrt(squares * values), norms, 0.0)
 
     def _norms(self, gradient: Array) -> Array:
         return np.asarray(np.sqrt(self.passes.likelihood.per_system((gradient**2).sum(axis=0))))
@@ -108,24 +121,33 @@ class PrimalObjective(Objective):
             matrix = self._curvature[batch[0] if like.n_systems > 1 else 0]
             mirror_lower_blocks(matrix)
             shift = np.tile(self._penalties[:, 0], len(batch))
-            if self.passes.fit_intercept:
-                self._free_of_gauge(matrix, shift, len(batch))
+            self._free_of_gauge(matrix, shift, len(batch))
             right_side = -np.ascontiguousarray(self._gradient[:, batch].T).reshape(-1, 1)
-            x = DenseSystem(matrix).solve(shift, right_side)
+            try:
+                x = DenseSystem(matrix).solve(shift, right_side)
+            except NotPositiveDefiniteError as error:
+                raise NotPositiveDefiniteError(
+                    f"kernel logistic regression, λ = alpha = {self.alpha:g}: the curvature is not positive definite "
+                    f"at feature {error.row % p}: λ is below its rounding. Increase alpha, or scale the columns of X",
+                    error.row % p,
+                ) from None
             self._direction[:, batch] = x.reshape(len(batch), p).T
 
     def _free_of_gauge(self, matrix: Array, shift: Array, m: int) -> None:
-        """Make the matrix definite in directions that the objective does not depend on.
+        """Make the matrix definite in directions that the step has no part in.
 
-        Equal intercepts for all classes of a softmax change nothing, nor does any intercept where every probability is
-        0 or 1 to the last digit. The gradient has no part in these directions, so neither has the step.
+        Equal coefficients of a feature in all classes of a softmax change no probability; with a penalty they are 0.
+        Only 2λ would hold them up, and nothing those of the constant. Nor does an intercept matter where every
+        probability is 0 or 1 to the last digit.
         """
         p = self.passes.dimension
-        last = np.arange(m) * p + p - 1
-        size = max(float(matrix[last, last].mean()), float(np.finfo(float).tiny) ** 0.5)
+        diagonal = matrix.diagonal().reshape(m, p)
         if m > 1:
-            matrix[np.ix_(last, last)] += size
-        shift[last] += np.where(matrix[last, last] > 0, 0.0, 1.0)
+            equal = np.einsum("kjlj->jkl", matrix.reshape(m, p, m, p))
+            equal += np.maximum(diagonal.mean(axis=0), float(np.finfo(float).tiny) ** 0.5)[:, None, None]
+        if self.passes.fit_intercept:
+            last = np.arange(m) * p + p - 1
+            shift[last] += np.where(matrix[last, last] > 0, 0.0, 1.0)
 
     def _iterate(self, columns: NDArray[np.intp], forcing: float) -> None:
         p, like = self.passes.dimension, self.passes.likelihood

@@ -73,6 +73,13 @@ class Curvature:
             return x
         return x - self.constant(self.root.apply(x).sum(axis=0) @ self.inverse_total)
 
+    def within(self, x: Array) -> Array:
+        """Return the part of stacked vectors that the system acts on."""
+        inner = self.unstack(x)
+        if isinstance(self.root, SoftmaxRoot):
+            inner = self.root.project(inner)
+        return self.stack(self.project(inner))
+
     def constant(self, b: Array) -> Array:
         """Ĉ b = Cᵀ (1 bᵀ), of shape (n, m)."""
         return self.root.adjoint(np.broadcast_to(b, self.root.scale.shape))
@@ -242,8 +249,7 @@ class Wrapped(Preconditioner):
 class Classwise(Wrapped):
     """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
 
-    What of the curvature couples the classes is in the projections alone; of the rest M knows everything, so the
-    number of iterations depends on the number of classes and little else.
+    What of the curvature couples the classes is in the projections alone; of the rest M may know everything.
     """
 
     root: SoftmaxRoot
@@ -288,13 +294,17 @@ class Constrained(Wrapped):
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
+        # In exact arithmetic the projections change nothing. What rounding leaves outside would be kept by the shift,
+        # and grow iteration by iteration.
+        c = self.curvature if self._is_stacked else self.curvature.of_columns(columns)
+        residuals = c.within(residuals)
         z = self.base.apply(residuals, columns)
         if self._is_stacked:
             z -= self._solved @ (self._inverse @ (self._solved.T @ residuals))
-            return z
-        solved = self._solved[:, columns]
-        z -= solved * ((solved * residuals).sum(axis=0) * self._inverse[columns])
-        return z
+        else:
+            solved = self._solved[:, columns]
+            z -= solved * ((solved * residuals).sum(axis=0) * self._inverse[columns])
+        return c.within(z)
 
     def grow(self) -> bool:
         """See base class."""

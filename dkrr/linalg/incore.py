@@ -14,6 +14,7 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
+from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.rows import Rows
 
@@ -106,6 +107,29 @@ class DenseSystem:
         # The diagonal that was read is that of L.
         r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x
         return r
+
+
+class DenseGram(Operator):
+    """K in memory, by its upper triangle; factors of K + diag(s) take its lower one.
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (n, n)
+        Symmetric; overwritten.
+    """
+
+    def __init__(self, matrix: NDArray[np.float64]) -> None:
+        self.n = len(matrix)
+        self.system = DenseSystem(matrix)
+
+    def multiply(
+        self,
+        vectors: NDArray[np.float64],
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> NDArray[np.float64]:
+        """See base class; always in float64."""
+        return self.system.multiply(vectors)
 
 
 def factor_in_place(a: NDArray[np.float64]) -> None:

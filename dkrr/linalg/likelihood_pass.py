@@ -4,7 +4,6 @@ The scores Φβ + b are computed where the rows are, from the coefficients that 
 long as the rows is kept or sent. The intercept is a last feature that is 1 everywhere.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.features import FeatureMap, IdentityMap
-from dkrr.linalg.likelihood import DiagonalRoot, Likelihood, SoftmaxRoot
+from dkrr.linalg.likelihood import DiagonalRoot, Likelihood, Root, SoftmaxRoot
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import read_range
@@ -159,11 +158,12 @@ def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
     return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
 
 
-def _add_matrices(matrices: Array, phi: Array, root: DiagonalRoot | SoftmaxRoot | Any) -> None:
+def _add_matrices(matrices: Array, phi: Array, root: Root) -> None:
     if isinstance(root, DiagonalRoot):
         for k, matrix in enumerate(matrices):
             blas.syrk(matrix, phi * root.scale[:, k, None], transpose=True, beta=1.0)
         return
+    assert isinstance(root, SoftmaxRoot)
     p, m = phi.shape[1], root.scale.shape[1]
     shares = root.scale * root.unit
     for k in range(m):
@@ -194,7 +194,6 @@ class CurvatureProduct(Operator):
     segments: tuple[Segment, ...]
     executor: Executor
     coef: Array
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def __post_init__(self) -> None:
@@ -216,6 +215,5 @@ class CurvatureProduct(Operator):
         tasks = [Task(f"curvature-{k}", curvature_product, (self.passes, s)) for k, s in enumerate(self.segments)]
         total, record = self.executor.total(tasks, (coef, np.ascontiguousarray(vectors)))
         self.record.add(record)
-        self.on_pass()
         found: Array = np.asarray(total)
         return np.ascontiguousarray(found.T).reshape(-1, 1) if self._is_coupled else found

@@ -6,6 +6,7 @@ K. How many steps there are is an estimate (`Problem.n_steps`).
 
 from dataclasses import replace
 
+from dkrr.errors import PlanError
 from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.factored import apply_bytes, apply_cost
@@ -24,6 +25,7 @@ from dkrr.planning.candidates import (
 )
 from dkrr.planning.iterative import (
     COUPLED_ITERATIONS,
+    CURVATURE_SHIFT,
     INNER_TOL,
     NEWTON_VECTORS,
     PASSES_A_STEP,
@@ -72,6 +74,11 @@ def _direct(p: Problem, r: Resources, form: Form) -> list[Candidate]:
     if form == "primal":
         side = ((p.dimension or 0) + 1) * (p.n_targets if p.is_coupled else 1)
         if side > MAX_MATRIX_SIDE:
+            if isinstance(p.solver, Cholesky) and p.form == "primal":
+                raise PlanError(
+                    f"solver='cholesky' in primal form holds a matrix of {side:,} rows, of which {MAX_MATRIX_SIDE:,} "
+                    f"are the most; use solver='cg', or form='dual'. Nothing was computed"
+                )
             return []
         return [_primal(p, r, place, "cholesky") for place in caller_and_workers(p, r)]
     return ([] if p.wants_tiles else [dense(p, r)]) + _tiled(p, r, "float64")
@@ -171,7 +178,7 @@ def _factored(p: Problem, r: Resources, place: Place, grid: TileGrid, segment: i
         seconds=whole.seconds + products * product + steps * m * inner * rates.seconds(apply),
         read_bytes=whole.read_bytes + x_read + steps * m * inner * apply.read_bytes,
         written_bytes=whole.written_bytes * itemsize / 8 + steps * checkpoint,
-        disk_bytes=whole.disk_bytes + factors - factor_bytes(grid) + 2 * checkpoint,
+        disk_bytes=whole.disk_bytes + factors - factor_bytes(grid) + (1 + len(p.alphas)) * checkpoint,
         peak_bytes=peak,
         solver="cholesky" if itemsize == 8 else "cg",
         has_factor=itemsize == 4,
@@ -204,7 +211,9 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
         systems, side = (1, dimension * m) if p.is_coupled else (m, dimension)
         solve = rates.seconds(dense_cost(side, 1, systems), r.local_threads)
     else:
-        inner = primal_iterations_expected(replace(p, alphas=tuple(8 * a for a in p.alphas), tol=INNER_TOL))
+        inner = primal_iterations_expected(
+            replace(p, alphas=tuple(CURVATURE_SHIFT[p.is_coupled] * a for a in p.alphas), tol=INNER_TOL)
+        )
         one += inner * (1.5 * stream + p.n * m * LIKELIHOOD_SECONDS)
     staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
     held = p.x_in_memory and place.execution == "memory"

@@ -49,8 +49,14 @@ class Objective(ABC):
     """Norm of its gradient."""
     references: Array
     """Norm of its gradient where all scores are 0, by which gradients are judged."""
+    messages: list[str]
+    """What an iterative solver did on its way."""
     inner_iterations: int = 0
     """Of the iterative solver, over all steps."""
+
+    @abstractmethod
+    def begin(self, references: Array | None = None) -> None:
+        """Compute values and gradients at the first point, and the references unless they are given."""
 
     @abstractmethod
     def find_direction(self, is_open: Mask, forcing: float) -> Array:

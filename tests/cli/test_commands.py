@@ -10,7 +10,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from dkrr import KernelRidge
+from dkrr import KernelLogisticRegression, KernelRidge, save
 from dkrr.cli import dkrr
 from dkrr.machine import Profile
 from dkrr.machine.profile import machine_fingerprint, save_profile
@@ -57,6 +57,27 @@ def test_one_alpha_for_each_target_and_a_store(files):
     assert "factorisation" in result.stderr
 
 
+@pytest.mark.parametrize("kind", ["U", "O", "i"])
+def test_classes_and_probabilities(data, files, tmp_path, kind):
+    labels = np.where(data.X[:, 0] > 0, 1, 0)
+    names = labels if kind == "i" else np.array(["low", "high"])[labels].astype(object if kind == "O" else str)
+    model = tmp_path / "classes.zarr"
+    if kind == "O":  # a file of objects would be a pickle
+        save(KernelLogisticRegression(kernel="rbf").fit(data.X, names), model)
+    else:
+        np.save(tmp_path / "labels.npy", names)
+        arguments = ["--x", files / "x.npy", "--y", tmp_path / "labels.npy", "--kernel", "rbf", "--model", model]
+        report = run("fit", "--logistic", *arguments, "--quiet").output
+        assert "gradient" in report and "steps" in report and "CONVERGED" in report
+    assert ("low" in run("info", model).output) == (kind != "i")
+    run("predict", "--model", model, "--x", files / "x.npy", "--out", tmp_path / "out.npy")
+    assert (np.load(tmp_path / "out.npy") == names).mean() > 0.9
+    run("predict", "--model", model, "--x", files / "x.npy", "--out", tmp_path / "p.zarr", "--proba")
+    probabilities = zarr.open_array(str(tmp_path / "p.zarr"))[...]
+    assert probabilities.shape == (len(labels), 2) and np.allclose(probabilities.sum(axis=1), 1)
+    assert "relative gradient" in run("convergence", model).output
+
+
 def test_plan_without_data_and_with_it(files):
     text = run("plan", "--n", 200_000, "--d", 50, "--kernel", "rbf", "--memory-limit", "8GiB", "--workers", 2).stdout
     assert "dual" in text and "because" in text and "rejected" in text
@@ -98,6 +119,11 @@ def test_calibrate_is_used_by_the_next_plan(tmp_path):
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"], "must be >= 0"),
         (["fit", "--x", "{}/x.npy"], "Missing option"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--model", "{}/m", "--logistic"], "no labels of classes"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--max-iter", "3"], "give --logistic"),
+        (["plan", "--n", "100", "--d", "3", "--multi-class", "ovr"], "give --logistic"),
+        (["plan", "--n", "100", "--d", "3", "--logistic", "--n-classes", "1"], "at least 2"),
+        (["plan", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--logistic"], "continuous"),
         (["calibrate", "--folder", "{}/nowhere"], "is not there"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--scheduler", "tcp://127.0.0.1:9"],

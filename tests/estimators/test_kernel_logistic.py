@@ -458,8 +458,6 @@ class TestPaths:
             assert found.solve_result_.status.name == "CONVERGED" and found.solve_result_.residual <= 1e-9
             assert found.get_params() == model.get_params() | {"alpha": alpha}
         assert sum(m.n_iter_ for m in path) < sum(m.n_iter_ for m in separate)
-        assert model.alpha == self.ALPHAS[-1]
-        assert_array_equal(model.decision_function(X_new), path[-1].decision_function(X_new))
 
     def test_of_one_is_a_fit(self):
         X, codes, _, _ = samples(2)
@@ -467,7 +465,7 @@ class TestPaths:
         (found,) = model.fit_path(X, codes, [0.3])
         expected = KernelLogisticRegression(0.3, kernel="rbf").fit(X, codes)
         assert_array_equal(found.dual_coef_, expected.dual_coef_)
-        assert found is not model and model.alpha == 0.3
+        assert found is not model and model.alpha == 1.0
 
     def test_models_can_be_used_and_fitted_by_themselves(self):
         X, codes, _, X_new = samples(3)
@@ -834,3 +832,59 @@ class TestStore:
         again = KernelLogisticRegression(**settings).fit(X, codes)
         assert_array_equal(again.dual_coef_, first.dual_coef_)
         assert again.n_iter_ == first.n_iter_
+
+
+class TestRoundingIsNotTakenForMore:
+    @pytest.mark.parametrize("alpha", [1.0, 1e-2, 1e-4, 1e-5])
+    def test_unscaled_data_of_three_classes(self, alpha):
+        from sklearn.datasets import load_wine
+
+        model = KernelLogisticRegression(alpha=alpha).fit(*load_wine(return_X_y=True))
+        assert model.solve_result_.status.name == "CONVERGED"
+
+    @pytest.mark.parametrize("alpha", [1e-5, 1e-6, 1e-7])
+    def test_a_softmax_with_intercept_and_a_small_penalty(self, alpha):
+        X = np.random.default_rng(0).normal(size=(60, 3))
+        y = np.digitize(X[:, 0], [-0.5, 0.5])
+        assert KernelLogisticRegression(alpha, kernel="rbf").fit(X, y).solve_result_.status.name == "CONVERGED"
+
+    @pytest.mark.parametrize("column", [[1, 1, 1, 1e5], [1, 1, 1, 1e8]], ids=str)
+    def test_columns_of_very_different_sizes(self, column):
+        X = np.random.default_rng(0).normal(size=(500, 4))
+        y = np.digitize(X[:, 0] + X[:, 3] + 0.3 * np.random.default_rng(1).normal(size=500), [-0.5, 0.5])
+        model = KernelLogisticRegression(alpha=1e-3, form="primal").fit(X * column, y)
+        assert model.solve_result_.status.name == "CONVERGED" and model.score(X * column, y) > 0.8
+
+    @pytest.mark.parametrize("copies", [1, 3])
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    @every_solver
+    def test_gradients_that_cancel_at_zero(self, form, solver, copies):
+        rng = np.random.default_rng(0)
+        A = np.vstack([rng.normal(size=(30, 3))] * copies)
+        X, y = np.vstack([A, A]), np.repeat([0, 1], len(A))
+        order = rng.permutation(len(X))
+        model = KernelLogisticRegression(alpha=0.1, form=form, solver=solver).fit(X[order], y[order])
+        assert model.solve_result_.status.name == "CONVERGED"
+        assert_allclose(model.predict_proba(X), 0.5, atol=1e-8)
+
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    def test_a_warm_start_from_a_model_with_an_intercept(self, form):
+        X, y, _, _ = samples(3)
+        model = KernelLogisticRegression(alpha=ALPHA, kernel=KERNELS["polynomial"], warm_start=True, form=form).fit(
+            X, y
+        )
+        model.set_params(fit_intercept=False).fit(X, y)
+        fresh = clone(model).fit(X, y)
+        assert_array_equal(model.intercept_, 0.0)
+        assert_allclose(model.predict_proba(X), fresh.predict_proba(X), atol=1e-7)
+
+
+def test_a_path_leaves_its_estimator_alone():
+    class Own(KernelLogisticRegression):
+        """Of a user."""
+
+    X, y, _, _ = samples(2)
+    estimator = Own(alpha=3.0)
+    models = estimator.fit_path(X, y, [1.0, 0.1])
+    assert estimator.alpha == 3.0 and not hasattr(estimator, "classes_")
+    assert [type(m) for m in models] == [Own, Own] and [m.alpha for m in models] == [1.0, 0.1]

@@ -71,14 +71,15 @@ def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, clas
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
 
 
-def test_a_damaged_checkpoint_begins_anew(tmp_path):
+@pytest.mark.parametrize("where", ["model-0/coef/c.*", "checkpoint-*/references/c.*"])
+def test_what_is_damaged_is_found_anew(tmp_path, where):
     X, y = data(300, 3)
     store = tmp_path / "run.zarr"
     settings = {**RBF, "alpha": 0.01, "solver": "cg", "store": str(store)}
     whole = KernelLogisticRegression(**settings).fit(X, y)
-    for path in store.glob("checkpoint-*/coef-0/c.*"):
+    for path in store.glob(where):
         damaged = bytearray(path.read_bytes())
-        damaged[100] ^= 1
+        damaged[5] ^= 1
         path.write_bytes(bytes(damaged))
     again = KernelLogisticRegression(**settings).fit(X, y)
     assert again.n_iter_ == whole.n_iter_ and "damaged" in " ".join(again.solve_result_.messages)
