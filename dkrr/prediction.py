@@ -8,6 +8,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
@@ -95,6 +96,8 @@ def predict_block(model: FittedFunction, x: Any) -> NDArray[np.float64]:
     """
     m = x.shape[0]
     if model.coef is not None and model.feature_map is not None:
+        if sp.issparse(x) and model.feature_map.keeps_sparse:
+            return np.asarray(model.feature_map.multiply(x, model.coef) + model.intercept)
         return blas.product(model.feature_map.transform(x), model.coef) + model.intercept
     assert model.dual_coef is not None
     if model.kernel.is_precomputed:

@@ -1,6 +1,6 @@
 """Naive double loops that say what the fast code has to compute. Never used outside tests."""
 
-from math import exp, sqrt, tanh
+from math import exp, factorial, sqrt, tanh
 
 import numpy as np
 
@@ -9,15 +9,18 @@ from dkrr.kernels import (
     RBF,
     AdditiveChi2,
     Chi2,
+    Columns,
     Cosine,
     Laplacian,
     Linear,
     Matern,
+    Normalized,
     Polynomial,
     Product,
     Scaled,
     Sigmoid,
     Sum,
+    TaylorRBF,
 )
 
 
@@ -65,7 +68,15 @@ _ENTRIES = {
     Linear: lambda k, x, z: _dot(x, z),
     Polynomial: lambda k, x, z: (_gamma(k, x) * _dot(x, z) + k.coef0) ** k.degree,
     Sigmoid: lambda k, x, z: tanh(_gamma(k, x) * _dot(x, z) + k.coef0),
+    Columns: lambda k, x, z: naive_entry(k.base, x[k.numbers(len(x))], z[k.numbers(len(z))]),
     Cosine: _cosine,
+    TaylorRBF: lambda k, x, z: (
+        exp(-_gamma(k, x) * (_dot(x, x) + _dot(z, z)))
+        * sum((2 * _gamma(k, x) * _dot(x, z)) ** j / factorial(j) for j in range(k.degree + 1))
+    ),
+    Normalized: lambda k, x, z: (
+        naive_entry(k.base, x, z) / (sqrt(naive_entry(k.base, x, x) * naive_entry(k.base, z, z)) or 1.0)
+    ),
     RBF: lambda k, x, z: exp(-_gamma(k, x) * _dot(x - z, x - z)),
     Matern: _matern,
     Laplacian: lambda k, x, z: exp(-_gamma(k, x) * sum(abs(a) for a in (x - z).tolist())),

@@ -81,9 +81,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     coef_ : ndarray of shape (D,) or (D, n_targets)
         w. Only where the model predicts in primal form.
     intercept_ : float or ndarray of shape (n_targets,)
+    norm_ : float or ndarray of shape (n_targets,)
+        ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `plan_`
-        and `solve_result_`.
+        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `norm_`,
+        `plan_` and `solve_result_`.
     n_features_in_ : int
     plan_ : Plan
         What was chosen and why; print it.
@@ -215,6 +217,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
                 result = replace(result, messages=(message, *result.messages))
         warn_of(result, plan)
         self._take(model, dual_coef, is_vector=is_vector)
+        norms = _norms(model, dual_coef, data)
+        self.norm_ = float(norms[0]) if is_vector else norms
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
         self.plan_: Plan = plan
         self.solve_result_: SolveResult = result
@@ -276,3 +280,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
 
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
         self._take(function, dual_coef, is_vector=bool(found["vector"]))
+
+
+def _norms(model: FittedFunction, dual_coef: NDArray[np.float64] | None, data: TrainingData) -> NDArray[np.float64]:
+    """‖f‖ of every target, without a matrix: Kα = y − b − λW⁻¹α."""
+    if model.coef is not None:
+        return np.asarray(np.linalg.norm(model.coef, axis=0))
+    assert dual_coef is not None
+    shrunk = data.alphas * dual_coef**2
+    if data.weights is not None:
+        # Where the weight is 0, so is α.
+        shrunk = np.divide(shrunk, data.weights[:, None], out=np.zeros_like(shrunk), where=data.weights[:, None] > 0)
+    squares = (dual_coef * (data.targets - model.intercept) - shrunk).sum(axis=0)
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))

@@ -1,6 +1,7 @@
 """Explicit feature maps: immutable values that turn blocks of rows into blocks of Φ."""
 
 from dkrr.features.base import FeatureMap
+from dkrr.features.columns import ColumnsMap
 from dkrr.features.descriptions import arrays_of, feature_map, feature_map_from_dict
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
@@ -10,6 +11,7 @@ from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
 from dkrr.features.taylor import TaylorMap
 
 __all__ = [
+    "ColumnsMap",
     "ConcatenatedMap",
     "FeatureMap",
     "IdentityMap",

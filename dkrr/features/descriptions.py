@@ -7,6 +7,7 @@ from typing import Any
 
 from dkrr.errors import InputError
 from dkrr.features.base import FeatureMap
+from dkrr.features.columns import ColumnsMap
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
@@ -15,6 +16,7 @@ from dkrr.features.nystroem import Nystroem, NystroemMap
 from dkrr.features.taylor import TaylorMap
 from dkrr.kernels import (
     BagOfWords,
+    Columns,
     Cosine,
     Kernel,
     Linear,
@@ -32,7 +34,7 @@ _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
     for feature_map in (
         IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
-        InteractionMap, TaylorMap, UnitLengthMap,
+        InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap,
     )
 }  # fmt: skip
 
@@ -73,6 +75,17 @@ def _(kernel: Linear, n_features: int) -> FeatureMap | None:  # noqa: ARG001
 @feature_map.register
 def _(kernel: Cosine, n_features: int) -> FeatureMap | None:  # noqa: ARG001
     return NormalisedMap()
+
+
+@feature_map.register
+def _(kernel: Columns, n_features: int) -> FeatureMap | None:
+    numbers = kernel.numbers(n_features)
+    base = feature_map(kernel.base, kernel.width(n_features))
+    if base is None:
+        return None
+    if isinstance(numbers, slice):
+        return ColumnsMap(base, start=numbers.start, stop=numbers.stop)
+    return ColumnsMap(base, tuple(numbers))
 
 
 @feature_map.register

@@ -152,10 +152,14 @@ def primal_coefficients(data: TrainingData | LabelledData, solution: DualSolutio
     assert data.feature_map is not None
     rows: Rows = solution.rows
     dimension = data.feature_map.dimension(rows.shape[1])
-    block = max(1, min(data.n, 64 * 2**20 // (8 * max(dimension, rows.shape[1]))))
+    width = rows.row_bytes if rows.is_sparse and data.feature_map.keeps_sparse else 8 * max(dimension, rows.shape[1])
+    block = max(1, min(data.n, 64 * 2**20 // max(width, 1)))
     coef = np.zeros((dimension, solution.dual_coef.shape[1]))
     for start in range(0, data.n, block):
         stop = min(start + block, data.n)
-        phi = data.feature_map.transform(rows.read(start, stop))
-        blas.gemm(coef, phi, np.ascontiguousarray(solution.dual_coef[start:stop]), transpose_a=True, beta=1.0)
+        x, alpha = rows.read(start, stop), np.ascontiguousarray(solution.dual_coef[start:stop])
+        if rows.is_sparse and data.feature_map.keeps_sparse:
+            coef += data.feature_map.adjoint(x, alpha)
+        else:
+            blas.gemm(coef, data.feature_map.transform(x), alpha, transpose_a=True, beta=1.0)
     return coef

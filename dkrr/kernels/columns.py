@@ -19,7 +19,7 @@ from dkrr.kernels.blocks import Fill, Rows
 class Columns(Kernel):
     """k₁ of some of the columns: ``Columns(RBF(), [0, 1])``, or of a DataFrame ``Columns(BagOfWords(), "text")``.
 
-    Sums and products of such kernels compare tables: ``Columns(BagOfWords(), "text") + Columns(RBF(), ["age", "fare"])``.
+    Sums and products of such kernels compare tables: ``Columns(BagOfWords(), "text") + Columns(RBF(), ["a", "b"])``.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Columns(Kernel):
                 f"columns {list(names)} hold no numbers ({error}); give them a kernel of text"
             ) from error
 
-    def _numbers(self, n_features: int) -> slice | list[int]:
+    def numbers(self, n_features: int) -> slice | list[int]:
         """Return which columns of the numeric rows the base takes."""
         if self.start is not None:
             return slice(self.start, self.stop)
@@ -107,26 +107,27 @@ class Columns(Kernel):
             return slice(index[0], index[-1] + 1)
         return index
 
-    def _width(self, n_features: int) -> int:
-        numbers = self._numbers(n_features)
+    def width(self, n_features: int) -> int:
+        """Return how many columns the base takes."""
+        numbers = self.numbers(n_features)
         return len(numbers) if isinstance(numbers, list) else numbers.stop - numbers.start
 
     def _cut(self, X: Rows) -> Rows:
-        part: Rows = X[:, self._numbers(X.shape[1])]
+        part: Rows = X[:, self.numbers(X.shape[1])]
         return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel with its part resolved for as many columns as that gets."""
-        base = self.base.resolved(self._width(n_features))
+        base = self.base.resolved(self.width(n_features))
         return self if base is self.base else replace(self, base=base)
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: that of the part."""
-        return self.base.entry_cost(self._width(n_features))
+        return self.base.entry_cost(self.width(n_features))
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return the memory of the part, and of the columns that are cut out."""
-        width = self._width(n_features)
+        width = self.width(n_features)
         return self.base.workspace_bytes(n_rows, n_columns, width) + 8 * (n_rows + n_columns) * min(width, 10_000)
 
     def _buffers(self) -> int:

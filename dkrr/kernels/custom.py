@@ -96,7 +96,8 @@ class CallableKernel(Kernel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that names the function but cannot bring it back."""
-        return {"kernel": self.tag, "name": self.name, "digest": self.digest, "takes_objects": self.takes_objects}
+        description = {"kernel": self.tag, "name": self.name, "digest": self.digest}
+        return {**description, "takes_objects": True} if self.takes_objects else description
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         # The function is called once, on the whole block: it may have a high cost per call, and only the

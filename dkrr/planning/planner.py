@@ -26,6 +26,9 @@ MORE_DISK = 1.25
 
 SURELY_FASTER = 2.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
+MANY_ITERATIONS = 2000
+"""Of conjugate gradient in primal form, where the spectrum is not known: if that many are still faster than a direct
+solver, as with wide sparse rows, it is chosen."""
 SPECTRUM_UNKNOWN = "its iterations cannot be estimated before the fit; give solver='cg' to use it"
 DIRECT_IS_SOON_DONE = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
 NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, which the estimate of its iterations may be off by"
@@ -143,7 +146,10 @@ def _without_gambles(candidates: list[Candidate], problem: Problem) -> list[Cand
             return c
         if soon:
             return replace(c, refused=DIRECT_IS_SOON_DONE)
-        if c.form == "primal" or not known:
+        if c.form == "primal":
+            worst = c.seconds * max(1.0, MANY_ITERATIONS * problem.n_steps / max(c.iterations, 1))
+            return c if worst <= direct else replace(c, refused=SPECTRUM_UNKNOWN)
+        if not known:
             return replace(c, refused=SPECTRUM_UNKNOWN)
         # Steps of Newton's method are estimates for both solvers, and forgive systems that are not solved well.
         return c if is_newton or SURELY_FASTER * c.seconds <= direct else replace(c, refused=NOT_SURELY_FASTER)

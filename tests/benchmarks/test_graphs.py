@@ -28,7 +28,9 @@ def test_molecules_are_connected():
 
 @pytest.mark.filterwarnings("ignore")  # GraKeL's, where it is installed
 def test_command(brief_watch):
-    result = CliRunner().invoke(graphs.main, ["--n", "4", "--more", "6", "--repeat", "1"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        graphs.main, ["pairs", "--n", "4", "--more", "6", "--repeat", "1"], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["case"] for record in records] == [case.name for case in graphs.CASES]
@@ -39,3 +41,12 @@ def test_command(brief_watch):
             wrong = case.labelled and not case.is_dense  # GraKeL's default method: the module says how
             assert record["largest_difference"] < (0.1 if wrong else 1e-10)
     assert "random walks" in result.stderr
+
+
+def test_a_fit_of_molecules(brief_watch):
+    arguments = ["fit", "--n", "60", "--n-test", "20", "--tile", "20"]
+    result = CliRunner().invoke(graphs.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["execution"] == "serial" and record["residual"] < 1e-9
+    assert record["peak_bytes"] <= record["projected_bytes"] and record["r2"] > 0

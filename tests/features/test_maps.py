@@ -19,12 +19,16 @@ from sklearn.preprocessing import PolynomialFeatures
 import dkrr.features
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import (
+    ColumnsMap,
     ConcatenatedMap,
     IdentityMap,
+    InteractionMap,
     NormalisedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
+    TaylorMap,
+    UnitLengthMap,
     feature_map,
     feature_map_from_dict,
 )
@@ -50,6 +54,12 @@ MAPS = [
     PolynomialMap(degree=1, gamma=0.7, coef0=3.0),
     PolynomialMap(degree=2, coef0=0.0),
     PolynomialMap(degree=4, gamma=2.0, coef0=0.5),
+    InteractionMap(),
+    TaylorMap(3),
+    TaylorMap(6, 0.3),
+    UnitLengthMap(PolynomialMap(3)),
+    ColumnsMap(PolynomialMap(2), start=0, stop=1),
+    ConcatenatedMap(ColumnsMap(IdentityMap(), [0]), ScaledMap(ColumnsMap(NormalisedMap(), start=0, stop=1), 0.5)),
     ScaledMap(PolynomialMap(2), 2.5),
     ConcatenatedMap(IdentityMap(), PolynomialMap(3, coef0=0.0)),
     ConcatenatedMap(ScaledMap(ConcatenatedMap(PolynomialMap(2), NormalisedMap()), 0.3), IdentityMap()),

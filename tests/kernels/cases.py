@@ -15,8 +15,10 @@ from dkrr.kernels import (
     Laplacian,
     Linear,
     Matern,
+    Normalized,
     Polynomial,
     Sigmoid,
+    TaylorRBF,
 )
 
 
@@ -62,6 +64,10 @@ CASES = [
     ),
     Case(AdditiveChi2(), pairwise.additive_chi2_kernel, semidefinite=False, non_negative=True),
     Case(Chi2(gamma=0.4), lambda X, Y: pairwise.chi2_kernel(X, Y, gamma=0.4), non_negative=True),
+    Case(TaylorRBF(4)),
+    Case(TaylorRBF(30, 0.3)),
+    Case(Normalized(Polynomial(degree=2))),
+    Case(Normalized(Linear() + 0.3 * RBF())),
     Case(RBF(gamma=0.2) + 0.5 * Linear()),
     Case(Polynomial(degree=2) * Laplacian()),
     Case(2.5 * (RBF() + Cosine() * Matern(1.5))),

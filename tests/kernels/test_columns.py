@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.features import feature_map_from_dict
 from dkrr.kernels import RBF, CallableKernel, Columns, Linear, Polynomial, Precomputed, Scaled, kernel_from_dict
 from dkrr.kernels.columns import encodes
 
@@ -82,6 +83,24 @@ def test_descriptions():
     again = kernel_from_dict(json.loads(json.dumps(kernel.to_dict())), {kernel.left.base.name: letters})
     assert again == kernel
     assert_allclose(again(TABLE), kernel(TABLE))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Columns(Linear(), [1, 2]) + Columns(Polynomial(2), [0, 4]),
+        Scaled(Columns(Polynomial(3, 0.2), 3), 0.7) + Columns(Linear(), [4, 0, 2]),
+    ],
+    ids=repr,
+)
+def test_finite_maps_of_columns(kernel):
+    phi = kernel.feature_map(5)
+    assert_allclose(phi.transform(X) @ phi.transform(Z).T, kernel(X, Z), atol=1e-12)
+    again = feature_map_from_dict(json.loads(json.dumps(phi.to_dict())))
+    assert_array_equal(again.transform(X), phi.transform(X))
+    assert_allclose(phi.kernel()(X, Z), kernel(X, Z), atol=1e-12)
+    with pytest.raises(InputError, match="finite feature map"):
+        (kernel + Columns(RBF(), [0])).feature_map(5)
 
 
 def test_costs_are_those_of_the_part():
