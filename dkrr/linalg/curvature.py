@@ -75,6 +75,8 @@ class Curvature:
 
     def within(self, x: Array) -> Array:
         """Return the part of stacked vectors that the system acts on."""
+        if isinstance(self.root, SoftmaxRoot) and x.shape[1] > 1:
+            return np.hstack([self.within(column) for column in np.split(x, x.shape[1], axis=1)])
         inner = self.unstack(x)
         if isinstance(self.root, SoftmaxRoot):
             inner = self.root.project(inner)

@@ -75,7 +75,11 @@ class Smooth(Objective):
         self.functions, self.points = functions, [np.array(x, float) for x in starts]
         self.rough, self.noise, self.asked, self.opened = rough, noise, [], []
         self.references = np.ones(len(functions))
-        self.taken = []
+        self.taken, self.messages = [], []
+        self._evaluate()
+
+    def begin(self, references=None):
+        self.references = np.ones(len(self.functions)) if references is None else references
         self._evaluate()
 
     def _evaluate(self):
