@@ -12,6 +12,7 @@ from sklearn.utils.validation import validate_data
 from dkrr.errors import InputError, PlanError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.fitting import TrainingData, drawn, fit, warn_of
+from dkrr.linalg.operator import column_sizes
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.requests import (
@@ -284,12 +285,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
 
 def _norms(model: FittedFunction, dual_coef: NDArray[np.float64] | None, data: TrainingData) -> NDArray[np.float64]:
     """‖f‖ of every target, without a matrix: Kα = y − b − λW⁻¹α."""
+    coef = dual_coef if model.coef is None else model.coef
+    assert coef is not None
+    sizes = column_sizes(coef)  # squares of very large or small ones have no place in float64
+    scaled = coef / sizes
     if model.coef is not None:
-        return np.asarray(np.linalg.norm(model.coef, axis=0))
-    assert dual_coef is not None
-    shrunk = data.alphas * dual_coef**2
+        return np.asarray(np.linalg.norm(scaled, axis=0) * sizes)
+    shrunk = data.alphas * scaled
     if data.weights is not None:
         # Where the weight is 0, so is α.
-        shrunk = np.divide(shrunk, data.weights[:, None], out=np.zeros_like(shrunk), where=data.weights[:, None] > 0)
-    squares = (dual_coef * (data.targets - model.intercept) - shrunk).sum(axis=0)
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+        weights = data.weights[:, None]
+        shrunk = np.divide(shrunk, weights, out=np.zeros_like(shrunk), where=weights > 0)
+    squares = (scaled * ((data.targets - model.intercept) / sizes - shrunk)).sum(axis=0)
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0)) * sizes)

@@ -24,9 +24,9 @@ def data(n, classes):
 @pytest.mark.parametrize(
     ("n", "settings"),
     [
-        (600, {"solver": "cholesky", "tile": 200, "classes": 3, "alpha": 1e-3}),
+        (300, {"solver": "cholesky", "tile": 100, "classes": 3, "alpha": 1e-3}),
         (1600, {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
-        (1200, {"solver": "cholesky", "tile": 300, "classes": 2, "alpha": 1e-4, "workers": 2}),
+        (800, {"solver": "cholesky", "tile": 200, "classes": 2, "alpha": 1e-4, "workers": 2}),
     ],
     ids=["softmax-cholesky-serial", "ovr-cg-serial", "binary-cholesky-dask"],
 )
@@ -61,11 +61,11 @@ def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, settings):
 )
 def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, classes):
     kernel = RBF if form == "dual" else {"kernel": "polynomial", "degree": 2}
-    n = 2400 if form == "dual" else 20_000
+    n = 1600 if form == "dual" else 20_000
     out = tmp_path / "a.npz"
     settings = {**kernel, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
     if solver == "cholesky" and form == "dual":
-        settings |= {"tile": 600, "workers": 2}
+        settings |= {"tile": 400, "workers": 2}
     _, facts = finish(start(n, 6, tmp_path / "run.zarr", out, **settings), out)
     assert facts["status"] == "CONVERGED"
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
