@@ -45,7 +45,7 @@ def test_a_killed_run_goes_on(tmp_path, n, workers, cg):
     total = expected["iterations"]
     assert total > 30
     store, reached = tmp_path / "run.zarr", 0
-    for wanted in (8, 20) if workers is None else (20,):  # killed twice, or once
+    for wanted in (8, 20) if cg["rank"] is None else (20,):  # killed twice, or once
         process = start(n, 6, store, tmp_path / "b.npz", **settings)
         wait_for_iteration(process, store, max(wanted, reached + 1))
         kill_everything(process)
@@ -63,9 +63,9 @@ def test_a_killed_run_goes_on(tmp_path, n, workers, cg):
     if slack == 0:
         assert np.array_equal(resumed, whole)
     np.testing.assert_allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
-    # A third call finds everything done.
-    again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
-    assert np.array_equal(again, resumed) and products(facts) <= 1
+    if workers is None:  # a third call finds everything done
+        again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+        assert np.array_equal(again, resumed) and products(facts) <= 1
 
 
 def fit(store, **more):

@@ -36,7 +36,7 @@ def test_the_calling_process_keeps_the_promise(tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_n(tmp_path):
     peaks = []
-    for n in (4000, 12000):
+    for n in (3000, 9000):
         settings = {"kernel": "rbf", "memory_limit": "420MiB", "tile": 1000, "workers": 2, "solver": "cholesky"}
         _, facts = finish(start(n, 8, None, tmp_path / "out.npz", **settings), tmp_path / "out.npz")
         peaks.append(max(facts["peaks"].values()))
