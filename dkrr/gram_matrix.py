@@ -10,6 +10,7 @@ import numpy as np
 from dkrr.errors import InputError
 from dkrr.fitting.workspace import Workspace, absolute_url, check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
 from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
@@ -74,11 +75,14 @@ def gram(
            [0.368, 1.   , 0.368],
            [0.368, 0.368, 1.   ]])
     """
+    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    if encodes(value):
+        value = value.fitted(X)
+        X, Y = value.encode(X), None if Y is None else value.encode(Y)
     left = as_rows(X, "X")
     right = left if Y is None else as_rows(Y, "Y")
     if left.shape[1] != right.shape[1]:
         raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; they must be the same")
-    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel='precomputed' has no Gram matrix to compute: X is it")

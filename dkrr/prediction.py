@@ -66,7 +66,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
         stop = min(start + BLOCK_ROWS, n)
         x = rows.read(start, stop)
         check_finite(x, "X", start)
-        out[start:stop] = predict_block(model, x)
+        out[start:stop] = predict_block(model, x, start)
 
     threads = min(len(starts), len(os.sched_getaffinity(0)))
     size = 0 if model.rows is None else n * model.rows.shape[0]
@@ -82,13 +82,15 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
     return out
 
 
-def predict_block(model: FittedFunction, x: Any) -> NDArray[np.float64]:
+def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:
     """Predictions of one block of rows.
 
     Parameters
     ----------
     model : FittedFunction
     x : ndarray or CSR array of shape (m, d)
+    first : int
+        Number of its first row, for the message of a kernel function that fails.
 
     Returns
     -------
@@ -110,7 +112,7 @@ def predict_block(model: FittedFunction, x: Any) -> NDArray[np.float64]:
     for start in range(0, n, height):
         stop = min(start + height, n)
         part = gram[:, : stop - start]
-        fill_gram(model.kernel, x, model.rows.read(start, stop), part)
+        fill_gram(model.kernel, x, model.rows.read(start, stop), part, origin=(first, start))
         blas.gemm(out, part, model.dual_coef[start:stop], beta=1.0)
     return out
 

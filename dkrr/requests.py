@@ -11,6 +11,7 @@ from dkrr.errors import InputError, StoreError
 from dkrr.features import FeatureMap, feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import CallableKernel, Kernel, as_kernel
+from dkrr.kernels.columns import encodes
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
@@ -95,6 +96,9 @@ def plan(
     if loss not in get_args(Loss):
         raise InputError(f"loss={loss!r} is unknown; use 'squared' (KernelRidge) or 'logistic'")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    if X is not None and encodes(value):
+        value = value.fitted(X)
+        X = value.encode(X)
     settings: dict[str, Any] = {
         "fit_intercept": loss == "logistic" if fit_intercept is None else bool(fit_intercept),
         "form": checked_form(form),

@@ -159,7 +159,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed".
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
+            or other objects where the kernel takes such.
         y : the same, of shape (n_samples,)
             Labels: numbers, strings or booleans, of at least two classes.
         sample_weight : float or array-like of shape (n_samples,), optional

@@ -80,7 +80,8 @@ class ColumnsMap(FeatureMap):
 
     def kernel(self) -> Kernel:
         """Return the kernel of the columns."""
-        return Columns(self.base.kernel(), self.columns, self.start, self.stop)
+        numbers = tuple(range(self.start or 0, self.stop or 0)) if self.columns is None else self.columns
+        return Columns(self.base.kernel(), numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """See base class."""

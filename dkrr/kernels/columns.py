@@ -13,6 +13,11 @@ import scipy.sparse as sp
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import Fill, Rows
+from dkrr.kernels.objects import is_objects
+
+
+DENSE_COLUMNS = 256
+"""So many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +87,19 @@ class Columns(Kernel):
         missing = [name for name in names if name not in X.columns]
         if missing:
             raise InputError(f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(X.columns)[:20]))}")
-        if isinstance(self.columns, str) and encodes(self.base):
-            return X[self.columns]
-        table = X[list(names)]
-        try:
-            return table.to_numpy(np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputTypeError(
-                f"columns {list(names)} hold no numbers ({error}); give them a kernel of text"
-            ) from error
+        if len(names) == 1 and encodes(self.base):
+            column = X[names[0]]
+            if getattr(column.dtype, "kind", "O") not in "biuf":
+                return column
+            if not hasattr(self.base, "takes_objects"):
+                raise InputTypeError(f"column {names[0]!r} holds numbers, which {self.base!r} does not take")
+        return as_numbers(X[list(names)], f"columns {list(names)}")
 
     def numbers(self, n_features: int) -> slice | list[int]:
         """Return which columns of the numeric rows the base takes."""
         if self.start is not None:
+            if self.stop is None or self.stop > n_features:
+                raise InputError(f"X has {n_features} columns; {self!r} takes those from {self.start} to {self.stop}")
             return slice(self.start, self.stop)
         if self._is_named:
             if self.columns is None:
@@ -114,7 +119,9 @@ class Columns(Kernel):
 
     def _cut(self, X: Rows) -> Rows:
         part: Rows = X[:, self.numbers(X.shape[1])]
-        return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
+        if isinstance(part, np.ndarray):
+            return np.ascontiguousarray(part)
+        return part.toarray() if part.shape[1] <= DENSE_COLUMNS else part
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel with its part resolved for as many columns as that gets."""
@@ -187,7 +194,7 @@ def with_leaves(kernel: Kernel, new: Iterator[Kernel]) -> Kernel:
 
 def fitted_parts(kernel: Kernel, X: Any) -> Kernel:
     """Fit every leaf to its part of the training data, and give it its place in the encoded rows."""
-    if not encodes(kernel) or is_numeric(X):
+    if not _needs_encoding(kernel, X):
         return kernel
     position, fitted = 0, list[Kernel]()
     for leaf in leaves(kernel):
@@ -196,7 +203,7 @@ def fitted_parts(kernel: Kernel, X: Any) -> Kernel:
             raise InputTypeError(f"columns={columns.columns!r} are of a DataFrame; X is {type(X).__qualname__}")
         part = columns.selected(X)
         base = columns.base.fitted(part)
-        width = int(base.encode(part[:1]).shape[1])
+        width = int(_block(base, part[:1]).shape[1])
         fitted.append(replace(columns, base=base, start=position, stop=position + width))
         position += width
     return with_leaves(kernel, iter(fitted))
@@ -204,7 +211,7 @@ def fitted_parts(kernel: Kernel, X: Any) -> Kernel:
 
 def encode_parts(kernel: Kernel, X: Any) -> Any:
     """Encode every leaf's part of the data, side by side."""
-    if not encodes(kernel) or is_numeric(X):
+    if not _needs_encoding(kernel, X):
         return X
     blocks = []
     for leaf in leaves(kernel):
@@ -212,10 +219,42 @@ def encode_parts(kernel: Kernel, X: Any) -> Any:
             raise InputError(
                 "a kernel of text or graphs beside others must be fitted first: kernel.fitted(training data)"
             )
-        blocks.append(leaf.base.encode(leaf.selected(X)))
+        blocks.append(_block(leaf.base, leaf.selected(X)))
     if all(isinstance(block, np.ndarray) for block in blocks):
         return np.hstack(blocks)
     return sp.csr_array(sp.hstack([sp.csr_array(block) for block in blocks], format="csr"))
+
+
+def _needs_encoding(kernel: Kernel, X: Any) -> bool:
+    """Whether some leaf takes its part of these data as anything but numbers, or by name."""
+    if not encodes(kernel) or is_numeric(X):
+        return False
+    parts = list(leaves(kernel))
+    if any(isinstance(leaf, Columns) and leaf.columns is not None and leaf._is_named for leaf in parts):
+        return True
+    bases = [leaf.base if isinstance(leaf, Columns) else leaf for leaf in parts]
+    # A function takes numbers and objects; text and graphs may come in anything that is no table of numbers.
+    if all(hasattr(base, "takes_objects") or not encodes(base) for base in bases):
+        return any(getattr(base, "takes_objects", False) for base in bases) or is_objects(X)
+    return not hasattr(X, "columns") or is_objects(X)
+
+
+def _block(kernel: Kernel, part: Any) -> Any:
+    """Rows of numbers for a leaf's part of the data."""
+    block = kernel.encode(part)
+    if hasattr(block, "columns"):
+        return as_numbers(block, "X")
+    if len(getattr(block, "shape", ())) != 2 or block.dtype.kind not in "biuf":
+        raise InputTypeError(f"{kernel!r} takes rows of numbers; its part of X is {type(part).__qualname__}")
+    return block
+
+
+def as_numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
+    """Return the numbers of a table."""
+    try:
+        return np.asarray(table.to_numpy(np.float64))
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} hold no numbers ({error}); give them a kernel of text") from error
 
 
 def is_numeric(X: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dkrr.errors import InputError, InputTypeError, KernelFunctionError
+from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
     Fill,
@@ -26,7 +26,8 @@ from dkrr.kernels.blocks import (
     strips,
 )
 from dkrr.kernels.costs import CALLABLE_SECONDS
-from dkrr.kernels.objects import decode_objects, encode_objects, is_objects
+from dkrr.kernels.objects import WIDTH as OBJECT_WIDTH
+from dkrr.kernels.objects import decode_objects, encode_objects, is_container, is_objects
 
 # Rows handed at once to a function that is asked for a diagonal alone: few, for it computes their square.
 DIAGONAL_ROWS = 16
@@ -83,6 +84,8 @@ class CallableKernel(Kernel):
 
     def encode(self, X: Any) -> Any:
         """See base class."""
+        if self.takes_objects:  # also those that look like numbers
+            return encode_objects(X) if is_container(X) else X
         return encode_objects(X) if is_objects(X) else X
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -125,10 +128,13 @@ class CallableKernel(Kernel):
     def _block(self, X: Rows, Y: Rows) -> FloatArray:
         """Return function(X, Y), checked."""
         expected = X.shape[0], Y.shape[0]
-        left: Any = decode_objects(X) if self.takes_objects else X
-        right: Any = left if Y is X else decode_objects(Y) if self.takes_objects else Y
+        takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
+        left: Any = decode_objects(X) if takes_objects else X
+        right: Any = left if Y is X else decode_objects(Y) if takes_objects else Y
         try:
             result = self.function(left, right)
+        except (DkrrError, MemoryError):
+            raise
         except Exception as error:
             raise KernelFunctionError(
                 f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows: "

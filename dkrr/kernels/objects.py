@@ -2,11 +2,10 @@
 
 A row is the UTF-8 text of an object's JSON, a byte to a column, each one larger than it is so that none is 0. All are
 as wide, so new ones fit to those that a model was trained on. Nothing is pickled: what comes back is what JSON makes of
-it (a tuple becomes a list).
+it (a tuple becomes a list, a key a string).
 """
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,16 +20,35 @@ WIDTH = 2**31 - 1
 
 def is_objects(X: Any) -> bool:
     """Whether data are objects, and not numbers in some container."""
+    if not is_container(X):
+        return False
     if hasattr(X, "columns"):
-        return any(kind not in "biuf" for kind in (getattr(t, "kind", "O") for t in X.dtypes))
-    if not isinstance(X, Sequence | np.ndarray) and not hasattr(X, "tolist"):
-        return False
-    if isinstance(X, str | bytes) or hasattr(X, "tocsr") or hasattr(X, "compute"):
-        return False
+        return any(getattr(kind, "kind", "O") not in "biuf" for kind in X.dtypes) and not _are_numbers(X)
+    if isinstance(X, list | tuple):
+        # Before NumPy sees them: its strings are all as long as the longest.
+        if any(isinstance(item, str | dict | None) for item in X):
+            return True
+        try:
+            return np.asarray(X).dtype.kind not in "biufc"
+        except ValueError:  # lists of different lengths
+            return True
+    kind = getattr(X.dtype, "kind", "O")
+    if kind == "O" and len(X.shape) == 2:
+        return not _are_numbers(X)
+    return kind not in "biufc"
+
+
+def is_container(X: Any) -> bool:
+    """Whether data are in memory, one after the other: a list, an array, a Series or a table."""
+    return isinstance(X, list | tuple | np.ndarray) or hasattr(X, "columns") or hasattr(X, "to_list")
+
+
+def _are_numbers(X: Any) -> bool:
     try:
-        return np.asarray(X).dtype.kind not in "biufc"
-    except ValueError:  # lists of different lengths
-        return True
+        np.asarray(X, np.float64)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def encode_objects(X: Any) -> Any:
@@ -55,13 +73,13 @@ def encode_objects(X: Any) -> Any:
     rows = []
     for number, item in enumerate(items):
         try:
-            text = json.dumps(item, default=_plain, allow_nan=True)
+            text = json.dumps(item, default=_plain, allow_nan=True, ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise InputTypeError(
                 f"object {number} of X is a {type(item).__qualname__}, which cannot be stored ({error}); expected "
                 f"strings, numbers, None, or lists and dicts of them. Turn it into such, or into rows of numbers"
             ) from error
-        rows.append(np.frombuffer(text.encode(), np.uint8))
+        rows.append(np.frombuffer(text.encode(errors="surrogatepass"), np.uint8))
     lengths = [len(row) for row in rows]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     data = np.concatenate(rows).astype(np.uint16) + np.uint16(1)
@@ -79,4 +97,4 @@ def decode_objects(rows: Any) -> list[Any]:
     """Undo `encode_objects` for some rows."""
     data = (np.asarray(rows.data).astype(np.int64) - 1).astype(np.uint8).tobytes()
     starts = rows.indptr
-    return [json.loads(data[a:b]) for a, b in pairwise(starts)]
+    return [json.loads(data[a:b].decode(errors="surrogatepass")) for a, b in pairwise(starts)]

@@ -8,7 +8,8 @@ from numpy.testing import assert_allclose
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, KernelFunctionError
-from dkrr.kernels import RBF, CallableKernel, Columns
+from dkrr.features import ColumnsMap, IdentityMap
+from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns
 
 WORDS = ["apple", "banana", "cherry", "date", "elder", "fig", "grape", "lemon", "mango", "nut"] * 6
 y = np.array([len(w) for w in WORDS], float)
@@ -83,3 +84,88 @@ def test_a_failing_function_names_the_block_and_its_rows(place):
 def test_objects_that_cannot_be_stored():
     with pytest.raises(InputError, match="object 0 of X is a object, which cannot be stored"):
         KernelRidge(kernel=letters).fit([object()] * 60, y)
+
+
+def products(a, b):
+    assert isinstance(a, np.ndarray)
+    return a @ b.T
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [CallableKernel(products) + RBF(0.5), 0.5 * CallableKernel(products), Columns(RBF(0.3))],
+    ids=["sum", "multiple", "columns"],
+)
+def test_tables_and_lists_of_numbers_are_numbers(kernel):
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    table, y = pd.DataFrame(X, columns=list("abc")), X[:, 0]
+    expected = KernelRidge(kernel=kernel).fit(X, y).predict(X)
+    model = KernelRidge(kernel=kernel).fit(table, y)
+    assert model.n_features_in_ == 3 and list(model.feature_names_in_) == list("abc")
+    assert_allclose(model.predict(table), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(table[["c", "b", "a"]])
+    assert_allclose(KernelRidge(kernel=kernel).fit(X.tolist(), y).predict(X.tolist()), expected, rtol=1e-12)
+    assert_allclose(KernelRidge(kernel=kernel).fit(X.astype(object), y).predict(X), expected, rtol=1e-12)
+
+
+def test_a_map_of_columns_of_a_table():
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    kernel = ColumnsMap(IdentityMap(), start=1, stop=3)
+    expected = KernelRidge(kernel=kernel).fit(X, X[:, 0]).predict(X)
+    table = pd.DataFrame(X, columns=list("abc"))
+    assert_allclose(KernelRidge(kernel=kernel).fit(table, X[:, 0]).predict(table), expected, rtol=1e-12)
+
+
+def test_lists_of_numbers_that_happen_to_be_as_long():
+    def overlap(a, b):
+        return np.array([[float(len(set(x) & set(z))) for z in b] for x in a])
+
+    rows = [[1, 2, 3], [1, 2], [4]] * 5
+    model = KernelRidge(kernel=overlap).fit(rows, np.arange(15.0))
+    assert model.predict([[1, 2], [4, 5]]).shape == (2,)
+    with pytest.raises(InputError, match="X is empty"):
+        model.predict([])
+
+
+def test_one_long_text_among_short_ones():
+    texts = ["a"] * 2000 + ["x" * 1_000_000]
+    assert CallableKernel(letters).encode(texts).nnz < 2_000_000
+
+
+def test_a_column_of_numbers_for_a_function():
+    table = pd.DataFrame({"a": np.arange(6.0), "w": WORDS[:6]})
+    kernel = Columns(CallableKernel(products), "a") + Columns(CallableKernel(letters), ["w"])
+    assert_allclose(
+        kernel.fitted(table)(table), np.outer(table["a"], table["a"]) + letters(WORDS[:6], WORDS[:6]), atol=1e-12
+    )
+    with pytest.raises(InputError, match="column 'a' holds numbers"):
+        Columns(BagOfWords(), "a").fitted(table)
+
+
+def test_gram_and_plan_of_objects():
+    assert_allclose(dkrr.gram(WORDS[:9], kernel=letters).compute(), letters(WORDS[:9], WORDS[:9]))
+    known = BagOfWords().fitted(WORDS)
+    assert_allclose(dkrr.gram(WORDS[:9], WORDS[:4], kernel=known).compute(), known(WORDS[:9], WORDS[:4]))
+    assert dkrr.plan(WORDS, y, kernel=letters).form == "dual"
+
+
+def test_a_function_that_fails_at_prediction_names_the_row():
+    def picky(a, b):
+        if "nut" in a:
+            raise KeyError("no nuts")
+        return letters(a, b)
+
+    model = KernelRidge(kernel=picky).fit(["tea", "milk"] * 3, np.arange(6.0))
+    with pytest.raises(KernelFunctionError, match="rows 1024 to 1499 and 0 to 5"):
+        model.predict(["tea"] * 1400 + ["nut"] * 100)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "X", "message"),
+    [(RBF() + BagOfWords(), WORDS, "takes rows of numbers"), (RBF() + CallableKernel(letters), WORDS, "takes rows of")],
+    ids=["text", "function"],
+)
+def test_parts_that_cannot_take_the_data(kernel, X, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidge(kernel=kernel).fit(X, y)
