@@ -15,7 +15,6 @@ from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import Fill, Rows
 from dkrr.kernels.objects import is_objects
 
-
 DENSE_COLUMNS = 256
 """So many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
 
