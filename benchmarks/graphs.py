@@ -101,13 +101,13 @@ def molecules(n: int, seed: int = SEED) -> list[Graph]:
 
     text = {"Elements": object, "XYZ_Ang": object}
     columns = ["Index", "N_atoms", "Elements", "XYZ_Ang"]
-    parts = [pd.read_csv(qm9._data_folder() / name, usecols=columns, dtype=text) for name in qm9._FILES]
+    parts = [pd.read_csv(qm9.data_folder() / name, usecols=columns, dtype=text) for name in qm9.FILES]
     rows = np.random.default_rng(seed).permutation(qm9.TOTAL_MOLECULES)[:n]
     table = pd.concat(parts, ignore_index=True).iloc[rows]
     sizes, index = (table[name].to_numpy(dtype=np.int64) for name in ("N_atoms", "Index"))
-    places = np.split(qm9._flat_positions(table["XYZ_Ang"].tolist(), sizes, index), np.cumsum(sizes)[:-1])
+    places = np.split(qm9.flat_positions(table["XYZ_Ang"].tolist(), sizes, index), np.cumsum(sizes)[:-1])
     return [
-        molecule(np.array(qm9._element_codes(elements, int(size), int(number))), positions)
+        molecule(np.array(qm9.element_codes(elements, int(size), int(number))), positions)
         for elements, size, number, positions in zip(table["Elements"], sizes, index, places, strict=True)
     ]
 

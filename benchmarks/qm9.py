@@ -37,7 +37,7 @@ N_FEATURES = MAX_ATOMS + len(SYMBOLS) + len(PAIR_POWERS) * N_PAIR_TYPES
 BOHR_PER_ANGSTROM = 1 / 0.529177210903  # CODATA 2018
 KCAL_PER_MOL_PER_HARTREE = 627.509474
 
-_FILES = ("qm9_part1.csv", "qm9_part2.csv", "qm9_part3.csv")
+FILES = ("qm9_part1.csv", "qm9_part2.csv", "qm9_part3.csv")
 _ENERGY = "InternalEnergy_0K_au"
 _COLUMNS = ("Index", "N_atoms", "Elements", "XYZ_Ang", _ENERGY)
 # Molecules parsed and described at once: some tens of MB of text and numbers, whatever the sample's size.
@@ -227,20 +227,20 @@ def describe_text(elements: Sequence[str], positions: Sequence[str], n_atoms: In
     codes = [
         code
         for text, size, number in zip(elements, n_atoms, index, strict=True)
-        for code in _element_codes(text, int(size), int(number))
+        for code in element_codes(text, int(size), int(number))
     ]
     flat_codes = np.array(codes, dtype=np.int64)
-    flat_positions = _flat_positions(positions, n_atoms, index)
+    places = flat_positions(positions, n_atoms, index)
     start = np.cumsum(n_atoms) - n_atoms
     descriptors = np.empty((len(n_atoms), N_FEATURES))
     for size in np.unique(n_atoms):
         rows = np.flatnonzero(n_atoms == size)
         atoms = start[rows, None] + np.arange(size)
-        descriptors[rows] = describe(flat_codes[atoms], flat_positions[atoms])
+        descriptors[rows] = describe(flat_codes[atoms], places[atoms])
     return descriptors
 
 
-def _element_codes(text: str, n_atoms: int, number: int) -> list[int]:
+def element_codes(text: str, n_atoms: int, number: int) -> list[int]:
     """Read ``['C','H']`` as positions in ``SYMBOLS``."""
     if _ELEMENTS_TEXT.fullmatch(text) is None:
         raise ValueError(f"QM9 molecule {number}: its elements {text[:60]!r} are not a list of symbols")
@@ -253,7 +253,7 @@ def _element_codes(text: str, n_atoms: int, number: int) -> list[int]:
     return [_CODE[symbol] for symbol in symbols]
 
 
-def _flat_positions(texts: Sequence[str], n_atoms: Integers, index: Integers) -> Floats:
+def flat_positions(texts: Sequence[str], n_atoms: Integers, index: Integers) -> Floats:
     """Read the coordinates of all the molecules into one array (n_atoms.sum(), 3), in ångström."""
     for text, size, number in zip(texts, n_atoms, index, strict=True):
         if _POSITIONS_TEXT.fullmatch(text) is None:
@@ -275,7 +275,7 @@ def _flat_positions(texts: Sequence[str], n_atoms: Integers, index: Integers) ->
     return values
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
     """Where ``qm9pack`` keeps its CSV files, found without importing it."""
     spec = importlib.util.find_spec("qm9pack")
     if spec is None or not spec.submodule_search_locations:
@@ -287,7 +287,7 @@ def _data_folder() -> Path:
 
 def _read(rows: Integers) -> tuple[Floats, Floats, Integers]:
     """Read the given rows of the three files: descriptors (n, 79), energy (n,) in hartree, index (n,)."""
-    folder = _data_folder()
+    folder = data_folder()
     try:
         import pandas as pd
     except ModuleNotFoundError:
@@ -296,7 +296,7 @@ def _read(rows: Integers) -> tuple[Floats, Floats, Integers]:
         ) from None
     # object keeps plain Python strings: pandas' own string type would convert each one twice.
     text = {"Elements": object, "XYZ_Ang": object}
-    parts = [pd.read_csv(folder / name, usecols=list(_COLUMNS), dtype=text) for name in _FILES]
+    parts = [pd.read_csv(folder / name, usecols=list(_COLUMNS), dtype=text) for name in FILES]
     table = pd.concat(parts, ignore_index=True)
     if len(table) != TOTAL_MOLECULES:
         raise ValueError(f"{folder} holds {len(table)} molecules, not {TOTAL_MOLECULES}: is it qm9pack 1.0.3?")

@@ -1,5 +1,6 @@
 """What the estimators have in common: the kernel's arguments, the training rows, and scores of new ones."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from dkrr.tiles.arrays import is_zarr_array
 DTYPES = [np.float64, np.float32]
 
 
-class KernelEstimator(BaseEstimator):  # type: ignore[misc]
+class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """Base of the estimators; a fitted one holds its function in `_model`."""
 
     saved_parameters: ClassVar[tuple[str, ...]] = (
@@ -51,13 +52,13 @@ class KernelEstimator(BaseEstimator):  # type: ignore[misc]
         kernel = kernel.fitted(X)
         return kernel, kernel.encode(X)
 
+    @abstractmethod
     def _description(self) -> dict[str, Any]:
         """What besides the fitted function a saved model holds; values of JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
         """Set the fitted attributes from what `_description` gave."""
-        raise NotImplementedError
 
     def _set_coefficients(
         self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)

@@ -8,7 +8,7 @@ S = D^(-1/2) E D^(-1/2), D = diag m, has 1ᵀAˡ1 = bᵀSˡb for b = √m and ev
 Without labels the eigenvalues of a product are the products of eigenvalues, and the sum over all walks is a double sum
 over those of either graph. With labels the products of many pairs of graphs become one sparse block-diagonal matrix, on
 which conjugate gradients run for all pairs at once, each with step lengths of its own. All arithmetic runs within a
-pair and in an order that the two graphs alone decide: an entry is the same to the last bit whatever block it is in.
+pair and in an order that the (ordered) pair alone decides: an entry is the same to the last bit in whatever block.
 """
 
 from __future__ import annotations

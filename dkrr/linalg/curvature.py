@@ -20,7 +20,7 @@ from dkrr import blas
 from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import GROWTH, MAX_GROWTHS, Preconditioner, small_cholesky
+from dkrr.linalg.preconditioner import ByPartialFactor, Preconditioner, small_cholesky
 from dkrr.runtime import RunRecord
 
 Array = NDArray[np.float64]
@@ -104,11 +104,7 @@ class CurvatureOperator(Operator):
     def __post_init__(self) -> None:
         n, m = self.curvature.root.scale.shape
         self.n = n if isinstance(self.curvature.root, DiagonalRoot) else n * m
-
-    @property
-    def record(self) -> RunRecord:  # type: ignore[override]
-        """Of the products with K."""
-        return self.gram.record
+        self.record = self.gram.record
 
     def multiply(self, vectors: Array, precision: Precision = "float64", columns: Columns | None = None) -> Array:
         """See base class."""
@@ -119,7 +115,7 @@ class CurvatureOperator(Operator):
 
 
 @dataclass
-class ScaledLowRank(Preconditioner):
+class ScaledLowRank(ByPartialFactor):
     """(diag(c) F Fᵀ diag(c) + s)⁻¹ with other c for every column; F belongs to K alone and serves every Newton step.
 
     Parameters
@@ -161,30 +157,6 @@ class ScaledLowRank(Preconditioner):
             blas.solve_lower(self._middle[k], part, transpose=True)
             inner[:, here] = part
         return (residuals - self.factor.expand(inner) * scale) / self.shift
-
-    @property
-    def rank(self) -> int:
-        """See base class."""
-        return self.factor.rank
-
-    @property
-    def can_grow(self) -> bool:
-        """See base class."""
-        return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
-
-    def grow(self) -> bool:
-        """See base class."""
-        before = self.factor.rank
-        self.growths += 1
-        self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
-        if self.factor.rank > before:
-            self._factor_middle()
-        return self.factor.rank > before
-
-    @property
-    def record(self) -> RunRecord:
-        """See base class."""
-        return self.factor.record
 
 
 LEAST_SCALE = 1e-12

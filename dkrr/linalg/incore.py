@@ -17,6 +17,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.rows import Rows
+from dkrr.runtime import RunRecord
 
 _BLOCK = 1024
 
@@ -119,7 +120,7 @@ class DenseGram(Operator):
     """
 
     def __init__(self, matrix: NDArray[np.float64]) -> None:
-        self.n = len(matrix)
+        self.n, self.record = len(matrix), RunRecord()  # no tasks here
         self.system = DenseSystem(matrix)
 
     def multiply(

@@ -70,8 +70,44 @@ GROWTH = 1.5
 MAX_GROWTHS = 6
 
 
+class ByPartialFactor(Preconditioner):
+    """What the preconditioners have in common that are made of a partial Cholesky factor and small matrices."""
+
+    factor: PivotedCholesky
+    growths: int = 0
+
+    @abstractmethod
+    def _factor_middle(self) -> None:
+        """Make the small matrices, for the factor as it is now."""
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self.factor.rank
+
+    @property
+    def can_grow(self) -> bool:
+        """See base class."""
+        return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
+
+    def grow(self) -> bool:
+        """See base class."""
+        before = self.factor.rank
+        self.growths += 1
+        self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
+        if self.factor.rank == before:
+            return False
+        self._factor_middle()
+        return True
+
+    @property
+    def record(self) -> RunRecord:
+        """See base class."""
+        return self.factor.record
+
+
 @dataclass
-class LowRank(Preconditioner):
+class LowRank(ByPartialFactor):
     """(diag(c) F Fᵀ diag(c) + diag(s))⁻¹, by the identity of Sherman, Morrison and Woodbury.
 
     ::
@@ -132,31 +168,6 @@ class LowRank(Preconditioner):
         if self.scale is not None:
             outer *= self.scale[:, None]
         return (residuals - outer) / shift
-
-    @property
-    def rank(self) -> int:
-        """See base class."""
-        return self.factor.rank
-
-    @property
-    def can_grow(self) -> bool:
-        """See base class."""
-        return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
-
-    def grow(self) -> bool:
-        """See base class."""
-        before = self.factor.rank
-        self.growths += 1
-        self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
-        if self.factor.rank == before:
-            return False
-        self._factor_middle()
-        return True
-
-    @property
-    def record(self) -> RunRecord:
-        """See base class."""
-        return self.factor.record
 
 
 def small_cholesky(matrix: Array, shift: float) -> Array:

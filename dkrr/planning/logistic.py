@@ -10,13 +10,14 @@ from dkrr.errors import PlanError
 from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.factored import apply_bytes, apply_cost
-from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
+from dkrr.linalg.incore import dense_cost
 from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.sources import gram_cost
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     THREAD_BUFFER_BYTES,
     checked_bytes,
+    dual_in_memory,
     dual_tiled,
     feature_bytes,
     feature_seconds,
@@ -105,28 +106,11 @@ def dense(p: Problem, r: Resources) -> Candidate:
         element_seconds=cost.element_seconds + steps * n * m * LIKELIHOOD_SECONDS,
     )
     apart = 8 * n * n * m if p.is_coupled else 0
-    return Candidate(
-        form="dual",
-        execution="memory",
-        n_workers=1,
-        tile=n,
-        panel=n,
-        segment=0,
-        row_parts=1,
-        row_block=n,
+    whole = dual_in_memory(p, r)  # as a ridge regression
+    return replace(
+        whole,
         seconds=r.rates.seconds(cost, r.local_threads) + loaded / r.rates.read_bytes,
-        read_bytes=0 if p.x_in_memory else p.stored_bytes,
-        written_bytes=0,
-        disk_bytes=0,
-        peak_bytes=r.local_baseline_bytes
-        + loaded
-        + dense_bytes(n, m)
-        + apart
-        + _newton_bytes(p)
-        + gram_block_bytes(p.kernel, n, p.d)
-        + r.local_threads * THREAD_BUFFER_BYTES
-        + PROCESS_MARGIN_BYTES,
-        limit_bytes=r.local_limit_bytes,
+        peak_bytes=whole.peak_bytes + apart + _newton_bytes(p),
         iterations=steps,
     )
 

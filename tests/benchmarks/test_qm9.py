@@ -173,10 +173,10 @@ def test_missing_package_says_what_to_install(monkeypatch):
 
 
 def test_unexpected_table_is_refused(monkeypatch, tmp_path):
-    for name in qm9._FILES:
+    for name in qm9.FILES:
         Path(tmp_path, name).write_text(
             f'Index,N_atoms,Elements,XYZ_Ang,InternalEnergy_0K_au\n3,3,"{WATER[0]}","{WATER[1]}",-76.4\n'
         )
-    monkeypatch.setattr(qm9, "_data_folder", lambda: tmp_path)
+    monkeypatch.setattr(qm9, "data_folder", lambda: tmp_path)
     with pytest.raises(ValueError, match="holds 3 molecules, not 130831"):
         qm9.load(2)

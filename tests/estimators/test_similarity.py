@@ -118,10 +118,10 @@ def test_a_table_of_text_graphs_and_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("kernel", "X", "error", "message"),
     [
-        (BagOfWords(), ["", " "], InputError, "vocabulary|token|term"),
-        (BagOfWords(), ["a word", None], InputTypeError, "document 1|number 1|1 "),
-        (RandomWalk(decay=9.0), molecules(2)[0], InputError, "decay|λ"),
-        (RandomWalk(decay=0.1), ["no graph", "either"], InputTypeError, "graph"),
+        (BagOfWords(), ["", " "], InputError, "none of the 2 documents has a term"),
+        (BagOfWords(), ["a word", None], InputTypeError, "document 1 is"),
+        (RandomWalk(decay=9.0), molecules(2)[0], InputError, "decay is 9, but"),
+        (RandomWalk(decay=0.1), ["no graph", "either"], InputTypeError, "graph 0: is of type builtins.str"),
     ],
 )
 def test_bad_rows(kernel, X, error, message):

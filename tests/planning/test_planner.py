@@ -375,3 +375,15 @@ class TestExtremes:
     def test_far_too_many_tiles_are_refused_at_once(self):
         with pytest.raises((PlanError, InputError), match="tile"):
             make_plan(problem(2_000_000, 10, tile=500), machine())
+
+
+def test_wide_sparse_rows_go_to_conjugate_gradient_even_if_it_took_thousands_of_iterations():
+    import scipy.sparse as sp
+
+    import dkrr
+
+    X = sp.random_array((60_000, 50_000), density=2e-4, format="csr", rng=np.random.default_rng(0))
+    plan = dkrr.plan(X, np.ones(60_000), memory_limit="4GiB", workers=2)
+    assert (plan.form, plan.solver) == ("primal", "cg")
+    # Where a direct solver is soon done, nobody has to guess.
+    assert dkrr.plan(X[:500, :400], np.ones(500), memory_limit="4GiB", workers=2).solver == "cholesky"
