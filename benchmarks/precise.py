@@ -1,0 +1,239 @@
+"""Kernel ridge and kernel logistic regression in arithmetic of 180 digits: what float64 results are compared with.
+
+Arguments are float64 (or float32) arrays, taken as the exact numbers that they are; results are rounded to float64 at
+the very end. For some hundred rows at most. Needs the extra `test` (python-flint).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flint import arb, arb_mat, ctx
+from numpy.typing import ArrayLike, NDArray
+
+from dkrr.kernels import RBF, Cosine, Kernel, Laplacian, Linear, Polynomial
+
+Array = NDArray[np.float64]
+
+BITS = 600
+NEWTON_STEPS = 400
+NEWTON_DIGITS = 60
+
+
+@contextmanager
+def _precision() -> Iterator[None]:
+    before, ctx.prec = ctx.prec, BITS
+    try:
+        yield
+    finally:
+        ctx.prec = before
+
+
+def matrix(values: ArrayLike) -> arb_mat:
+    """Exact matrix (n, m) of an array (n, m), or of one column (n,)."""
+    a = np.asarray(values.toarray() if hasattr(values, "toarray") else values)
+    a = a[:, None] if a.ndim == 1 else a
+    return arb_mat(
+        a.shape[0], a.shape[1], [arb(float(v)) if isinstance(v, np.floating) else arb(int(v)) for v in a.flat]
+    )
+
+
+def floats(values: arb_mat) -> Array:
+    """Nearest float64 numbers, of the matrix's shape."""
+    table = [float(v.mid()) for v in values.entries()]
+    return np.array(table).reshape(values.nrows(), values.ncols())
+
+
+def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
+    """Gram matrix (n, m) of the rows of X (n, d) and Z (m, d).
+
+    Parameters
+    ----------
+    kernel : Linear, Polynomial, RBF, Laplacian or Cosine
+    X : array of shape (n, d)
+    Z : array of shape (m, d), optional
+        None: X.
+    """
+    with _precision():
+        x, z = matrix(X), matrix(X if Z is None else Z)
+        rows, others = x.table(), z.table()
+        entry = _ENTRIES[type(kernel)]
+        gamma = getattr(kernel, "gamma", None)
+        scale = arb(1) / x.ncols() if gamma is None else arb(gamma)
+        return arb_mat([[entry(kernel, scale, a, b) for b in others] for a in rows])
+
+
+def _dot(a: list[arb], b: list[arb]) -> arb:
+    return sum((u * v for u, v in zip(a, b, strict=True)), arb(0))
+
+
+def _cosine(_: Any, __: arb, a: list[arb], b: list[arb]) -> arb:
+    sizes = _dot(a, a) * _dot(b, b)
+    return _dot(a, b) / sizes.sqrt() if sizes > 0 else arb(0)
+
+
+_ENTRIES: dict[type, Any] = {  # one signature for all
+    Linear: lambda _, __, a, b: _dot(a, b),
+    Polynomial: lambda k, g, a, b: (g * _dot(a, b) + arb(k.coef0)) ** k.degree,
+    RBF: lambda _, g, a, b: (-g * sum(((u - v) ** 2 for u, v in zip(a, b, strict=True)), arb(0))).exp(),
+    Laplacian: lambda _, g, a, b: (-g * sum((abs(u - v) for u, v in zip(a, b, strict=True)), arb(0))).exp(),
+    Cosine: _cosine,
+}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Solution of one problem; of a logistic regression with scores as predictions."""
+
+    dual_coef: Array
+    """α, of shape (n, t)."""
+    intercept: Array
+    """b, of shape (t,)."""
+    fitted: Array
+    """f at the training rows, of shape (n, t)."""
+    predictions: Array | None
+    """f at the new rows, of shape (m, t)."""
+    norm: Array
+    """√(αᵀKα), of shape (t,)."""
+
+
+def ridge(
+    kernel: Kernel,
+    X: ArrayLike,
+    y: ArrayLike,
+    alpha: float,
+    *,
+    sample_weight: ArrayLike | None = None,
+    fit_intercept: bool = False,
+    X_new: ArrayLike | None = None,
+) -> Exact:
+    """Solve (K + λ W⁻¹) α + 1 b = y, with 1ᵀα = 0 if there is an intercept.
+
+    Rows of weight 0 are left out (their α is 0).
+    """
+    with _precision():
+        k, targets = gram(kernel, X), matrix(y)
+        n, t = targets.nrows(), targets.ncols()
+        weights = [arb(1)] * n if sample_weight is None else [arb(float(w)) for w in np.asarray(sample_weight)]
+        used = [i for i in range(n) if weights[i] != 0]
+        m = len(used)
+        size = m + int(fit_intercept)
+        table = [
+            [k[i, j] + (arb(alpha) / weights[i] if i == j else 0) for j in used] + [arb(1)] * (size - m) for i in used
+        ]
+        right = [[targets[i, c] for c in range(t)] for i in used]
+        if fit_intercept:
+            table.append([arb(1)] * m + [arb(0)])
+            right.append([arb(0)] * t)
+        solution = arb_mat(table).solve(arb_mat(right))
+        dual = arb_mat(n, t)
+        for row, i in enumerate(used):
+            for c in range(t):
+                dual[i, c] = solution[row, c]
+        intercept = [solution[m, c] if fit_intercept else arb(0) for c in range(t)]
+        return _exact(kernel, X, X_new, k, dual, intercept)
+
+
+def _exact(
+    kernel: Kernel, X: ArrayLike, X_new: ArrayLike | None, k: arb_mat, dual: arb_mat, intercept: list[arb]
+) -> Exact:
+    n, t = dual.nrows(), dual.ncols()
+    products = k * dual
+
+    def with_intercept(f: arb_mat) -> Array:
+        return floats(arb_mat([[f[i, c] + intercept[c] for c in range(t)] for i in range(f.nrows())]))
+
+    squares = [sum((dual[i, c] * products[i, c] for i in range(n)), arb(0)).mid() for c in range(t)]
+    new = None if X_new is None else with_intercept(gram(kernel, X_new, X) * dual)
+    return Exact(
+        floats(dual),
+        np.array([float(b.mid()) for b in intercept]),
+        with_intercept(products),
+        new,
+        np.array([float(s.sqrt()) if s > 0 else 0.0 for s in squares]),
+    )
+
+
+def logistic(
+    kernel: Kernel,
+    X: ArrayLike,
+    labels: ArrayLike,
+    alpha: float,
+    *,
+    sample_weight: ArrayLike | None = None,
+    fit_intercept: bool = True,
+    X_new: ArrayLike | None = None,
+) -> Exact:
+    """Minimise Σᵢ vᵢ log(1 + exp(∓fᵢ)) + λ αᵀKα for f = Kα + b, by Newton's method with halved steps.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    X : array of shape (n, d)
+    labels : array of shape (n,)
+        0 or 1.
+    alpha : float
+        λ > 0.
+    sample_weight : array of shape (n,), optional
+        v.
+    fit_intercept : bool
+    X_new : array of shape (m, d), optional
+
+    Returns
+    -------
+    Exact
+        One column; `probabilities` gives the probabilities of its scores.
+    """
+    with _precision():
+        k = gram(kernel, X)
+        n = k.nrows()
+        signs = [1 if v else -1 for v in np.asarray(labels)]
+        weights = [arb(1)] * n if sample_weight is None else [arb(float(v)) for v in np.asarray(sample_weight)]
+        coef, b = arb_mat(n, 1), arb(0)
+        f = [arb(0)] * n
+        value = _objective(f, coef, signs, weights, alpha, b)
+        for _ in range(NEWTON_STEPS):
+            # −∂ log p(yᵢ)/∂fᵢ = −s q with q = 1 / (1 + exp(s f)), the probability of the other class.
+            other = [arb(1) / (1 + (s * v).exp()) for s, v in zip(signs, f, strict=True)]
+            g = [-s * q * v for s, q, v in zip(signs, other, weights, strict=True)]
+            w = [q * (1 - q) * v for q, v in zip(other, weights, strict=True)]
+            residual = [(gi + 2 * arb(alpha) * coef[i, 0]).mid() for i, gi in enumerate(g)]
+            # (W K + 2λ) Δα + W 1 Δb = −r and 1ᵀΔα = −1ᵀα.
+            table = [
+                [w[i] * k[i, j] + (2 * arb(alpha) if i == j else 0) for j in range(n)] + [w[i]] * fit_intercept
+                for i in range(n)
+            ]
+            right = [[-r] for r in residual]
+            if fit_intercept:
+                table.append([arb(1)] * n + [arb(0)])
+                right.append([-sum((coef[i, 0] for i in range(n)), arb(0))])
+            step = arb_mat(table).mid().solve(arb_mat(right).mid())
+            length = arb(1)
+            for _ in range(200):
+                new = arb_mat([[coef[i, 0] + length * step[i, 0]] for i in range(n)]).mid()
+                new_b = (b + length * step[n, 0]).mid() if fit_intercept else arb(0)
+                products = k * new
+                new_f = [(products[i, 0] + new_b).mid() for i in range(n)]
+                new_value = _objective(new_f, new, signs, weights, alpha, new_b)
+                if new_value <= value:
+                    break
+                length /= 2
+            decrease = abs(value - new_value)
+            coef, b, f, value = new, new_b, new_f, new_value
+            if decrease <= abs(value) * arb(10) ** -NEWTON_DIGITS:
+                return _exact(kernel, X, X_new, k, coef, [b])
+        raise ArithmeticError(f"Newton's method did not converge in {NEWTON_STEPS} steps")
+
+
+def _objective(f: list[arb], coef: arb_mat, signs: list[int], weights: list[arb], alpha: float, b: arb) -> arb:
+    losses = sum((v * (1 + (-s * x).exp()).log() for s, v, x in zip(signs, weights, f, strict=True)), arb(0))
+    penalty = sum((coef[i, 0] * (x - b) for i, x in enumerate(f)), arb(0))
+    return (losses + arb(alpha) * penalty).mid()
+
+
+def probabilities(scores: ArrayLike) -> Array:
+    """Probabilities (n,) of class 1 for scores (n,) or (n, 1)."""
+    with _precision():
+        return np.array([float((1 / (1 + (-arb(float(f))).exp())).mid()) for f in np.asarray(scores).ravel()])
