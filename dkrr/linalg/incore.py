@@ -93,21 +93,24 @@ class DenseSystem:
     def multiply(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """A V, with A from the untouched upper triangle; shape (n, m)."""
         out, v = np.zeros(vectors.shape), np.ascontiguousarray(vectors, np.float64)
-        blas.symm(out, self.matrix, v)
-        if not self._is_fresh:
-            # The diagonal that was read is that of L.
-            out += (self._diagonal - self.matrix.diagonal())[:, None] * v
+        diagonal = np.einsum("ii->i", self.matrix)
+        # Where that of L stands, it steps aside: to subtract it afterwards would cancel, for L is of the size of √A.
+        of_factor = None if self._is_fresh else diagonal.copy()
+        try:
+            diagonal[:] = self._diagonal
+            blas.symm(out, self.matrix, v)
+        finally:
+            if of_factor is not None:
+                diagonal[:] = of_factor
         return out
 
     def residual(
         self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """B − (A + diag(s)) X, with A from the untouched upper triangle; shape (n, m)."""
-        r, x = np.array(right_sides, np.float64, order="C"), np.ascontiguousarray(x, np.float64)
-        blas.symm(r, self.matrix, x, alpha=-1.0, beta=1.0)
-        # The diagonal that was read is that of L.
-        r += (self.matrix.diagonal() - self._diagonal - shift)[:, None] * x
-        return r
+        r = self.multiply(x)
+        r += shift[:, None] * x
+        return np.subtract(right_sides, r, out=r)
 
 
 class DenseGram(Operator):

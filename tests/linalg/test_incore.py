@@ -42,6 +42,22 @@ def test_several_shifts(n, block):
         assert_array_equal(B, given)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-24, 1e-200, 1e200])
+def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, block):
+    # L is of the size of √A: with it, next to nothing of A would be left.
+    A, V = size * positive_definite(30), np.random.default_rng(0).standard_normal((30, 2))
+    shift, fresh = np.full(30, 0.5 * size), DenseSystem(A.copy())
+    expected = fresh.multiply(V)
+    assert_allclose(expected, A @ V, rtol=1e-12, atol=1e-15 * size)
+    system = DenseSystem(A.copy())
+    X = system.solve(shift, V)
+    assert_array_equal(system.multiply(V), expected)
+    residual = system.residual(shift, V, X)
+    assert np.abs(residual).max() < 1e-14
+    assert_allclose(residual, V - (fresh.multiply(X) + shift[:, None] * X), rtol=0, atol=1e-16)
+    assert_array_equal(system.substitute(V), X)  # the factor is as it was
+
+
 def test_right_sides_of_any_order_and_dtype(block):
     A, B = positive_definite(20), np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
     expected = np.linalg.solve(A, B[:, ::2])
