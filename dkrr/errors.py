@@ -53,5 +53,9 @@ class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
         return type(self), (str(self), self.row)
 
 
+class NotFiniteError(DkrrError, FloatingPointError):
+    """The answer does not fit in float64."""
+
+
 class ConvergenceWarning(UserWarning):
     """The answer is less accurate than was asked for."""

@@ -166,6 +166,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             If no plan stays within the memory limit or the disk.
         NotPositiveDefiniteError
             If the matrix is not positive definite; names λ and the row.
+        NotFiniteError
+            If float64 does not hold the answer.
         StoreError
             If the store is damaged or belongs to another problem.
         """
@@ -252,16 +254,17 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         if is_local(X) and (y is None or is_local(y)):
             if y is not None and np.asarray(y).dtype.kind == "f":
                 check_finite(np.asarray(y), "y")  # names the row, which scikit-learn does not
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                accept_sparse="csr",
-                dtype=DTYPES,
-                multi_output=True,
-                y_numeric=True,
-                ensure_all_finite=False,
-            )
+            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn adds up targets of any size
+                X, y = validate_data(
+                    self,
+                    X,
+                    y,
+                    accept_sparse="csr",
+                    dtype=DTYPES,
+                    multi_output=True,
+                    y_numeric=True,
+                    ensure_all_finite=False,
+                )
         else:
             if y is None:
                 raise InputError("y is None; give the targets")

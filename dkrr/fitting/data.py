@@ -1,6 +1,6 @@
 """The data of one fit, and the algebra that is the same in memory and on disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
+from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 
@@ -35,6 +36,25 @@ class TrainingData:
     def n(self) -> int:
         """Number of rows."""
         return self.rows.shape[0]
+
+    def in_range(self) -> tuple["TrainingData", Array | None]:
+        """The same problem with targets whose sums and squares have a place in float64.
+
+        Coefficients are linear in the targets, and a power of two changes none of their digits.
+
+        Returns
+        -------
+        data : TrainingData
+        sizes : ndarray of shape (t,) or None
+            Powers of two that its targets have been divided by, and its solution is to be multiplied by; None if
+            nothing had to be done.
+        """
+        sizes = column_sizes(self.targets)
+        is_safe = (sizes > SAFE_SIZES[0]) & (sizes < SAFE_SIZES[1])
+        if is_safe.all():
+            return self, None
+        sizes = np.where(is_safe, 1.0, sizes)
+        return replace(self, targets=self.targets / sizes), sizes
 
     def alpha_groups(self) -> list[tuple[float, NDArray[np.intp]]]:
         """Distinct values of λ, each with the columns of its targets: one factorisation each."""

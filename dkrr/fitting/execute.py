@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.errors import ConvergenceWarning
+from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.fitting import iterative, memory, tiled
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.solution import DualSolution, PrimalSolution
@@ -21,6 +21,8 @@ from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.result import direct_status
+
+Array = NDArray[np.float64]
 
 NEWTON_ADVICE = {
     Status.STALLED: (
@@ -36,7 +38,7 @@ NEWTON_ADVICE = {
 
 def fit(
     data: TrainingData, plan: Plan, store: str | None, progress: Progress
-) -> tuple[FittedFunction, SolveResult, NDArray[np.float64] | None]:
+) -> tuple[FittedFunction, SolveResult, Array | None]:
     """Carry out a plan.
 
     Parameters
@@ -60,6 +62,7 @@ def fit(
         See the errors of dkrr.errors; what is finished stays in a store that the user gave.
     """
     start = time.perf_counter()
+    data, sizes = data.in_range()
     solution: DualSolution | PrimalSolution
     record, owner, meter = RunRecord(), None, Meter()
     if plan.execution != "dask":
@@ -84,7 +87,10 @@ def fit(
             fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
             solution = fit_here(data, plan, work)
             record, meter, peak, owner = work.record, work.meter, work.record.peak_bytes, work.temporary
-    model = fitted_function(data, plan, solution, owner)
+    model, dual_coef = fitted_function(data, plan, solution, owner), solution.dual_coef
+    if sizes is not None:
+        model, dual_coef = _multiplied(model, dual_coef, sizes)
+    _refuse_overflow(model, dual_coef)
     if owner is not None and model.keep_alive is None:
         owner.delete()
     outcome = solution.outcome
@@ -104,7 +110,39 @@ def fit(
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )
-    return model, result, solution.dual_coef
+    return model, result, dual_coef
+
+
+def _multiplied(model: FittedFunction, dual_coef: Array | None, sizes: Array) -> tuple[FittedFunction, Array | None]:
+    """Return the function and the α of targets that are larger by these powers of two, of shape (t,)."""
+    with np.errstate(over="ignore", under="ignore"):
+        alpha = None if dual_coef is None else dual_coef * sizes
+        changed = replace(
+            model,
+            coef=None if model.coef is None else model.coef * sizes,
+            dual_coef=None if model.dual_coef is None else alpha,
+            intercept=model.intercept * sizes,
+        )
+    return changed, alpha
+
+
+def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
+    """Refuse a solution with NaN or infinity in it.
+
+    Raises
+    ------
+    NotFiniteError
+        Naming the first target.
+    """
+    for name, values in (("dual_coef_", dual_coef), ("coef_", model.coef), ("intercept_", model.intercept[None, :])):
+        if values is None:
+            continue
+        bad = ~(np.isfinite(values.max(axis=0)) & np.isfinite(values.min(axis=0)))
+        if bad.any():
+            raise NotFiniteError(
+                f"{name} of target {int(np.argmax(bad))} (counted from 0) is not finite: it, or a number on the way "
+                f"to it, is larger than float64 holds. Scale y or the columns of X towards 1, or increase alpha"
+            )
 
 
 def warn_of(result: SolveResult, plan: Plan) -> None:
@@ -147,7 +185,7 @@ def fitted_function(
     )
 
 
-def primal_coefficients(data: TrainingData | LabelledData, solution: DualSolution) -> NDArray[np.float64]:
+def primal_coefficients(data: TrainingData | LabelledData, solution: DualSolution) -> Array:
     """Coefficients w = Φᵀα, a block of rows at a time; shape (D, t)."""
     assert data.feature_map is not None
     rows: Rows = solution.rows

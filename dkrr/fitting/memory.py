@@ -15,6 +15,7 @@ from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.kernels import Kernel
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
 from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.residual import relative
 from dkrr.rows import MemoryRows, Rows, scan
 from dkrr.rows.sources import dense
@@ -37,7 +38,7 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     scan(rows, "X")
     scale, means = data.dual_scale(), data.target_means()
     system = DenseSystem(whole_gram(data.kernel, rows, scale))
-    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
+    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), []
     for alpha, columns in data.alpha_groups():
         try:
             beta, residual = Cholesky().solve_dense(
@@ -48,7 +49,7 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
         residuals.append(residual)
         coef[:, columns], b = data.dual_coefficients(beta)
         intercept[columns] += b
-    return DualSolution(coef, intercept, rows, max(residuals))
+    return DualSolution(coef, intercept, rows, float(np.max(residuals)))
 
 
 def whole_gram(kernel: Kernel, rows: Rows, scale: Array | None = None) -> Array:
@@ -121,5 +122,5 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
         checked = list(of_each(primal_residual, centre, coef))
     errors = np.concatenate([errors for errors, _ in checked])
     gradient = np.sum([gradient for _, gradient in checked], axis=0) - coef * data.alphas
-    residual = relative([((gradient**2).sum(axis=0), (moments**2).sum(axis=0))])
+    residual = relative([(column_norms(gradient), column_norms(moments))])
     return PrimalSolution.build(data, coef, means, centre, errors, residual), record

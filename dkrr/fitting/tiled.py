@@ -14,7 +14,7 @@ from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
-from dkrr.linalg.operator import ResidentRows
+from dkrr.linalg.operator import ResidentRows, column_norms
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
@@ -52,7 +52,7 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
         source = GramTiles(kernel, rows, stored_scale)
         plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
     outcomes, broken = Outcomes(), ""
-    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
+    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), []
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
         beta = None
@@ -72,7 +72,7 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     work.executor.forget(run)
     if plan.chosen.keeps_rows:
         work.count_kept_rows(rows)
-    return DualSolution(coef, intercept, rows, max(residuals), outcomes.merged(), (broken,) if broken else ())
+    return DualSolution(coef, intercept, rows, float(np.max(residuals)), outcomes.merged(), (broken,) if broken else ())
 
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
@@ -182,5 +182,5 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     values = work.run("training errors", tasks).values()
     errors = np.concatenate([values[t.key][0] for t in tasks])
     gradient = np.sum([values[t.key][1] for t in tasks], axis=0) - coef * data.alphas
-    residual = relative([((gradient**2).sum(axis=0), (moments**2).sum(axis=0))])
+    residual = relative([(column_norms(gradient), column_norms(moments))])
     return PrimalSolution.build(data, coef, means, centre, errors, residual)

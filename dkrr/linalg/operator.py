@@ -26,6 +26,8 @@ from dkrr.tiles import TileGrid
 Vectors = NDArray[np.float64]
 Precision = Literal["float64", "float32"]
 
+SAFE_SIZES = (1e-120, 1e120)
+"""Of numbers whose squares, and sums of as many as there can be, have their place in float64."""
 SLABS_PER_PLACE = 3
 """Slabs of tiles that are not kept, for each place: whoever is early takes one more."""
 
@@ -171,7 +173,21 @@ class TiledOperator(Operator):
 
 def column_sizes(vectors: Vectors) -> Vectors:
     """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
-    return np.exp2(np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300))))  # type: ignore[no-any-return]
+    mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))
+    # The least of float64's powers at or above, within those that are not denormal.
+    return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
+
+
+def column_norms(vectors: Vectors) -> Vectors:
+    """Euclidean norms of columns, of shape (m,), also where squares have no place in float64."""
+    with np.errstate(over="ignore", under="ignore"):
+        norms: Vectors = np.sqrt(np.einsum("ij,ij->j", vectors, vectors))
+    if ((norms > SAFE_SIZES[0]) & (norms < SAFE_SIZES[1])).all():
+        return norms
+    sizes = column_sizes(vectors)
+    scaled = vectors / sizes
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.einsum("ij,ij->j", scaled, scaled)) * sizes  # type: ignore[no-any-return]
 
 
 def tile_work(grid: TileGrid, i: int, j: int) -> float:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.linalg.cholesky import TiledSystem
-from dkrr.linalg.operator import TiledOperator
+from dkrr.linalg.operator import TiledOperator, column_norms
 from dkrr.linalg.sources import TileSource, mirror_lower, read_range
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.runtime.task import Meter, Task
@@ -36,12 +36,12 @@ def tiled_residual(
     if not uses_symmetry(grid, solution.shape[1]):
         tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution)
         record = executor.run(tasks, progress)
-        sums = record.values()
-        return relative([sums[t.key] for t in tasks]), record
+        norms = record.values()
+        return relative([norms[t.key] for t in tasks]), record
     operator = TiledOperator(system.source, grid, executor, "residual", slots)
     b, x = system.right_sides.load(), solution.load()
     r = b - system.shift.load() * x - operator.multiply(x)
-    return relative([((r * r).sum(axis=0), (b * b).sum(axis=0))]), operator.record
+    return relative([(column_norms(r), column_norms(b))]), operator.record
 
 
 def uses_symmetry(grid: TileGrid, m: int) -> bool:
@@ -52,7 +52,7 @@ def uses_symmetry(grid: TileGrid, m: int) -> bool:
 def residual_tasks(
     source: TileSource, grid: TileGrid, shift: ChunkedArray, right_sides: ChunkedArray, solution: ChunkedArray
 ) -> list[Task]:
-    """Tasks whose values are the sums of squares, by column, of B − (A + diag(s)) X and of B over one tile row."""
+    """Tasks whose values are the norms, by column, of B − (A + diag(s)) X and of B over one tile row."""
     return [
         Task(
             f"residual-{i}",
@@ -73,7 +73,7 @@ def residual_rows(
     solution: ChunkedArray,
     i: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Task: sums of squares of the residual and of the right-hand sides over tile row i, each of shape (m,)."""
+    """Task: norms of the residual and of the right-hand sides over tile row i, each of shape (m,)."""
     rows = grid.rows(i)
     b = read_range(right_sides, rows)
     r = b - read_range(shift, rows) * read_range(solution, rows)
@@ -87,11 +87,19 @@ def residual_rows(
             if i == j:
                 mirror_lower(tile)
             blas.gemm(r, tile, x, transpose_a=j > i, alpha=-1.0, beta=1.0)
-    return (r * r).sum(axis=0), (b * b).sum(axis=0)
+    return column_norms(r), column_norms(b)
 
 
-def relative(sums: list[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
-    """Largest ‖residual‖ / ‖right-hand side‖ over the columns (the residual itself where a column is zero)."""
-    residual = np.sqrt(np.sum([r for r, _ in sums], axis=0))
-    size = np.sqrt(np.sum([b for _, b in sums], axis=0))
-    return float(np.max(residual / np.where(size > 0, size, 1.0)))
+def relative(norms: list[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """Largest ‖residual‖ / ‖right-hand side‖ over the columns (the residual itself where a column is zero).
+
+    NaN if any of them is NaN, or infinite on both sides.
+
+    Parameters
+    ----------
+    norms : list of (ndarray of shape (m,), ndarray of shape (m,))
+        Norms of both by columns, over parts of the rows.
+    """
+    residual, size = (n[0] if len(n) == 1 else column_norms(n) for n in map(np.array, zip(*norms, strict=True)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.max(residual / np.where(size == 0, 1.0, size)))

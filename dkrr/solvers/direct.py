@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
 from dkrr.linalg.incore import DenseSystem
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.residual import relative, tiled_residual
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
@@ -43,7 +44,7 @@ class Cholesky:
         """
         x = system.solve(shift, right_sides)
         r = system.residual(shift, right_sides, x)
-        return x, relative([((r * r).sum(axis=0), (right_sides * right_sides).sum(axis=0))])
+        return x, relative([(column_norms(r), column_norms(right_sides))])
 
     def solve_tiled(
         self,

@@ -17,6 +17,8 @@ from dkrr.linalg.operator import (
     ResidentRows,
     Slab,
     TiledOperator,
+    column_norms,
+    column_sizes,
     evenly,
     multiply_bytes,
     multiply_slab,
@@ -406,3 +408,30 @@ class TestCost:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert peak <= multiply_bytes(RBF(gamma=0.1), n, tile, d, 8 * d, m)
+
+
+TINY, LARGEST = 5e-324, np.finfo(float).max
+
+
+@pytest.mark.parametrize("largest", [1.0, -3.0, 1e-310, TINY, 1e-160, 1e155, 2.0**1023, -LARGEST])
+def test_sizes_are_powers_of_two_that_change_no_digit(largest):
+    vectors = np.array([[largest, 1.0], [largest / 4, 0.0]])
+    sizes = column_sizes(vectors)
+    assert_array_equal(np.frexp(sizes)[0], 0.5)
+    scaled = vectors / sizes
+    assert_array_equal(scaled * sizes, vectors)
+    assert np.abs(scaled).max() < 2.0
+    if abs(largest) > np.finfo(float).tiny:
+        assert np.abs(scaled[:, 0]).max() > 0.5
+
+
+def test_sizes_of_zeros_are_harmless():
+    assert_array_equal(np.zeros((3, 2)) / column_sizes(np.zeros((3, 2))), 0.0)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-310, 1e-160, 1e155, 1e300])
+def test_norms(size):
+    vectors = np.array([[3.0, 0.0, 1.0], [-4.0, 0.0, 2.0]]) * size
+    assert_allclose(column_norms(vectors), np.array([5.0, 0.0, np.sqrt(5.0)]) * size, rtol=1e-13)
+    assert np.isnan(column_norms(np.array([[size], [np.nan]])))
+    assert column_norms(np.array([[size], [-np.inf]])) == np.inf

@@ -1,0 +1,89 @@
+"""Targets, weights and λ near the ends of float64: right, or not called a success."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from benchmarks import precise
+from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.errors import NotFiniteError
+from dkrr.kernels import Linear
+from dkrr.solvers import Status
+
+PLACES = {"memory": {}, "tiles": {"tile": 12}, "cg": {"solver": "cg", "tol": 1e-13}}
+SUCCESS = (Status.SOLVED, Status.CONVERGED)
+
+every_place = pytest.mark.parametrize("place", PLACES)
+every_form = pytest.mark.parametrize("form", ["dual", "primal"])
+
+
+def sample(n=30, d=3):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n, d)), rng.normal(size=n)
+
+
+@every_place
+@every_form
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_targets_of_any_size(place, form, fit_intercept):
+    X, y = sample()
+    exact = precise.ridge(Linear(), X, y, 0.5, fit_intercept=fit_intercept)
+    # Powers of two, which the oracle's answer for y only has to be multiplied by.
+    powers = [-1040, -540, -532, 515, 665, 1020]
+    targets = np.column_stack([y, *(np.ldexp(y, p) for p in powers)])
+    model = KernelRidge(0.5, form=form, fit_intercept=fit_intercept, **PLACES[place]).fit(X, targets)
+    assert model.solve_result_.status in SUCCESS
+    assert 0.0 < model.solve_result_.residual < 1e-12
+    for column, power in enumerate([0, *powers]):
+        # What is denormal has fewer digits.
+        tolerance = 1e-12 if power > -1000 else 1e-8
+        size = np.abs(exact.fitted).max()
+        for found, expected in (
+            (model.dual_coef_[:, column], exact.dual_coef[:, 0]),
+            (model.predict(X)[:, column], exact.fitted[:, 0]),
+            (model.norm_[column], exact.norm[0]),
+        ):
+            assert_allclose(np.ldexp(found, -power), expected, rtol=0, atol=tolerance * max(size, 1.0))
+
+
+@every_place
+@every_form
+def test_the_mean_of_huge_targets(place, form):
+    X, _ = sample()
+    y = np.full(30, 1e308)
+    model = KernelRidge(1.0, form=form, fit_intercept=True, **PLACES[place]).fit(X, y)
+    assert model.solve_result_.status in SUCCESS
+    assert_allclose(model.predict(X), y, rtol=1e-13)
+    y[::2] *= -1  # whose differences are larger than float64 holds
+    model.fit(X, y)
+    exact = precise.ridge(Linear(), X, y, 1.0, fit_intercept=True)
+    assert_allclose(model.predict(X) / 1e308, exact.fitted[:, 0] / 1e308, rtol=0, atol=1e-12)
+
+
+@every_place
+@every_form
+def test_an_answer_larger_than_float64_is_an_error(place, form):
+    X, y = sample()
+    targets = np.column_stack([y, y * 1e306])
+    with pytest.raises(NotFiniteError, match="coef_ of target 1 .* is not finite"):
+        KernelRidge(1e-4, form=form, **PLACES[place]).fit(X, targets)
+
+
+@every_place
+def test_small_entries_of_the_matrix(place):
+    X, y = sample()
+    model = KernelRidge(1e-20, form="dual", **PLACES[place]).fit(X * 1e-10, y)
+    assert model.solve_result_.status in SUCCESS
+    assert model.solve_result_.residual < 1e-12
+    exact = precise.ridge(Linear(), X * 1e-10, y, 1e-20)
+    assert_allclose(model.predict(X * 1e-10), exact.fitted[:, 0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-20])
+def test_small_rows_have_the_probabilities_of_others(size):
+    X, y = sample()
+    model = KernelLogisticRegression(size**2, form="dual", solver="cholesky", tol=1e-12).fit(X * size, y > 0)
+    assert model.solve_result_.status in SUCCESS
+    exact = precise.logistic(Linear(), X * size, y > 0, size**2)
+    found = model.predict_proba(X * size)[:, 1]
+    assert_allclose(found, precise.probabilities(exact.fitted), rtol=0, atol=1e-9)
