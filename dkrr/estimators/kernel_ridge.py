@@ -12,7 +12,6 @@ from sklearn.utils.validation import validate_data
 from dkrr.errors import InputError, PlanError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.fitting import TrainingData, drawn, fit, warn_of
-from dkrr.linalg.operator import column_sizes
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.requests import (
@@ -83,7 +82,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         w. Only where the model predicts in primal form.
     intercept_ : float or ndarray of shape (n_targets,)
     norm_ : float or ndarray of shape (n_targets,)
-        ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα).
+        ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα). Of αᵀKα rounding in K hides what is below
+        about ε √n Σ Kᵢᵢ αᵢ²; such a norm is 0, and a message of `solve_result_` says how large it may be.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
         The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `norm_`,
         `plan_` and `solve_result_`.
@@ -209,7 +209,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         )
         direct = plan.execution == "memory" and plan.solver == "cholesky"
         progress = make_progress(False if direct else self.progress)
-        model, result, dual_coef = fit(data, plan, store, progress)
+        solved = fit(data, plan, store, progress)
+        result = solved.result
         if solver is None and store is None and result.status in (Status.STALLED, Status.MAX_ITERATIONS):
             # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
             with suppress(PlanError):
@@ -217,12 +218,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
                 plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
                 message = f"conjugate gradient stopped at a residual of {result.residual:.1e}: factoring instead"
                 progress.note(message)
-                model, result, dual_coef = fit(data, plan, store, progress)
-                result = replace(result, messages=(message, *result.messages))
+                solved = fit(data, plan, store, progress)
+                result = replace(solved.result, messages=(message, *solved.result.messages))
         warn_of(result, plan)
-        self._take(model, dual_coef, is_vector=is_vector)
-        norms = _norms(model, dual_coef, data)
-        self.norm_ = float(norms[0]) if is_vector else norms
+        self._take(solved.model, solved.dual_coef, is_vector=is_vector)
+        self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
         self.plan_: Plan = plan
         self.solve_result_: SolveResult = result
@@ -285,20 +285,3 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
 
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
         self._take(function, dual_coef, is_vector=bool(found["vector"]))
-
-
-def _norms(model: FittedFunction, dual_coef: NDArray[np.float64] | None, data: TrainingData) -> NDArray[np.float64]:
-    """‖f‖ of every target, without a matrix: Kα = y − b − λW⁻¹α."""
-    coef = dual_coef if model.coef is None else model.coef
-    assert coef is not None
-    sizes = column_sizes(coef)  # squares of very large or small ones have no place in float64
-    scaled = coef / sizes
-    if model.coef is not None:
-        return np.asarray(np.linalg.norm(scaled, axis=0) * sizes)
-    shrunk = data.alphas * scaled
-    if data.weights is not None:
-        # Where the weight is 0, so is α.
-        weights = data.weights[:, None]
-        shrunk = np.divide(shrunk, weights, out=np.zeros_like(shrunk), where=weights > 0)
-    squares = (scaled * ((data.targets - model.intercept) / sizes - shrunk)).sum(axis=0)
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0)) * sizes)

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from dkrr import blas
 from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.fitting import iterative, memory, tiled
 from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.norms import function_norms
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import open_workspace
+from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
@@ -36,9 +38,19 @@ NEWTON_ADVICE = {
 }
 
 
-def fit(
-    data: TrainingData, plan: Plan, store: str | None, progress: Progress
-) -> tuple[FittedFunction, SolveResult, Array | None]:
+@dataclass(frozen=True)
+class Solved:
+    """What a fit gives."""
+
+    model: FittedFunction
+    result: SolveResult
+    dual_coef: Array | None
+    """α, of shape (n, t); also where the model predicts in primal form."""
+    norms: Array
+    """‖f‖ in the kernel's space, of shape (t,)."""
+
+
+def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -> Solved:
     """Carry out a plan.
 
     Parameters
@@ -48,13 +60,6 @@ def fit(
     store : str or None
         Store that the user gave; None works in a temporary one.
     progress : Progress
-
-    Returns
-    -------
-    model : FittedFunction
-    result : SolveResult
-    dual_coef : ndarray of shape (n, t) or None
-        α; also where the model predicts in primal form.
 
     Raises
     ------
@@ -91,6 +96,7 @@ def fit(
     if sizes is not None:
         model, dual_coef = _multiplied(model, dual_coef, sizes)
     _refuse_overflow(model, dual_coef)
+    norms, doubts = _norms(model, solution, data, sizes)
     if owner is not None and model.keep_alive is None:
         owner.delete()
     outcome = solution.outcome
@@ -106,11 +112,23 @@ def fit(
         residuals=() if outcome is None else tuple(outcome.residuals.tolist()),
         rank=0 if outcome is None else outcome.rank,
         history=() if outcome is None else outcome.history,
-        messages=solution.messages + (() if outcome is None else outcome.messages),
+        messages=doubts + solution.messages + (() if outcome is None else outcome.messages),
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )
-    return model, result, dual_coef
+    return Solved(model, result, dual_coef, norms)
+
+
+def _norms(
+    model: FittedFunction, solution: DualSolution | PrimalSolution, data: TrainingData, sizes: Array | None
+) -> tuple[Array, tuple[str, ...]]:
+    """‖f‖ of every target and messages, where the targets of `data` have been divided by `sizes`."""
+    if model.coef is not None:
+        return column_norms(model.coef), ()
+    assert isinstance(solution, DualSolution) and solution.squares is not None
+    norms, messages = function_norms(data, solution.rows, solution.dual_coef, solution.squares)
+    with np.errstate(over="ignore"):
+        return norms if sizes is None else norms * sizes, messages
 
 
 def _multiplied(model: FittedFunction, dual_coef: Array | None, sizes: Array) -> tuple[FittedFunction, Array | None]:

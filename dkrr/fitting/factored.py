@@ -10,7 +10,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
 from dkrr.linalg.factored import LocalFactor, SharedFactor
-from dkrr.linalg.operator import TiledOperator, column_sizes
+from dkrr.linalg.operator import LastProduct, TiledOperator, column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.sources import TileSource
 from dkrr.planning import Plan
@@ -75,8 +75,10 @@ def solve_factored(
     scale: Array | None,
     shift: Array,
     right_sides: Array,
-) -> Outcome | str:
+) -> tuple[Outcome, Array] | str:
     """Solve (C A C + diag(s)) X = B; the message of a breakdown where float32 does not hold the factor.
+
+    What is found comes with the product C A C X.
 
     Parameters
     ----------
@@ -99,13 +101,15 @@ def solve_factored(
         factor = complete_factor(work, plan, group, source, shift, "float32")
     except NotPositiveDefiniteError as error:
         return BROKE_DOWN.format(row=error.row)
-    operator = TiledOperator(
-        source=plain,
-        grid=TileGrid(len(right_sides), c.tile, c.tile),
-        executor=work.executor,
-        run=group,
-        slots=c.slots,
-        scale=scale,
+    operator = LastProduct(
+        TiledOperator(
+            source=plain,
+            grid=TileGrid(len(right_sides), c.tile, c.tile),
+            executor=work.executor,
+            run=group,
+            slots=c.slots,
+            scale=scale,
+        )
     )
     solver, sizes = plan.problem.solver, column_sizes(right_sides)
     outcome = Iteration(
@@ -117,11 +121,12 @@ def solve_factored(
         max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
         progress=work.progress,
     ).run()
+    product = operator.of(outcome.x)
     work.record.add(operator.record)
     work.record.add(factor.record)
     if not work.keeps:
         work.store.delete(group)
-    return replace(outcome, x=outcome.x * sizes)
+    return replace(outcome, x=outcome.x * sizes), product * sizes
 
 
 def complete_factor(

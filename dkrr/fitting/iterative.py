@@ -17,7 +17,7 @@ from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.memory import loaded
 from dkrr.fitting.sampled import by_name
-from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.normal import Segment
@@ -29,9 +29,10 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.operator import ResidentRows, TiledOperator, column_sizes, pass_cost
+from dkrr.linalg.operator import LastProduct, ResidentRows, TiledOperator, column_sizes, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
+from dkrr.linalg.residual import energies
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -175,20 +176,24 @@ def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Work
     sides = [data.dual_right_sides(targets, means) for _, targets in groups]
     right_sides = np.hstack(sides)
     shift = np.concatenate([np.full(b.shape[1], alpha) for (alpha, _), b in zip(groups, sides, strict=True)])[None, :]
+    multiplied = LastProduct(operator)
     try:
         preconditioner = _preconditioner(data, plan, team, columns, shift, run)
-        outcome = _iterate(plan, team, operator, preconditioner, shift, right_sides, scale)
+        outcome, product = _iterate(plan, team, multiplied, preconditioner, shift, right_sides, scale)
     except NotPositiveDefiniteError as error:
         raise _not_positive_definite(error, data) from None
     finally:
         team.executor.forget(run)
-    coef, intercept, first = np.empty(data.targets.shape), means.copy(), 0
+    assert product is not None
+    found, first = DualParts(data, means), 0
     for (_, targets), b in zip(groups, sides, strict=True):
-        coef[:, targets], offset = data.dual_coefficients(outcome.x[:, first : first + b.shape[1]])
-        intercept[targets] += offset
-        first += b.shape[1]
+        where = slice(first, first + b.shape[1])
+        constants = found.take(targets, outcome.x[:, where])
+        squares = energies(outcome.x[:, where], product[:, where], constants)
+        found.note(targets, squares, float(outcome.residuals[where].max()))
+        first = where.stop
     kept = rows.rows if isinstance(rows, ResidentRows) else rows
-    return DualSolution(coef, intercept, kept, float(outcome.residuals.max()), outcome)
+    return found.solution(kept, outcome)
 
 
 def _iterate(
@@ -199,7 +204,8 @@ def _iterate(
     shift: Array,
     right_sides: Array,
     scale: Array | None,
-) -> Outcome:
+) -> tuple[Outcome, Array | None]:
+    """What conjugate gradient finds, and A X where the operator remembers its products."""
     state, damage = None, ""
     if team.checkpoints is not None:
         state, damage = team.checkpoints.load(), team.checkpoints.damage
@@ -223,10 +229,11 @@ def _iterate(
         on_end=team.checkpoints.save if team.checkpoints is not None else lambda _: None,
     )
     outcome = iteration.run(state=state)
+    product = operator.of(outcome.x) * sizes if isinstance(operator, LastProduct) else None
     team.record.add(operator.record)
     team.record.add(preconditioner.record)
     messages = (damage, *outcome.messages) if damage else outcome.messages
-    return replace(outcome, x=outcome.x * sizes, messages=messages)
+    return replace(outcome, x=outcome.x * sizes, messages=messages), product
 
 
 def _preconditioner(
@@ -375,7 +382,7 @@ def _fit_primal(
             diagonal = np.maximum(diagonal - size * centre**2, 0.0)
         preconditioner = Diagonal(diagonal[:, None], shift)
     operator = NormalOperator(phi, segments, team.executor, dimension, centre)
-    outcome = _iterate(plan, team, operator, preconditioner, shift, moments, None)
+    outcome, _ = _iterate(plan, team, operator, preconditioner, shift, moments, None)
     tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre)) for k, s in enumerate(segments)]
     record = team.executor.map(tasks, outcome.x)
     errors = np.concatenate([t.value for t in record.tasks])

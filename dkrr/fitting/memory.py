@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.kernels import Kernel
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
 from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
@@ -38,18 +38,17 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     scan(rows, "X")
     scale, means = data.dual_scale(), data.target_means()
     system = DenseSystem(whole_gram(data.kernel, rows, scale))
-    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), []
+    found = DualParts(data, means)
     for alpha, columns in data.alpha_groups():
+        shift, right_sides = data.dual_shift(alpha), data.dual_right_sides(columns, means)
         try:
-            beta, residual = Cholesky().solve_dense(
-                system, data.dual_shift(alpha), data.dual_right_sides(columns, means)
-            )
+            beta = Cholesky().solve_dense(system, shift, right_sides)
         except NotPositiveDefiniteError as error:
             raise not_positive_definite(error, alpha, "dual") from None
-        residuals.append(residual)
-        coef[:, columns], b = data.dual_coefficients(beta)
-        intercept[columns] += b
-    return DualSolution(coef, intercept, rows, float(np.max(residuals)))
+        constants = found.take(columns, beta)
+        check = Cholesky().check_dense(system, shift, right_sides, beta, constants)
+        found.note(columns, check.squares, check.residual)
+    return found.solution(rows)
 
 
 def whole_gram(kernel: Kernel, rows: Rows, scale: Array | None = None) -> Array:
@@ -116,7 +115,7 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
         for alpha, columns in data.alpha_groups():
             try:
                 right_sides = np.ascontiguousarray(moments[:, columns])
-                coef[:, columns], _ = Cholesky().solve_dense(system, np.full(len(coef), alpha), right_sides)
+                coef[:, columns] = Cholesky().solve_dense(system, np.full(len(coef), alpha), right_sides)
             except NotPositiveDefiniteError as error:
                 raise not_positive_definite(error, alpha, "primal") from None
         checked = list(of_each(primal_residual, centre, coef))

@@ -29,6 +29,39 @@ class DualSolution:
     """What an iterative solver reports besides."""
     messages: tuple[str, ...] = ()
     """What was done other than planned."""
+    squares: Array | None = None
+    """αᵀKα as computed, of shape (t,)."""
+
+
+class DualParts:
+    """A dual solution while it is put together, the targets of one value of λ after those of another.
+
+    Parameters
+    ----------
+    data : TrainingData
+    means : ndarray of shape (t,)
+        That were subtracted from the targets.
+    """
+
+    def __init__(self, data: TrainingData, means: Array) -> None:
+        self._data, self._coef, self._intercept = data, np.empty(data.targets.shape), means.copy()
+        self._squares, self._residuals = np.empty(len(means)), list[float]()
+
+    def take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
+        """Take the solution for some targets; their free constants, of shape (len(columns),), if there are any."""
+        self._coef[:, columns], constants = self._data.dual_coefficients(beta)
+        self._intercept[columns] += constants
+        return constants if self._data.fit_intercept else None
+
+    def note(self, columns: NDArray[np.intp], squares: Array, residual: float) -> None:
+        """Take αᵀKα of these targets, of shape (len(columns),), and the largest residual."""
+        self._squares[columns] = squares
+        self._residuals.append(residual)
+
+    def solution(self, rows: Rows, outcome: Outcome | None = None, messages: tuple[str, ...] = ()) -> DualSolution:
+        """Return the whole; `rows` are the training rows, readable after the fit."""
+        residual = float(np.max(self._residuals))
+        return DualSolution(self._coef, self._intercept, rows, residual, outcome, messages, self._squares)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Fits whose matrix lies in tiles on disk."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.factored import Outcomes, solve_factored
 from dkrr.fitting.sampled import by_name
-from dkrr.fitting.solution import DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
-from dkrr.linalg.residual import relative
+from dkrr.linalg.residual import Check, energies, relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -51,28 +52,34 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     else:
         source = GramTiles(kernel, rows, stored_scale)
         plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
-    outcomes, broken = Outcomes(), ""
-    coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), []
+    outcomes, broken, found = Outcomes(), "", DualParts(data, means)
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
-        beta = None
+        is_solved = False
         if plan.chosen.has_factor:
-            outcome = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
-            if isinstance(outcome, str):
-                broken = outcome
-                work.progress.note(outcome)
+            iterated = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
+            if isinstance(iterated, str):
+                broken = iterated
+                work.progress.note(broken)
             else:
+                outcome, product = iterated
                 outcomes.parts.append(outcome)
-                beta, residual = outcome.x, float(outcome.residuals.max())
-        if beta is None:
-            beta, residual = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "dual"))
-        residuals.append(residual)
-        coef[:, columns], b = data.dual_coefficients(beta)
-        intercept[columns] += b
+                constants = found.take(columns, outcome.x)
+                found.note(columns, energies(outcome.x, product, constants), float(outcome.residuals.max()))
+                is_solved = True
+        if not is_solved:
+            # Between the solution and its check the free constants are found.
+            def settle(x: Array, columns: NDArray[np.intp] = columns) -> Array | None:
+                return found.take(columns, x)
+
+            terms = (alpha, "dual")
+            _, check = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle)
+            assert check is not None
+            found.note(columns, check.squares, check.residual)
     work.executor.forget(run)
     if plan.chosen.keeps_rows:
         work.count_kept_rows(rows)
-    return DualSolution(coef, intercept, rows, float(np.max(residuals)), outcomes.merged(), (broken,) if broken else ())
+    return found.solution(rows, outcomes.merged(), (broken,) if broken else ())
 
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
@@ -89,10 +96,11 @@ def _solve(
     shift: Array,
     right_sides: Array,
     terms: tuple[float, str],
-) -> tuple[Array, float]:
-    """Solve (A + diag(s)) X = B; X and its true residual, which the primal form takes from the rows instead (NaN here).
+    settle: Callable[[Array], Array | None] | None = None,
+) -> tuple[Array, Check | None]:
+    """Solve (A + diag(s)) X = B; X and its check, which the primal form takes from the rows instead (None here).
 
-    `terms` are λ and the form, for an error message.
+    `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form.
     """
     group, width = f"system-{g}", right_sides.shape[1]
     work.store.create_group(group)
@@ -117,16 +125,16 @@ def _solve(
     except NotPositiveDefiniteError as error:
         raise not_positive_definite(error, *terms) from None
     work.record.add(record)
-    x, residual = solution.load(), float("nan")
-    if terms[1] == "dual":
-        residual, record = Cholesky().check_tiled(system, solution, work.executor, work.progress, work.slots)
+    x, check = solution.load(), None
+    if settle is not None:
+        check, record = Cholesky().check_tiled(system, solution, settle(x), work.executor, work.progress, work.slots)
         work.record.add(record)
     for k in range(len(system.partial)):
         work.store.delete(f"{group}/sum-{k}")
         work.store.delete(f"{group}/sum-{k}-forward")
     if not work.keeps:
         work.store.delete(group)
-    return x, residual
+    return x, check
 
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:

@@ -104,14 +104,6 @@ class DenseSystem:
                 diagonal[:] = of_factor
         return out
 
-    def residual(
-        self, shift: NDArray[np.float64], right_sides: NDArray[np.float64], x: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """B − (A + diag(s)) X, with A from the untouched upper triangle; shape (n, m)."""
-        r = self.multiply(x)
-        r += shift[:, None] * x
-        return np.subtract(right_sides, r, out=r)
-
 
 class DenseGram(Operator):
     """K in memory, by its upper triangle; factors of K + diag(s) take its lower one.

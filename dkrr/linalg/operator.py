@@ -171,6 +171,59 @@ class TiledOperator(Operator):
         ]
 
 
+@dataclass
+class LastProduct(Operator):
+    """An operator that remembers its last product in float64, so that nobody need make it again.
+
+    Parameters
+    ----------
+    operator : Operator
+    """
+
+    operator: Operator
+
+    def __post_init__(self) -> None:
+        self.n = self.operator.n
+        self._vectors, self._product = np.empty((self.n, 0)), np.empty((self.n, 0))
+
+    @property
+    def record(self) -> RunRecord:  # type: ignore[override]
+        """See base class."""
+        return self.operator.record
+
+    def multiply(
+        self,
+        vectors: Vectors,
+        precision: Precision = "float64",
+        columns: NDArray[np.intp] | None = None,
+    ) -> Vectors:
+        """See base class."""
+        product = self.operator.multiply(vectors, precision, columns)
+        if precision == "float64":
+            self._vectors, self._product = vectors, product
+        return product
+
+    def of(self, vectors: Vectors) -> Vectors:
+        """A V in float64: the last product for the columns that it was made of, of the others a new one.
+
+        Parameters
+        ----------
+        vectors : ndarray of shape (n, m)
+
+        Returns
+        -------
+        ndarray of shape (n, m)
+        """
+        if self._vectors.shape != vectors.shape:
+            return self.operator.multiply(vectors)
+        changed = np.flatnonzero((self._vectors != vectors).any(axis=0))
+        if len(changed) == 0:
+            return self._product
+        product = self._product.copy()
+        product[:, changed] = self.operator.multiply(np.ascontiguousarray(vectors[:, changed]), "float64", changed)
+        return product
+
+
 def column_sizes(vectors: Vectors) -> Vectors:
     """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
     mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))

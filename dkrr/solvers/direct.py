@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
 from dkrr.linalg.incore import DenseSystem
-from dkrr.linalg.operator import column_norms
-from dkrr.linalg.residual import relative, tiled_residual
+from dkrr.linalg.residual import Check, check_tiled, checked
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
@@ -22,7 +21,7 @@ class Cholesky:
 
     def solve_dense(
         self, system: DenseSystem, shift: NDArray[np.float64], right_sides: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], float]:
+    ) -> NDArray[np.float64]:
         """Solve in memory.
 
         Parameters
@@ -33,18 +32,35 @@ class Cholesky:
 
         Returns
         -------
-        x : ndarray of shape (n, m)
-        residual : float
-            Largest true relative residual of a column.
+        ndarray of shape (n, m)
 
         Raises
         ------
         NotPositiveDefiniteError
             If a pivot is not positive.
         """
-        x = system.solve(shift, right_sides)
-        r = system.residual(shift, right_sides, x)
-        return x, relative([(column_norms(r), column_norms(right_sides))])
+        return system.solve(shift, right_sides)
+
+    def check_dense(
+        self,
+        system: DenseSystem,
+        shift: NDArray[np.float64],
+        right_sides: NDArray[np.float64],
+        x: NDArray[np.float64],
+        constants: NDArray[np.float64] | None = None,
+    ) -> Check:
+        """Check a solution in memory, by the matrix and not by its factor.
+
+        Parameters
+        ----------
+        system : DenseSystem
+        shift : ndarray of shape (n,)
+        right_sides : ndarray of shape (n, m)
+        x : ndarray of shape (n, m)
+        constants : ndarray of shape (t,), optional
+            See dkrr.linalg.residual.energies.
+        """
+        return checked(right_sides, shift[:, None], x, system.multiply(x), constants)
 
     def solve_tiled(
         self,
@@ -87,21 +103,29 @@ class Cholesky:
         return solution, record
 
     def check_tiled(
-        self, system: TiledSystem, solution: ChunkedArray, executor: Executor, progress: Progress, slots: int
-    ) -> tuple[float, RunRecord]:
-        """Largest true relative residual of a column, from the matrix and not from its factor.
+        self,
+        system: TiledSystem,
+        solution: ChunkedArray,
+        constants: NDArray[np.float64] | None,
+        executor: Executor,
+        progress: Progress,
+        slots: int,
+    ) -> tuple[Check, RunRecord]:
+        """Check a solution out of core, by the matrix and not by its factor.
 
         Parameters
         ----------
         system : TiledSystem
         solution : ChunkedArray of shape (n, m)
+        constants : ndarray of shape (t,), optional
+            See dkrr.linalg.residual.energies.
         executor : Executor
         progress : Progress
         slots : int
             Tasks that run at once.
         """
         with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
-            return tiled_residual(system, solution, executor, progress, slots)
+            return check_tiled(system, solution, constants, executor, progress, slots)
 
 
 def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:

@@ -65,7 +65,8 @@ def test_a_killed_run_goes_on(tmp_path, n, workers, cg):
     np.testing.assert_allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
     if workers is None:  # a third call finds everything done
         again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
-        assert np.array_equal(again, resumed) and products(facts) <= 1
+        # Products with the constant that is deflated, and with the solution for its norm.
+        assert np.array_equal(again, resumed) and products(facts) <= 2
 
 
 def fit(store, **more):

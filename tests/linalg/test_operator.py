@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg.operator import (
     SLABS_PER_PLACE,
+    LastProduct,
     ResidentRows,
     Slab,
     TiledOperator,
@@ -31,7 +32,7 @@ from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from dkrr.tiles import TileGrid
 from tests.kernels.cases import CASES
-from tests.linalg.systems import MANY, RAGGED, grids, positive_definite, tiles_of
+from tests.linalg.systems import MANY, RAGGED, MatrixOperator, grids, positive_definite, tiles_of
 from tests.rows.sources import SPARSE, numbers, table
 
 ACCURACY = {"float64": 1e-12, "float32": 1e-5}
@@ -435,3 +436,32 @@ def test_norms(size):
     assert_allclose(column_norms(vectors), np.array([5.0, 0.0, np.sqrt(5.0)]) * size, rtol=1e-13)
     assert np.isnan(column_norms(np.array([[size], [np.nan]])))
     assert column_norms(np.array([[size], [-np.inf]])) == np.inf
+
+
+def test_the_last_product_is_not_made_again():
+    A = positive_definite(20)
+    operator, V = LastProduct(counted := CountingOperator(A)), np.random.default_rng(0).standard_normal((20, 4))
+    operator.multiply(V)
+    assert_array_equal(operator.of(V.copy()), A @ V)
+    assert counted.columns == [4]
+    other = V.copy()
+    other[3, 2] += 1.0
+    assert_allclose(operator.of(other), A @ other, rtol=1e-14)
+    assert counted.columns == [4, 1]
+    operator.multiply(V + 1.0, "float32")  # which is not what is asked for
+    assert_array_equal(operator.of(V), A @ V)
+    assert counted.columns == [4, 1, 4]
+    assert_allclose(operator.of(V[:, :2]), A @ V[:, :2], rtol=1e-14)
+    assert counted.columns == [4, 1, 4, 2]
+
+
+class CountingOperator(MatrixOperator):
+    """Remembers how many columns it multiplied."""
+
+    def __init__(self, matrix):
+        super().__init__(matrix)
+        self.columns = []
+
+    def multiply(self, vectors, precision="float64", columns=None):
+        self.columns.append(vectors.shape[1])
+        return super().multiply(vectors, precision, columns)

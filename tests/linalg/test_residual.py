@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dkrr.linalg.residual import relative, residual_tasks, tiled_residual, uses_symmetry
+from dkrr.linalg.residual import check_tiled, relative, residual_tasks, uses_symmetry
 from dkrr.runtime import Progress, SerialExecutor
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import RAGGED, grids, make_case, run, vectors
@@ -19,27 +19,36 @@ def test_against_the_whole_matrix(tmp_path_factory, grid, m):
     case = make_case(folder, grid, m, seed=1)
     X = np.random.default_rng(2).standard_normal((grid.n, m))
     R = case.B - case.shifted @ X
+    squares = np.einsum("ij,ij->j", X, case.A @ X)
     case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
     system = case.system
     tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, X))
     norms = list(run(tasks).values().values())
     assert len(norms) == grid.n_tiles
-    assert_allclose(np.linalg.norm([r for r, _ in norms], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
-    assert_allclose(np.linalg.norm([b for _, b in norms], axis=0), np.linalg.norm(case.B, axis=0), rtol=1e-12)
-    assert_allclose(relative(norms), np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(case.B, axis=0)), rtol=1e-10)
+    assert_allclose(np.linalg.norm([r for r, *_ in norms], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
+    assert_allclose(np.linalg.norm([b for _, b, _ in norms], axis=0), np.linalg.norm(case.B, axis=0), rtol=1e-12)
+    assert_allclose(np.sum([s for *_, s in norms], axis=0), squares, rtol=1e-10)
+    assert_allclose(
+        relative([n[:2] for n in norms]), np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(case.B, axis=0)), rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize(("m", "symmetric"), [(1, True), (9, False)])
-@pytest.mark.parametrize("slots", [1, 3])
-def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots):
+@pytest.mark.parametrize(("slots", "centred"), [(1, False), (1, True), (3, True)])
+def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred):
     grid = TileGrid(n=47, tile=12, panel=4)
     assert uses_symmetry(grid, m) == symmetric
     case = make_case(tmp_path, grid, m, seed=3)
     X = np.random.default_rng(4).standard_normal((grid.n, m))
     expected = np.linalg.norm(case.B - case.shifted @ X, axis=0) / np.linalg.norm(case.B, axis=0)
+    constants = np.linspace(-1.0, 2.0, m - 1) if centred else None
+    G = X[:, :-1] - X[:, -1:] * constants if centred else X
+    squares = np.einsum("ij,ij->j", G, case.A @ G)
     case.A[np.triu_indices(grid.n, 1)] = np.nan
-    found, record = tiled_residual(case.system, vectors(tmp_path, grid, X), SerialExecutor(), Progress(), slots)
-    assert_allclose(found, expected.max(), rtol=1e-12)
+    solution = vectors(tmp_path, grid, X)
+    found, record = check_tiled(case.system, solution, constants, SerialExecutor(), Progress(), slots)
+    assert_allclose(found.residual, expected.max(), rtol=1e-12)
+    assert_allclose(found.squares, squares, rtol=1e-11)
     entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
     twice = entries - sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
     assert record.bytes_read == 8 * (entries if symmetric else entries + twice)
@@ -50,7 +59,7 @@ def test_zero_at_the_solution(tmp_path):
     X = np.linalg.solve(case.shifted, case.B)
     system = case.system
     tasks = residual_tasks(system.source, RAGGED, system.shift, system.right_sides, vectors(tmp_path, RAGGED, X))
-    assert relative(list(run(tasks).values().values())) < 1e-14
+    assert relative([v[:2] for v in run(tasks).values().values()]) < 1e-14
 
 
 def test_relative():

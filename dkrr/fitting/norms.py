@@ -1,0 +1,70 @@
+"""‖f‖ = √(αᵀKα) in the kernel's space, from products that a fit makes anyway.
+
+Of αᵀKα float64 knows no more than what rounding in the entries of K leaves, about ε Σ Kᵢᵢ αᵢ²: where rows of X repeat
+each other (or nearly) and λ is small, coefficients are huge and cancel, and there may be nothing left. Such norms are
+0, and a message says how large they may be.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting.data import TrainingData
+from dkrr.kernels import Kernel
+from dkrr.rows import Rows
+from dkrr.rows.sources import dense
+
+Array = NDArray[np.float64]
+
+ROUNDING = 2 * float(np.finfo(float).eps)
+"""Times √n Σ Kᵢᵢ αᵢ²: error of αᵀKα (measured on rows that repeat each other: up to a third of this)."""
+_BLOCK = 4096
+
+
+def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) -> tuple[Array, tuple[str, ...]]:
+    """Norms of the functions of a dual solution.
+
+    Parameters
+    ----------
+    data : TrainingData
+    rows : Rows
+        The training rows.
+    coef : ndarray of shape (n, t)
+        α.
+    squares : ndarray of shape (t,)
+        αᵀKα, as computed.
+
+    Returns
+    -------
+    norms : ndarray of shape (t,)
+    messages : tuple of str
+        What is below rounding.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = ROUNDING * np.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
+        known = ~(squares <= errors)
+        norms = np.sqrt(np.where(known, squares, 0.0))
+        lost = np.flatnonzero(~known & (errors > 0))
+        if len(lost) == 0:
+            return norms, ()
+        bounds = np.sqrt(errors[lost])
+    which = "" if len(norms) == 1 else f" of target {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
+    return norms, (
+        f"norm_{which} is given as 0: rounding in K hides what is below {bounds.max():.1e}, since coefficients cancel",
+    )
+
+
+def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
+    """Σ Kᵢᵢ αᵢ² of every column, of shape (t,)."""
+    if kernel.has_unit_diagonal:
+        return np.einsum("ij,ij->j", coef, coef)  # type: ignore[no-any-return]
+    total = np.zeros(coef.shape[1])
+    for start in range(0, len(coef), _BLOCK):
+        stop = min(start + _BLOCK, len(coef))
+        if kernel.is_precomputed:
+            # Only entries around the diagonal are read.
+            diagonal = np.array(dense(rows.read(start, stop, slice(start, stop))).diagonal(), np.float64)
+        else:
+            diagonal = kernel.diagonal(rows.read(start, stop))
+        part = coef[start:stop]
+        total += np.einsum("ij,ij->j", np.maximum(diagonal, 0.0)[:, None] * part, part)
+    return total
