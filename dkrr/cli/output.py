@@ -1,6 +1,7 @@
 """What the commands print and write."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
         "model": path,
         "status": result.status.name,
         "residual": result.residual,
+        "condition": result.condition if math.isfinite(result.condition) else None,
         "iterations": result.iterations,
         "rank": result.rank,
         "messages": list(result.messages),
@@ -53,6 +55,8 @@ def _accuracy_lines(result: Any) -> list[str]:
             f"steps       {result.iterations} of Newton's method{inner}",
         ]
     lines = [f"residual    {result.residual:.1e} (true, relative)"]
+    if not math.isnan(result.condition):
+        lines.append(f"condition   {result.condition:.1e} (estimated)")
     if result.iterations:
         lines.append(f"iterations  {result.iterations}, preconditioner of rank {result.rank:,}")
     return lines

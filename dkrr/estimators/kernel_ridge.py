@@ -77,9 +77,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     Attributes
     ----------
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        α. Not there after a primal fit with λ = 0, which does not determine it.
+        α. Not there after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
+        where `solve_result_.condition` is large, although predictions are right; a message of `solve_result_` says so.
     coef_ : ndarray of shape (D,) or (D, n_targets)
-        w. Only where the model predicts in primal form.
+        w. Only where the model predicts in primal form. Its digits are as certain as those of `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
     norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα). Of αᵀKα rounding in K hides what is below
@@ -91,7 +92,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     plan_ : Plan
         What was chosen and why; print it.
     solve_result_ : SolveResult
-        Status, true residual, seconds, bytes and peak memory.
+        Status, true residual, condition number, messages, seconds, bytes and peak memory.
 
     References
     ----------

@@ -22,7 +22,7 @@ from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.result import direct_status
+from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
 
@@ -103,6 +103,7 @@ def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -
     result = SolveResult(
         status=direct_status(solution.residual) if outcome is None else outcome.status,
         residual=solution.residual,
+        condition=solution.condition,
         iterations=0 if outcome is None else outcome.iterations,
         seconds=time.perf_counter() - start,
         bytes_read=record.bytes_read + meter.bytes_read,
@@ -112,7 +113,10 @@ def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -
         residuals=() if outcome is None else tuple(outcome.residuals.tolist()),
         rank=0 if outcome is None else outcome.rank,
         history=() if outcome is None else outcome.history,
-        messages=doubts + solution.messages + (() if outcome is None else outcome.messages),
+        messages=caution(solution.condition, plan.form)
+        + doubts
+        + solution.messages
+        + (() if outcome is None else outcome.messages),
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )

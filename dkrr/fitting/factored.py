@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
+from dkrr.linalg.condition import worst
 from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.operator import LastProduct, TiledOperator, column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
@@ -63,6 +64,7 @@ class Outcomes:
             rank=0,
             history=tuple(h for p in self.parts for h in p.history),
             messages=tuple(m for p in self.parts for m in p.messages),
+            condition=worst([p.condition for p in self.parts]),
         )
 
 

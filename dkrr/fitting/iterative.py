@@ -32,7 +32,7 @@ from dkrr.linalg.normal_product import (
 from dkrr.linalg.operator import LastProduct, ResidentRows, TiledOperator, column_sizes, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
-from dkrr.linalg.residual import energies
+from dkrr.linalg.residual import Check, energies
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -190,7 +190,7 @@ def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Work
         where = slice(first, first + b.shape[1])
         constants = found.take(targets, outcome.x[:, where])
         squares = energies(outcome.x[:, where], product[:, where], constants)
-        found.note(targets, squares, float(outcome.residuals[where].max()))
+        found.note(targets, Check(float(outcome.residuals[where].max()), squares, outcome.condition))
         first = where.stop
     kept = rows.rows if isinstance(rows, ResidentRows) else rows
     return found.solution(kept, outcome)
@@ -389,4 +389,5 @@ def _fit_primal(
     return replace(
         PrimalSolution.build(data, outcome.x, data.target_means(), centre, errors, float(outcome.residuals.max())),
         outcome=outcome,
+        condition=outcome.condition,
     )

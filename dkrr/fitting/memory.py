@@ -13,6 +13,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.kernels import Kernel
+from dkrr.linalg.condition import with_probe, worst
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
 from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
 from dkrr.linalg.operator import column_norms
@@ -40,14 +41,15 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     system = DenseSystem(whole_gram(data.kernel, rows, scale))
     found = DualParts(data, means)
     for alpha, columns in data.alpha_groups():
-        shift, right_sides = data.dual_shift(alpha), data.dual_right_sides(columns, means)
+        shift = data.dual_shift(alpha)
+        right_sides = with_probe(data.dual_right_sides(columns, means), system.diagonal + shift)
         try:
             beta = Cholesky().solve_dense(system, shift, right_sides)
         except NotPositiveDefiniteError as error:
             raise not_positive_definite(error, alpha, "dual") from None
-        constants = found.take(columns, beta)
+        constants = found.take(columns, beta[:, :-1])
         check = Cholesky().check_dense(system, shift, right_sides, beta, constants)
-        found.note(columns, check.squares, check.residual)
+        found.note(columns, check)
     return found.solution(rows)
 
 
@@ -111,15 +113,18 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
             matrix += one
             moments += other
         mirror_lower_blocks(matrix)
-        system, coef = DenseSystem(matrix), np.empty_like(moments)
+        system, coef, conditions = DenseSystem(matrix), np.empty_like(moments), list[float]()
         for alpha, columns in data.alpha_groups():
             try:
-                right_sides = np.ascontiguousarray(moments[:, columns])
-                coef[:, columns] = Cholesky().solve_dense(system, np.full(len(coef), alpha), right_sides)
+                shift = np.full(len(coef), alpha)
+                right_sides = with_probe(moments[:, columns], system.diagonal + shift)
+                x = Cholesky().solve_dense(system, shift, right_sides)
             except NotPositiveDefiniteError as error:
                 raise not_positive_definite(error, alpha, "primal") from None
+            coef[:, columns] = x[:, :-1]
+            conditions.append(Cholesky().check_dense(system, shift, right_sides, x).condition)
         checked = list(of_each(primal_residual, centre, coef))
     errors = np.concatenate([errors for errors, _ in checked])
     gradient = np.sum([gradient for _, gradient in checked], axis=0) - coef * data.alphas
     residual = relative([(column_norms(gradient), column_norms(moments))])
-    return PrimalSolution.build(data, coef, means, centre, errors, residual), record
+    return PrimalSolution.build(data, coef, means, centre, errors, residual, worst(conditions)), record

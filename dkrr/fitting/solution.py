@@ -1,5 +1,6 @@
 """What a fit found, before it becomes a fitted value."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -7,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
+from dkrr.linalg.condition import worst
+from dkrr.linalg.residual import Check
 from dkrr.rows import Rows
 from dkrr.solvers.conjugate_gradient import Outcome
 
@@ -31,6 +34,8 @@ class DualSolution:
     """What was done other than planned."""
     squares: Array | None = None
     """αᵀKα as computed, of shape (t,)."""
+    condition: float = math.nan
+    """Estimate of κ₂ of the matrix, of a direct solver."""
 
 
 class DualParts:
@@ -45,7 +50,7 @@ class DualParts:
 
     def __init__(self, data: TrainingData, means: Array) -> None:
         self._data, self._coef, self._intercept = data, np.empty(data.targets.shape), means.copy()
-        self._squares, self._residuals = np.empty(len(means)), list[float]()
+        self._squares, self._checks = np.empty(len(means)), list[Check]()
 
     def take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
         """Take the solution for some targets; their free constants, of shape (len(columns),), if there are any."""
@@ -53,15 +58,16 @@ class DualParts:
         self._intercept[columns] += constants
         return constants if self._data.fit_intercept else None
 
-    def note(self, columns: NDArray[np.intp], squares: Array, residual: float) -> None:
-        """Take αᵀKα of these targets, of shape (len(columns),), and the largest residual."""
-        self._squares[columns] = squares
-        self._residuals.append(residual)
+    def note(self, columns: NDArray[np.intp], check: Check) -> None:
+        """Take what the check of the solution for these targets found."""
+        self._squares[columns] = check.squares
+        self._checks.append(check)
 
     def solution(self, rows: Rows, outcome: Outcome | None = None, messages: tuple[str, ...] = ()) -> DualSolution:
         """Return the whole; `rows` are the training rows, readable after the fit."""
-        residual = float(np.max(self._residuals))
-        return DualSolution(self._coef, self._intercept, rows, residual, outcome, messages, self._squares)
+        residual = float(np.max([c.residual for c in self._checks]))
+        condition = worst([c.condition for c in self._checks])
+        return DualSolution(self._coef, self._intercept, rows, residual, outcome, messages, self._squares, condition)
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,19 @@ class PrimalSolution:
     residual: float
     outcome: Outcome | None = None
     messages: tuple[str, ...] = ()
+    condition: float = math.nan
+    """Estimate of κ₂ of the matrix, of a direct solver."""
 
     @classmethod
     def build(
-        cls, data: TrainingData, coef: Array, means: Array, centre: Array | None, errors: Array, residual: float
+        cls,
+        data: TrainingData,
+        coef: Array,
+        means: Array,
+        centre: Array | None,
+        errors: Array,
+        residual: float,
+        condition: float = math.nan,
     ) -> Self:
         """From the solution of the centred problem and its training errors y − f(X).
 
@@ -91,4 +106,5 @@ class PrimalSolution:
             dual = errors / data.alphas
             if data.weights is not None:
                 dual *= data.weights[:, None]
-        return cls(coef, means if centre is None else means - centre @ coef, dual, residual)
+        intercept = means if centre is None else means - centre @ coef
+        return cls(coef, intercept, dual, residual, condition=condition)

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.factored import Outcomes, solve_factored
+from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
+from dkrr.linalg.condition import Moments, condition_number, with_probe, worst
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
 from dkrr.linalg.residual import Check, energies, relative
@@ -53,6 +55,9 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
         source = GramTiles(kernel, rows, stored_scale)
         plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
     outcomes, broken, found = Outcomes(), "", DualParts(data, means)
+    diagonal = gram_diagonal(data.kernel, rows)
+    if scale is not None:
+        diagonal *= scale**2
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
         is_solved = False
@@ -65,7 +70,8 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
                 outcome, product = iterated
                 outcomes.parts.append(outcome)
                 constants = found.take(columns, outcome.x)
-                found.note(columns, energies(outcome.x, product, constants), float(outcome.residuals.max()))
+                squares = energies(outcome.x, product, constants)
+                found.note(columns, Check(float(outcome.residuals.max()), squares, outcome.condition))
                 is_solved = True
         if not is_solved:
             # Between the solution and its check the free constants are found.
@@ -73,9 +79,11 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
                 return found.take(columns, x)
 
             terms = (alpha, "dual")
-            _, check = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle)
+            check = _solve(
+                work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle, diagonal
+            ).check
             assert check is not None
-            found.note(columns, check.squares, check.residual)
+            found.note(columns, check)
     work.executor.forget(run)
     if plan.chosen.keeps_rows:
         work.count_kept_rows(rows)
@@ -85,6 +93,18 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
     c = plan.chosen
     return work.share(data.rows, data.fingerprint, c.layout(), rows_per_chunk)
+
+
+class _Solution(NamedTuple):
+    """Solution of one system."""
+
+    x: Array
+    """X, of shape (n, m)."""
+    check: Check | None
+    probe: Array
+    """z of dkrr.linalg.condition, of shape (n,)."""
+    solved: Moments
+    """Of z and (A + diag(s))⁻¹ z."""
 
 
 def _solve(
@@ -97,11 +117,15 @@ def _solve(
     right_sides: Array,
     terms: tuple[float, str],
     settle: Callable[[Array], Array | None] | None = None,
-) -> tuple[Array, Check | None]:
-    """Solve (A + diag(s)) X = B; X and its check, which the primal form takes from the rows instead (None here).
+    diagonal: Array | None = None,
+) -> _Solution:
+    """Solve (A + diag(s)) X = B; in dual form with a check, which the primal form takes from the rows instead.
 
-    `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form.
+    `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form,
+    `diagonal` is that of A there.
     """
+    diagonal = None if diagonal is None else diagonal + shift
+    right_sides = with_probe(right_sides, diagonal)
     group, width = f"system-{g}", right_sides.shape[1]
     work.store.create_group(group)
 
@@ -127,14 +151,18 @@ def _solve(
     work.record.add(record)
     x, check = solution.load(), None
     if settle is not None:
-        check, record = Cholesky().check_tiled(system, solution, settle(x), work.executor, work.progress, work.slots)
+        constants = settle(x[:, :-1])
+        scale = None if diagonal is None else work.vectors(group, "diagonal", grid, 1, diagonal)
+        check, record = Cholesky().check_tiled(
+            system, solution, constants, scale, work.executor, work.progress, work.slots
+        )
         work.record.add(record)
     for k in range(len(system.partial)):
         work.store.delete(f"{group}/sum-{k}")
         work.store.delete(f"{group}/sum-{k}-forward")
     if not work.keeps:
         work.store.delete(group)
-    return x, check
+    return _Solution(x[:, :-1], check, right_sides[:, -1], Moments.of_solved(right_sides[:, -1], x[:, -1], diagonal))
 
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
@@ -179,16 +207,27 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     )
     work.run("normal matrix", normal_tasks(phi, parts))
     moments = np.sum([m.load() for m in parts.moments], axis=0)
-    source, coef = SummedTiles(parts.matrices), np.empty((grid.n, n_targets))
+    # After the coefficients a column for the probe of the condition number.
+    source, coef, solved = SummedTiles(parts.matrices), np.empty((grid.n, n_targets + 1)), list[Moments]()
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         shift, right_sides = np.full(grid.n, alpha), np.ascontiguousarray(moments[:, columns])
-        coef[:, columns], _ = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "primal"))
+        found = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "primal"))
+        coef[:, columns], coef[:, -1] = found.x, found.probe
+        solved.append(found.solved)
     tasks = [
         Task(f"error-{k}", primal_residual, (phi, s, centre, coef), flops=s.stop - s.start)
         for k, s in enumerate(spread)
     ]
     values = work.run("training errors", tasks).values()
     errors = np.concatenate([values[t.key][0] for t in tasks])
-    gradient = np.sum([values[t.key][1] for t in tasks], axis=0) - coef * data.alphas
+    gradient = np.sum([values[t.key][1] for t in tasks], axis=0)
+    coef, z, product = np.ascontiguousarray(coef[:, :-1]), coef[:, -1], -gradient[:, -1]
+    gradient = gradient[:, :-1] - coef * data.alphas
     residual = relative([(column_norms(gradient), column_norms(moments))])
-    return PrimalSolution.build(data, coef, means, centre, errors, residual)
+    condition = worst(
+        [
+            condition_number(Moments.of_multiplied(z, product + alpha * z, None), s)
+            for (alpha, _), s in zip(data.alpha_groups(), solved, strict=True)
+        ]
+    )
+    return PrimalSolution.build(data, coef, means, centre, errors, residual, condition)

@@ -35,7 +35,7 @@ class DenseSystem:
     matrix: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        self._diagonal = self.matrix.diagonal().copy()
+        self.diagonal = self.matrix.diagonal().copy()
         self._is_fresh = True
 
     def solve(self, shift: NDArray[np.float64], right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,7 +74,7 @@ class DenseSystem:
             mirror_upper(self.matrix)
         self._is_fresh = False
         a = self.matrix
-        a[np.diag_indices_from(a)] = self._diagonal + shift
+        a[np.diag_indices_from(a)] = self.diagonal + shift
         factor_in_place(a)
 
     def substitute(self, right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -86,7 +86,7 @@ class DenseSystem:
         a = np.array(self.matrix)
         if not self._is_fresh:
             mirror_upper(a)
-        a[np.diag_indices_from(a)] = self._diagonal + shift
+        a[np.diag_indices_from(a)] = self.diagonal + shift
         factor_in_place(a)
         return a
 
@@ -97,7 +97,7 @@ class DenseSystem:
         # Where that of L stands, it steps aside: to subtract it afterwards would cancel, for L is of the size of √A.
         of_factor = None if self._is_fresh else diagonal.copy()
         try:
-            diagonal[:] = self._diagonal
+            diagonal[:] = self.diagonal
             blas.symm(out, self.matrix, v)
         finally:
             if of_factor is not None:

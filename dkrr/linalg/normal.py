@@ -229,23 +229,33 @@ def primal_residual(
 ) -> tuple[Matrix, Matrix]:
     """Task: training residuals y − Φw of a segment, and its part of ΦᵀW(y − Φw).
 
+    Parameters
+    ----------
+    meter : Meter
+    feature_map : FeatureMap
+    segment : Segment
+    centre : ndarray of shape (D,), optional
+    coef : ndarray of shape (D, m)
+        w, and possibly more columns than there are targets: those have targets of 0, and no residuals are returned.
+
     Returns
     -------
     residuals : ndarray of shape (rows of the segment, t)
         Of the centred problem.
-    gradient : ndarray of shape (D, t)
+    gradient : ndarray of shape (D, m)
     """
-    gradient = np.zeros_like(coef)
-    residuals = np.empty((segment.stop - segment.start, coef.shape[1]))
+    gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
+    residuals = np.empty((segment.stop - segment.start, n_targets))
     everything = slice(0, coef.shape[0])
     weights, targets = _weights(segment), _Window(segment.targets, segment)
     for where, x in segment.strips(meter, coef.shape[0]):
         with meter.time("features"):
             phi = _features(feature_map, x, everything, centre)
         with meter.time("gemm"):
-            r = np.array(targets[where], order="C")
+            r = np.zeros((len(phi), coef.shape[1]))
+            r[:, :n_targets] = targets[where]
             blas.gemm(r, phi, coef, alpha=-1.0, beta=1.0)
-            residuals[where.start - segment.start : where.stop - segment.start] = r
+            residuals[where.start - segment.start : where.stop - segment.start] = r[:, :n_targets]
             if weights is not None:
                 r *= weights[where]
             blas.gemm(gradient, phi, r, transpose_a=True, beta=1.0)

@@ -1,12 +1,15 @@
 """The true residual of a solved system, from the matrix itself and not from its factor."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.linalg.cholesky import TiledSystem
+from dkrr.linalg.condition import Moments, condition_number, multiplied_probe
 from dkrr.linalg.operator import TiledOperator, column_norms
 from dkrr.linalg.sources import TileSource, mirror_lower, read_range
 from dkrr.runtime import Executor, Progress, RunRecord
@@ -24,6 +27,8 @@ class Check:
     """Largest ‖B − (A + diag(s)) X‖ / ‖B‖ of a column."""
     squares: Array
     """γᵀAγ of the combinations that make functions of the columns, of shape (t,); see `energies`."""
+    condition: float
+    """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.condition."""
 
 
 def energies(x: Array, product: Array, constants: Array | None) -> Array:
@@ -44,32 +49,64 @@ def energies(x: Array, product: Array, constants: Array | None) -> Array:
         return np.einsum("ij,ij->j", x, product)  # type: ignore[no-any-return]
 
 
-def checked(right_sides: Array, shift: Array, x: Array, product: Array, constants: Array | None) -> Check:
-    """Check a solution whose product is there.
+def checked(
+    right_sides: Array,
+    shift: Array,
+    x: Array,
+    multiply: Callable[[Array], Array],
+    constants: Array | None,
+    diagonal: Array | None,
+) -> Check:
+    """Check a solution by one product.
 
     Parameters
     ----------
-    right_sides : ndarray of shape (n, m)
-        B.
+    right_sides : ndarray of shape (n, m + 1)
+        B, and the probe after it.
     shift : ndarray of shape (n, 1)
         s.
-    x : ndarray of shape (n, m)
-        X.
-    product : ndarray of shape (n, m)
-        A X; overwritten.
+    x : ndarray of shape (n, m + 1)
+        X, and what the probe became; its last column is overwritten.
+    multiply : callable
+        Gives A V.
     constants : ndarray of shape (t,), optional
         See `energies`.
+    diagonal : ndarray of shape (n,), optional
+        Of A + diag(s), with which the probe was made.
     """
-    squares = energies(x, product, constants)
-    product += shift * x
-    np.subtract(right_sides, product, out=product)
-    return Check(relative([(column_norms(product), column_norms(right_sides))]), squares)
+    solved = Moments.of_solved(right_sides[:, -1], x[:, -1], diagonal)
+    x[:, -1] = multiplied_probe(right_sides[:, -1], diagonal)
+    part = _part(right_sides, shift, x, multiply(x), constants, diagonal)
+    return Check(relative([part.norms]), part.squares, condition_number(part.multiplied, solved))
+
+
+class _Part(NamedTuple):
+    """What the rows of one tile row, or all, contribute to a check."""
+
+    norms: tuple[Array, Array]
+    """Of the residuals and of the right-hand sides, of shape (m,) each."""
+    squares: Array
+    multiplied: Moments
+    """Of the probe and its product."""
+
+
+def _part(
+    right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, diagonal: Array | None
+) -> _Part:
+    """`vectors` are X and D⁻¹z, `product` A times those (overwritten)."""
+    squares = energies(vectors[:, :-1], product[:, :-1], constants)
+    product += shift * vectors
+    multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], diagonal)
+    b, r = right_sides[:, :-1], product[:, :-1]
+    np.subtract(b, r, out=r)
+    return _Part((column_norms(r), column_norms(b)), squares, multiplied)
 
 
 def check_tiled(
     system: TiledSystem,
     solution: ChunkedArray,
     constants: Array | None,
+    diagonal: ChunkedArray | None,
     executor: Executor,
     progress: Progress,
     slots: int,
@@ -82,11 +119,13 @@ def check_tiled(
     Parameters
     ----------
     system : TiledSystem
-        With right-hand sides.
-    solution : ChunkedArray of shape (n, m)
-        X.
+        With right-hand sides, and the probe after them.
+    solution : ChunkedArray of shape (n, m + 1)
+        X, and what the probe became.
     constants : ndarray of shape (t,), optional
         See `energies`.
+    diagonal : ChunkedArray of shape (n, 1), optional
+        Of A + diag(s), with which the probe was made.
     executor : Executor
     progress : Progress
     slots : int
@@ -95,16 +134,18 @@ def check_tiled(
     assert system.right_sides is not None
     grid = system.grid
     if not uses_symmetry(grid, solution.shape[1]):
-        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution, constants)
+        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution, constants, diagonal)
         record = executor.run(tasks, progress)
         values = record.values()
         parts = [values[t.key] for t in tasks]
         with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.sum([p[2] for p in parts], axis=0)
-        return Check(relative([p[:2] for p in parts]), squares), record
+            squares = np.sum([p.squares for p, _ in parts], axis=0)
+        multiplied, solved = Moments.total([p.multiplied for p, _ in parts]), Moments.total([s for _, s in parts])
+        return Check(relative([p.norms for p, _ in parts]), squares, condition_number(multiplied, solved)), record
     operator = TiledOperator(system.source, grid, executor, "residual", slots)
     b, x = system.right_sides.load(), solution.load()
-    return checked(b, system.shift.load(), x, operator.multiply(x), constants), operator.record
+    whole = None if diagonal is None else diagonal.load()[:, 0]
+    return checked(b, system.shift.load(), x, operator.multiply, constants, whole), operator.record
 
 
 def uses_symmetry(grid: TileGrid, m: int) -> bool:
@@ -119,13 +160,14 @@ def residual_tasks(
     right_sides: ChunkedArray,
     solution: ChunkedArray,
     constants: Array | None = None,
+    diagonal: ChunkedArray | None = None,
 ) -> list[Task]:
-    """Tasks whose values are the norms of B − (A + diag(s)) X and of B over one tile row, and γᵀAγ there, by column."""
+    """Tasks whose values are what a check takes from one tile row."""
     return [
         Task(
             f"residual-{i}",
             residual_rows,
-            (source, grid, shift, right_sides, solution, constants, i),
+            (source, grid, shift, right_sides, solution, constants, diagonal, i),
             flops=2.0 * grid.height(i) * grid.n * solution.shape[1],
         )
         for i in range(grid.n_tiles)
@@ -140,13 +182,15 @@ def residual_rows(
     right_sides: ChunkedArray,
     solution: ChunkedArray,
     constants: Array | None,
+    diagonal: ChunkedArray | None,
     i: int,
-) -> tuple[Array, Array, Array]:
-    """Task: norms of the residual and of the right-hand sides over tile row i, each of shape (m,), and its γᵀAγ."""
+) -> tuple[_Part, Moments]:
+    """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
     rows = grid.rows(i)
     product = np.zeros((grid.height(i), solution.shape[1]))
     for j in range(grid.n_tiles):
         x = read_range(solution, grid.rows(j))
+        x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(diagonal, grid.rows(j)))
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
@@ -156,9 +200,14 @@ def residual_rows(
                 mirror_lower(tile)
             blas.gemm(product, tile, x, transpose_a=j > i, beta=1.0)
     b, here = read_range(right_sides, rows), read_range(solution, rows)
-    squares = energies(here, product, constants)
-    r = b - read_range(shift, rows) * here - product
-    return column_norms(r), column_norms(b), squares
+    scale = _range(diagonal, rows)
+    solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
+    here[:, -1] = multiplied_probe(b[:, -1], scale)
+    return _part(b, read_range(shift, rows), here, product, constants, scale), solved
+
+
+def _range(vector: ChunkedArray | None, rows: slice) -> Array | None:
+    return None if vector is None else read_range(vector, rows)[:, 0]
 
 
 def relative(norms: list[tuple[Array, Array]]) -> float:

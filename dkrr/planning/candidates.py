@@ -86,7 +86,7 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
     p, n = problem, problem.n
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
     entry = resources.rates.entry(p.kernel, p.d)
-    cost = dense_cost(n, p.n_right_sides, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
+    cost = dense_cost(n, p.n_right_sides + 1, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
     return Candidate(
         form="dual",
         execution="memory",
@@ -102,7 +102,7 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         disk_bytes=0,
         peak_bytes=resources.local_baseline_bytes
         + loaded
-        + dense_bytes(n, p.n_right_sides)
+        + dense_bytes(n, p.n_right_sides + 1)
         + gram_block_bytes(p.kernel, n, p.d)
         + resources.local_threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES,
@@ -132,12 +132,12 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         segment=0,
         row_parts=parts,
         row_block=block,
-        seconds=forming + rates.seconds(dense_cost(dimension, p.n_targets, len(p.alphas)), threads),
+        seconds=forming + rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads),
         read_bytes=cost.read_bytes,
         written_bytes=0,
         disk_bytes=0,
         peak_bytes=resources.local_baseline_bytes
-        + dense_bytes(dimension, p.n_targets)
+        + dense_bytes(dimension, p.n_targets + 1)
         + rows
         + feature_bytes(p)
         + 3 * 8 * p.n * p.n_targets
@@ -228,7 +228,8 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
 
 def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
-    p, rates, m = problem, resources.rates, problem.n_right_sides
+    # One more right-hand side is the probe of the condition number.
+    p, rates, m = problem, resources.rates, problem.n_right_sides + 1
     entry = rates.entry(p.kernel, p.d)
     form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
     factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
@@ -270,7 +271,7 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
 
 def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: TileGrid, segment: int) -> Candidate:
     """Normal matrix in tiles, formed by segments of rows, then the tiled Cholesky of it."""
-    p, rates, t = problem, resources.rates, problem.n_targets
+    p, rates, t = problem, resources.rates, problem.n_targets + 1  # with the probe of the condition number
     n_lower = grid.n_tiles * (grid.n_tiles + 1) // 2
     if p.layout is not None:
         row_parts = p.layout.row_parts

@@ -14,6 +14,7 @@ Stability of Numerical Algorithms", 2nd ed., SIAM 2002, chapter 12 (iterative re
 of conjugate gradients", SIAM J. Numer. Anal. 24 (1987).
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class Outcome:
     """Columns of the preconditioner's factor in the end."""
     history: tuple[Residuals, ...]
     messages: tuple[str, ...]
+    condition: float = math.nan
+    """Estimate of κ₂ of A + diag(s)."""
 
 
 @dataclass

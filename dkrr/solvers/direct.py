@@ -55,12 +55,14 @@ class Cholesky:
         ----------
         system : DenseSystem
         shift : ndarray of shape (n,)
-        right_sides : ndarray of shape (n, m)
-        x : ndarray of shape (n, m)
+        right_sides : ndarray of shape (n, m + 1)
+            With the probe of dkrr.linalg.condition after them, made with the diagonal of A + diag(s).
+        x : ndarray of shape (n, m + 1)
+            Its last column is overwritten.
         constants : ndarray of shape (t,), optional
             See dkrr.linalg.residual.energies.
         """
-        return checked(right_sides, shift[:, None], x, system.multiply(x), constants)
+        return checked(right_sides, shift[:, None], x, system.multiply, constants, system.diagonal + shift)
 
     def solve_tiled(
         self,
@@ -107,6 +109,7 @@ class Cholesky:
         system: TiledSystem,
         solution: ChunkedArray,
         constants: NDArray[np.float64] | None,
+        diagonal: ChunkedArray | None,
         executor: Executor,
         progress: Progress,
         slots: int,
@@ -116,16 +119,19 @@ class Cholesky:
         Parameters
         ----------
         system : TiledSystem
-        solution : ChunkedArray of shape (n, m)
+        solution : ChunkedArray of shape (n, m + 1)
+            With what the probe became.
         constants : ndarray of shape (t,), optional
             See dkrr.linalg.residual.energies.
+        diagonal : ChunkedArray of shape (n, 1), optional
+            Of A + diag(s), with which the probe was made.
         executor : Executor
         progress : Progress
         slots : int
             Tasks that run at once.
         """
         with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
-            return check_tiled(system, solution, constants, executor, progress, slots)
+            return check_tiled(system, solution, constants, diagonal, executor, progress, slots)
 
 
 def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:

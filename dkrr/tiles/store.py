@@ -11,7 +11,7 @@ import zarr
 from dkrr.errors import StoreError
 from dkrr.tiles.chunks import local_path, zarr_store
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)

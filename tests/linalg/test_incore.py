@@ -10,6 +10,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg import incore, sources
+from dkrr.linalg.condition import with_probe
 from dkrr.linalg.incore import (
     DenseSystem,
     dense_bytes,
@@ -53,9 +54,9 @@ def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, block):
     system = DenseSystem(A.copy())
     X = system.solve(shift, V)
     assert_array_equal(system.multiply(V), expected)
-    check = Cholesky().check_dense(system, shift, V, X)
+    check = Cholesky().check_dense(system, shift, V, X.copy())  # the last column is the probe
     assert check.residual < 1e-14
-    assert_allclose(check.squares, (X * (A @ X)).sum(axis=0), rtol=1e-12)
+    assert_allclose(check.squares, (X[:, :1] * (A @ X[:, :1])).sum(axis=0), rtol=1e-12)
     assert_array_equal(system.substitute(V), X)  # the factor is as it was
 
 
@@ -111,7 +112,7 @@ def test_memory():
     import tracemalloc
 
     n, m = 1500, 4
-    A, B = positive_definite(n), np.ones((n, m))
+    A, B = positive_definite(n), with_probe(np.ones((n, m - 1)))
     tracemalloc.start()
     try:
         system = DenseSystem(A.copy())

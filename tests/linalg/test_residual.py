@@ -16,50 +16,57 @@ from tests.linalg.systems import RAGGED, grids, make_case, run, vectors
 @given(grid=grids(), m=st.integers(1, 3))
 def test_against_the_whole_matrix(tmp_path_factory, grid, m):
     folder = tmp_path_factory.mktemp("r")
-    case = make_case(folder, grid, m, seed=1)
-    X = np.random.default_rng(2).standard_normal((grid.n, m))
-    R = case.B - case.shifted @ X
-    squares = np.einsum("ij,ij->j", X, case.A @ X)
+    case = make_case(folder, grid, m + 1, seed=1)  # the last column is the probe
+    X = np.random.default_rng(2).standard_normal((grid.n, m + 1))
+    B, G = case.B[:, :-1], X[:, :-1]
+    R, squares = B - case.shifted @ G, np.einsum("ij,ij->j", G, case.A @ G)
     case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
     system = case.system
     tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, X))
-    norms = list(run(tasks).values().values())
-    assert len(norms) == grid.n_tiles
-    assert_allclose(np.linalg.norm([r for r, *_ in norms], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
-    assert_allclose(np.linalg.norm([b for _, b, _ in norms], axis=0), np.linalg.norm(case.B, axis=0), rtol=1e-12)
-    assert_allclose(np.sum([s for *_, s in norms], axis=0), squares, rtol=1e-10)
-    assert_allclose(
-        relative([n[:2] for n in norms]), np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(case.B, axis=0)), rtol=1e-10
-    )
+    parts = [part for part, _ in run(tasks).values().values()]
+    assert len(parts) == grid.n_tiles
+    assert_allclose(np.linalg.norm([p.norms[0] for p in parts], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
+    assert_allclose(np.linalg.norm([p.norms[1] for p in parts], axis=0), np.linalg.norm(B, axis=0), rtol=1e-12)
+    assert_allclose(np.sum([p.squares for p in parts], axis=0), squares, rtol=1e-9, atol=1e-12)
+    expected = np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(B, axis=0))
+    assert_allclose(relative([p.norms for p in parts]), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("m", "symmetric"), [(1, True), (9, False)])
-@pytest.mark.parametrize(("slots", "centred"), [(1, False), (1, True), (3, True)])
-def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred):
-    grid = TileGrid(n=47, tile=12, panel=4)
-    assert uses_symmetry(grid, m) == symmetric
-    case = make_case(tmp_path, grid, m, seed=3)
+@pytest.mark.parametrize(("m", "symmetric"), [(2, True), (9, False)])
+@pytest.mark.parametrize(("slots", "centred", "scaled"), [(1, False, True), (1, True, False), (3, True, True)])
+def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred, scaled):
+    grid = TileGrid(n=47, tile=12, panel=12)
+    assert uses_symmetry(grid, m + 1) == symmetric
+    case = make_case(tmp_path, grid, m + 1, seed=3)
     X = np.random.default_rng(4).standard_normal((grid.n, m))
-    expected = np.linalg.norm(case.B - case.shifted @ X, axis=0) / np.linalg.norm(case.B, axis=0)
+    B, probe = case.B[:, :-1], case.B[:, -1]
+    expected = np.linalg.norm(B - case.shifted @ X, axis=0) / np.linalg.norm(B, axis=0)
     constants = np.linspace(-1.0, 2.0, m - 1) if centred else None
     G = X[:, :-1] - X[:, -1:] * constants if centred else X
     squares = np.einsum("ij,ij->j", G, case.A @ G)
+    solved = np.linalg.solve(case.shifted, probe)
+    d = np.random.default_rng(5).uniform(0.5, 2.0, grid.n) if scaled else np.ones(grid.n)
+    v, w = probe / d, case.shifted @ (probe / d)
+    largest = (w**2 / d).sum() / (v @ w)
+    smallest = (probe @ solved) / (d * solved**2).sum()
     case.A[np.triu_indices(grid.n, 1)] = np.nan
-    solution = vectors(tmp_path, grid, X)
-    found, record = check_tiled(case.system, solution, constants, SerialExecutor(), Progress(), slots)
+    solution = vectors(tmp_path, grid, np.column_stack([X, solved]))
+    diagonal = vectors(tmp_path, grid, d[:, None]) if scaled else None
+    found, record = check_tiled(case.system, solution, constants, diagonal, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-12)
     assert_allclose(found.squares, squares, rtol=1e-11)
+    assert_allclose(found.condition, largest / smallest, rtol=1e-11)
     entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
     twice = entries - sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
     assert record.bytes_read == 8 * (entries if symmetric else entries + twice)
 
 
 def test_zero_at_the_solution(tmp_path):
-    case = make_case(tmp_path, RAGGED, seed=1)
+    case = make_case(tmp_path, RAGGED, m=3, seed=1)
     X = np.linalg.solve(case.shifted, case.B)
     system = case.system
     tasks = residual_tasks(system.source, RAGGED, system.shift, system.right_sides, vectors(tmp_path, RAGGED, X))
-    assert relative([v[:2] for v in run(tasks).values().values()]) < 1e-14
+    assert relative([part.norms for part, _ in run(tasks).values().values()]) < 1e-14
 
 
 def test_relative():
