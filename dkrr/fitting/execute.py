@@ -1,5 +1,6 @@
 """One entry: run the plan, and make the fitted value and the result of what it found."""
 
+import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -157,8 +158,10 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
         Naming the first target.
     """
     for name, values in (("dual_coef_", dual_coef), ("coef_", model.coef), ("intercept_", model.intercept[None, :])):
-        if values is None:
-            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
+            if values is None or math.isfinite(values.sum()):
+                continue
         bad = ~(np.isfinite(values.max(axis=0)) & np.isfinite(values.min(axis=0)))
         if bad.any():
             raise NotFiniteError(
