@@ -29,9 +29,9 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.operator import ResidentRows, TiledOperator, column_sizes, pass_cost
+from dkrr.linalg.operator import ResidentRows, TiledOperator, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
+from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -207,12 +207,11 @@ def _iterate(
         team.progress.note(damage)
     if state is not None and state.x.shape != right_sides.shape:
         state = None
-    sizes = column_sizes(right_sides)  # squares of very large or small targets have no place in float64
     constant = np.ones(len(right_sides)) if scale is None else scale
     iteration = Iteration(
         operator=operator,
         shift=shift,
-        right_sides=right_sides / sizes,
+        right_sides=right_sides,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
         max_iterations=settings_of(plan).max_iterations,
@@ -226,7 +225,7 @@ def _iterate(
     team.record.add(operator.record)
     team.record.add(preconditioner.record)
     messages = (damage, *outcome.messages) if damage else outcome.messages
-    return replace(outcome, x=outcome.x * sizes, messages=messages)
+    return replace(outcome, messages=messages)
 
 
 def _preconditioner(
@@ -239,11 +238,7 @@ def _preconditioner(
     importance = None if scale is None else scale**2
     enough = pays_no_more(float(shift.min()), p.tol, *rates_of_growth(plan))
     with team.progress.stage("preconditioner", 1.0):
-        factor = pivoted_factor(plan, team, columns, run, importance, enough)
-        # λ = 0 leaves nothing to tell apart from what the factor does not have.
-        floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0
-        lowest = np.where(shift > 0, shift, max(floor, float(np.finfo(np.float32).eps)))
-        return LowRank(factor, lowest, scale)
+        return LowRank(pivoted_factor(plan, team, columns, run, importance, enough), shift, scale)
 
 
 def pivoted_factor(

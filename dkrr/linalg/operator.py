@@ -171,7 +171,8 @@ class TiledOperator(Operator):
 
 def column_sizes(vectors: Vectors) -> Vectors:
     """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
-    return np.exp2(np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300))))  # type: ignore[no-any-return]
+    exponents = np.ceil(np.log2(np.maximum(np.abs(vectors).max(axis=0), 1e-300)))
+    return np.exp2(np.minimum(exponents, 1023.0))  # type: ignore[no-any-return]
 
 
 def tile_work(grid: TileGrid, i: int, j: int) -> float:
