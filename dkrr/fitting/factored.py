@@ -10,7 +10,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
 from dkrr.linalg.factored import LocalFactor, SharedFactor
-from dkrr.linalg.operator import TiledOperator, column_sizes
+from dkrr.linalg.operator import TiledOperator
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.sources import TileSource
 from dkrr.planning import Plan
@@ -22,8 +22,8 @@ from dkrr.tiles import TileGrid
 Array = NDArray[np.float64]
 
 BROKE_DOWN = (
-    "the factorisation in float32 broke down at row {row}, since λ is below its rounding: factoring in float64 "
-    "instead, which takes twice the time and disk"
+    "the factorisation in float32 broke down at row {row}, since λ is below its rounding or entries are outside of its "
+    "range: factoring in float64 instead, which takes twice the time and disk"
 )
 
 
@@ -63,6 +63,7 @@ class Outcomes:
             rank=0,
             history=tuple(h for p in self.parts for h in p.history),
             messages=tuple(m for p in self.parts for m in p.messages),
+            condition=float(np.fmax.reduce([p.condition for p in self.parts])),
         )
 
 
@@ -75,8 +76,8 @@ def solve_factored(
     scale: Array | None,
     shift: Array,
     right_sides: Array,
-) -> Outcome | str:
-    """Solve (C A C + diag(s)) X = B; the message of a breakdown where float32 does not hold the factor.
+) -> Outcome:
+    """Solve (C A C + diag(s)) X = B to the tolerance; with a factor in float64 where float32 does not hold it.
 
     Parameters
     ----------
@@ -93,12 +94,24 @@ def solve_factored(
     shift : ndarray of shape (n,)
         s.
     right_sides : ndarray of shape (n, m)
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a pivot is not positive in float64 either.
     """
     c, group = plan.chosen, f"factored-{g}"
-    try:
-        factor = complete_factor(work, plan, group, source, shift, "float32")
-    except NotPositiveDefiniteError as error:
-        return BROKE_DOWN.format(row=error.row)
+    broken, note = work.store.note(f"{group}-broken"), ""  # by an earlier run
+    if broken is None:
+        try:
+            factor = complete_factor(work, plan, group, source, shift, "float32")
+        except NotPositiveDefiniteError as error:
+            broken = error.row
+            work.store.set_note(f"{group}-broken", broken)
+    if broken is not None:
+        note = BROKE_DOWN.format(row=broken)
+        work.progress.note(note)
+        factor = complete_factor(work, plan, group, source, shift, "float64")
     operator = TiledOperator(
         source=plain,
         grid=TileGrid(len(right_sides), c.tile, c.tile),
@@ -107,11 +120,11 @@ def solve_factored(
         slots=c.slots,
         scale=scale,
     )
-    solver, sizes = plan.problem.solver, column_sizes(right_sides)
+    solver = plan.problem.solver
     outcome = Iteration(
         operator=operator,
         shift=shift[:, None],
-        right_sides=right_sides / sizes,
+        right_sides=right_sides,
         preconditioner=CompleteFactor(factor),
         tol=plan.problem.tol,
         max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
@@ -121,7 +134,8 @@ def solve_factored(
     work.record.add(factor.record)
     if not work.keeps:
         work.store.delete(group)
-    return replace(outcome, x=outcome.x * sizes)
+    messages = (note, *outcome.messages) if note else outcome.messages
+    return replace(outcome, messages=messages)
 
 
 def complete_factor(

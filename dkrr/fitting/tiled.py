@@ -51,20 +51,18 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     else:
         source = GramTiles(kernel, rows, stored_scale)
         plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
-    outcomes, broken = Outcomes(), ""
+    outcomes = Outcomes()
     coef, intercept, residuals = np.empty(data.targets.shape), means.copy(), [0.0]
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
-        beta = None
         if plan.chosen.has_factor:
-            outcome = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
-            if isinstance(outcome, str):
-                broken = outcome
-                work.progress.note(outcome)
-            else:
-                outcomes.parts.append(outcome)
-                beta, residual = outcome.x, float(outcome.residuals.max())
-        if beta is None:
+            try:
+                outcome = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
+            except NotPositiveDefiniteError as error:
+                raise not_positive_definite(error, alpha, "dual") from None
+            outcomes.parts.append(outcome)
+            beta, residual = outcome.x, float(outcome.residuals.max())
+        else:
             beta, residual = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "dual"))
         residuals.append(residual)
         coef[:, columns], b = data.dual_coefficients(beta)
@@ -72,7 +70,7 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     work.executor.forget(run)
     if plan.chosen.keeps_rows:
         work.count_kept_rows(rows)
-    return DualSolution(coef, intercept, rows, max(residuals), outcomes.merged(), (broken,) if broken else ())
+    return DualSolution(coef, intercept, rows, max(residuals), outcomes.merged())
 
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
