@@ -23,8 +23,8 @@ from dkrr.tiles import TileGrid
 Array = NDArray[np.float64]
 
 BROKE_DOWN = (
-    "the factorisation in float32 broke down at row {row}, since λ is below its rounding: factoring in float64 "
-    "instead, which takes twice the time and disk"
+    "the factorisation in float32 broke down at row {row}, since λ is below its rounding or entries are outside of its "
+    "range: factoring in float64 instead, which takes twice the time and disk"
 )
 
 
@@ -77,8 +77,8 @@ def solve_factored(
     scale: Array | None,
     shift: Array,
     right_sides: Array,
-) -> tuple[Outcome, Array] | str:
-    """Solve (C A C + diag(s)) X = B; the message of a breakdown where float32 does not hold the factor.
+) -> tuple[Outcome, Array]:
+    """Solve (C A C + diag(s)) X = B to the tolerance; with a factor in float64 where float32 does not hold it.
 
     What is found comes with the product C A C X.
 
@@ -97,12 +97,24 @@ def solve_factored(
     shift : ndarray of shape (n,)
         s.
     right_sides : ndarray of shape (n, m)
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a pivot is not positive in float64 either.
     """
     c, group = plan.chosen, f"factored-{g}"
-    try:
-        factor = complete_factor(work, plan, group, source, shift, "float32")
-    except NotPositiveDefiniteError as error:
-        return BROKE_DOWN.format(row=error.row)
+    broken, note = work.store.note(f"{group}-broken"), ""  # by an earlier run
+    if broken is None:
+        try:
+            factor = complete_factor(work, plan, group, source, shift, "float32")
+        except NotPositiveDefiniteError as error:
+            broken = error.row
+            work.store.set_note(f"{group}-broken", broken)
+    if broken is not None:
+        note = BROKE_DOWN.format(row=broken)
+        work.progress.note(note)
+        factor = complete_factor(work, plan, group, source, shift, "float64")
     operator = LastProduct(
         TiledOperator(
             source=plain,
@@ -113,22 +125,24 @@ def solve_factored(
             scale=scale,
         )
     )
-    solver, sizes = plan.problem.solver, column_sizes(right_sides)
+    solver = plan.problem.solver
     outcome = Iteration(
         operator=operator,
         shift=shift[:, None],
-        right_sides=right_sides / sizes,
+        right_sides=right_sides,
         preconditioner=CompleteFactor(factor),
         tol=plan.problem.tol,
         max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
         progress=work.progress,
     ).run()
-    product = operator.of(outcome.x)
+    sizes = column_sizes(right_sides)
+    product = operator.of(outcome.x / sizes) * sizes
     work.record.add(operator.record)
     work.record.add(factor.record)
     if not work.keeps:
         work.store.delete(group)
-    return replace(outcome, x=outcome.x * sizes), product * sizes
+    messages = (note, *outcome.messages) if note else outcome.messages
+    return replace(outcome, messages=messages), product
 
 
 def complete_factor(

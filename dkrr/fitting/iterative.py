@@ -31,7 +31,7 @@ from dkrr.linalg.normal_product import (
 )
 from dkrr.linalg.operator import LastProduct, ResidentRows, TiledOperator, column_sizes, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, next_eigenvalue, pays_no_more
+from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, pays_no_more
 from dkrr.linalg.residual import Check, energies
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
@@ -213,12 +213,11 @@ def _iterate(
         team.progress.note(damage)
     if state is not None and state.x.shape != right_sides.shape:
         state = None
-    sizes = column_sizes(right_sides)  # squares of very large or small targets have no place in float64
     constant = np.ones(len(right_sides)) if scale is None else scale
     iteration = Iteration(
         operator=operator,
         shift=shift,
-        right_sides=right_sides / sizes,
+        right_sides=right_sides,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
         max_iterations=settings_of(plan).max_iterations,
@@ -229,11 +228,14 @@ def _iterate(
         on_end=team.checkpoints.save if team.checkpoints is not None else lambda _: None,
     )
     outcome = iteration.run(state=state)
-    product = operator.of(outcome.x) * sizes if isinstance(operator, LastProduct) else None
+    product = None
+    if isinstance(operator, LastProduct):
+        sizes = column_sizes(right_sides)  # with which the iteration works
+        product = operator.of(outcome.x / sizes) * sizes
     team.record.add(operator.record)
     team.record.add(preconditioner.record)
     messages = (damage, *outcome.messages) if damage else outcome.messages
-    return replace(outcome, x=outcome.x * sizes, messages=messages), product
+    return replace(outcome, messages=messages), product
 
 
 def _preconditioner(
@@ -246,11 +248,7 @@ def _preconditioner(
     importance = None if scale is None else scale**2
     enough = pays_no_more(float(shift.min()), p.tol, *rates_of_growth(plan))
     with team.progress.stage("preconditioner", 1.0):
-        factor = pivoted_factor(plan, team, columns, run, importance, enough)
-        # λ = 0 leaves nothing to tell apart from what the factor does not have.
-        floor = next_eigenvalue(factor) if len(factor.traces) > 1 else 0.0
-        lowest = np.where(shift > 0, shift, max(floor, float(np.finfo(np.float32).eps)))
-        return LowRank(factor, lowest, scale)
+        return LowRank(pivoted_factor(plan, team, columns, run, importance, enough), shift, scale)
 
 
 def pivoted_factor(

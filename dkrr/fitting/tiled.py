@@ -54,40 +54,34 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     else:
         source = GramTiles(kernel, rows, stored_scale)
         plain = GramTiles(kernel, ResidentRows(rows, run) if plan.chosen.keeps_rows else rows)
-    outcomes, broken, found = Outcomes(), "", DualParts(data, means)
+    outcomes, found = Outcomes(), DualParts(data, means)
     diagonal = gram_diagonal(data.kernel, rows)
     if scale is not None:
         diagonal *= scale**2
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
-        is_solved = False
         if plan.chosen.has_factor:
-            iterated = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
-            if isinstance(iterated, str):
-                broken = iterated
-                work.progress.note(broken)
-            else:
-                outcome, product = iterated
-                outcomes.parts.append(outcome)
-                constants = found.take(columns, outcome.x)
-                squares = energies(outcome.x, product, constants)
-                found.note(columns, Check(float(outcome.residuals.max()), squares, outcome.condition))
-                is_solved = True
-        if not is_solved:
-            # Between the solution and its check the free constants are found.
-            def settle(x: Array, columns: NDArray[np.intp] = columns) -> Array | None:
-                return found.take(columns, x)
+            try:
+                outcome, product = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
+            except NotPositiveDefiniteError as error:
+                raise not_positive_definite(error, alpha, "dual") from None
+            outcomes.parts.append(outcome)
+            squares = energies(outcome.x, product, found.take(columns, outcome.x))
+            found.note(columns, Check(float(outcome.residuals.max()), squares, outcome.condition))
+            continue
 
-            terms = (alpha, "dual")
-            check = _solve(
-                work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle, diagonal
-            ).check
-            assert check is not None
-            found.note(columns, check)
+        # Between the solution and its check the free constants are found.
+        def settle(x: Array, columns: NDArray[np.intp] = columns) -> Array | None:
+            return found.take(columns, x)
+
+        terms = (alpha, "dual")
+        check = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle, diagonal).check
+        assert check is not None
+        found.note(columns, check)
     work.executor.forget(run)
     if plan.chosen.keeps_rows:
         work.count_kept_rows(rows)
-    return found.solution(rows, outcomes.merged(), (broken,) if broken else ())
+    return found.solution(rows, outcomes.merged())
 
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:

@@ -245,7 +245,8 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
         with meter.time("read"):
             meter.bytes_read += before.matrix.read_tile(i, j, tile)
             return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
-    system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes a pivot that is not positive
+        system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
     if i != j:
         return None
     tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]

@@ -116,7 +116,9 @@ class CurvatureOperator(Operator):
 
 @dataclass
 class ScaledLowRank(ByPartialFactor):
-    """(diag(c) F Fᵀ diag(c) + s)⁻¹ with other c for every column; F belongs to K alone and serves every Newton step.
+    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹ with other c for every column; F belongs to K alone and serves every step.
+
+    t is s where that is above what F leaves of the matrix; see `ByPartialFactor`.
 
     Parameters
     ----------
@@ -132,31 +134,47 @@ class ScaledLowRank(ByPartialFactor):
     shift: float
     scale: Array
     growths: int = 0
-    _middle: list[Array] = field(default_factory=list)
+    lift: float = 1.0
+    _middle: list[tuple[Array, Array]] = field(default_factory=list)
+    """By column: t, and the Cholesky factor of the small matrix."""
 
     def __post_init__(self) -> None:
         self._factor_middle()
 
     def _factor_middle(self) -> None:
-        squares = self.scale**2
-        self._middle = [
-            small_cholesky(self.factor.gram(np.ascontiguousarray(squares[:, k])), self.shift)
-            for k in range(squares.shape[1] if self.factor.rank else 0)
-        ]
+        self._middle = []
+        for k in range(self.scale.shape[1]):
+            squares = np.ascontiguousarray(self.scale[:, k] ** 2)
+            t = self._kept(np.array([self.shift]), squares)
+            small = np.empty((0, 0))
+            if self.factor.rank:
+                small = small_cholesky(self.factor.gram(squares / t), 1.0)
+            self._middle.append((t, small))
+
+    def kept(self, columns: Columns) -> Array:
+        """See base class."""
+        found = [self._middle[k][0] for k in columns]
+        n = max(map(len, found))
+        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
+
+    def _scale_of(self, columns: Columns) -> Array | None:
+        return self.scale[:, columns]
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
-        if not self._middle:
-            return residuals / self.shift
+        t = self.kept(columns)
+        right = residuals / t
+        if not self.factor.rank:
+            return right
         scale = self.scale[:, columns]
-        inner = self.factor.project(residuals * scale)
+        inner = self.factor.project(right * scale)
         for k in np.unique(columns):
             here = np.flatnonzero(columns == k)
             part = np.ascontiguousarray(inner[:, here])
-            blas.solve_lower(self._middle[k], part)
-            blas.solve_lower(self._middle[k], part, transpose=True)
+            blas.solve_lower(self._middle[k][1], part)
+            blas.solve_lower(self._middle[k][1], part, transpose=True)
             inner[:, here] = part
-        return (residuals - self.factor.expand(inner) * scale) / self.shift
+        return (residuals - self.factor.expand(inner) * scale) / t
 
 
 LEAST_SCALE = 1e-12
@@ -213,6 +231,10 @@ class Wrapped(Preconditioner):
         """See base class."""
         return self.base.grow()
 
+    def mend(self, residuals: Array, columns: Columns) -> bool:
+        """See base class."""
+        return self.base.mend(residuals, columns)
+
     @property
     def record(self) -> RunRecord:
         """See base class."""
@@ -238,6 +260,12 @@ class Classwise(Wrapped):
         z = self.base.apply(wide.reshape(n, m * k), np.repeat(np.arange(m), k)).reshape(n, m, k)
         z = z - unit * (unit * z).sum(axis=1, keepdims=True)
         return np.ascontiguousarray(z.reshape(n * m, k))
+
+    def mend(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
+        """See base class; `residuals` is of shape (n m, k)."""
+        n, m = self.root.scale.shape
+        k = residuals.shape[1]
+        return self.base.mend(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
 
 
 @dataclass
@@ -286,3 +314,10 @@ class Constrained(Wrapped):
         if grown:
             self.__post_init__()
         return grown
+
+    def mend(self, residuals: Array, columns: Columns) -> bool:
+        """See base class."""
+        mended = super().mend(residuals, columns)
+        if mended:
+            self.__post_init__()
+        return mended

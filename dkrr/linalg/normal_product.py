@@ -175,6 +175,14 @@ class Diagonal(Preconditioner):
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
+        return residuals / self._total(columns)
+
+    def _total(self, columns: NDArray[np.intp]) -> Array:
         diagonal, shift = (x if x.shape[1] == 1 else x[:, columns] for x in (self.diagonal, self.shift))
         total = diagonal + shift
-        return residuals / np.where(total > 0, total, 1.0)
+        return np.where(total > 0, total, 1.0)
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """See base class."""
+        total = np.broadcast_to(self._total(columns), (len(self.diagonal), len(columns)))
+        return total.min(axis=0), total.max(axis=0)

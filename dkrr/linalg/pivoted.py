@@ -252,6 +252,16 @@ class PivotedCholesky:
         return len(self.index)
 
     @property
+    def left(self) -> Array:
+        """Diagonal of A − F Fᵀ, of shape (n,); not to be written to."""
+        return self._left
+
+    @property
+    def diagonal(self) -> Array:
+        """Diagonal of A, of shape (n,); not to be written to."""
+        return self._first_diagonal
+
+    @property
     def _lower(self) -> Array:
         """L, of shape (r, r)."""
         return self._square[: self.rank, : self.rank]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, log, sqrt
+from math import inf, log, nan, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,32 @@ class Preconditioner(ABC):
         """Become a better one; False if that was not possible after all."""
         return False
 
+    def mend(self, residuals: Array, columns: NDArray[np.intp]) -> bool:  # noqa: ARG002
+        """Raise the shift it is made with if rounding has spoiled it; whether that was so.
+
+        Parameters
+        ----------
+        residuals : ndarray of shape (n, k)
+            What to try it on.
+        columns : ndarray of shape (k,)
+        """
+        return False
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Estimates of the smallest and the largest eigenvalue of what it is the inverse of.
+
+        NaN where nothing is known.
+
+        Parameters
+        ----------
+        columns : ndarray of shape (k,)
+
+        Returns
+        -------
+        smallest, largest : ndarray of shape (k,)
+        """
+        return np.full(len(columns), nan), np.full(len(columns), nan)
+
     @property
     def record(self) -> RunRecord:
         """What its tasks did."""
@@ -64,21 +90,62 @@ class Identity(Preconditioner):
         """See base class."""
         return residuals.copy()
 
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """See base class."""
+        return np.ones(len(columns)), np.ones(len(columns))
+
 
 GROWTH = 1.5
 """By which the rank grows when conjugate gradient stalls."""
 MAX_GROWTHS = 6
+LIFT = 100.0
+"""By which the least shift grows when rounding spoils a preconditioner."""
+SPOILED = 0.1
+"""Part of a vector that M M⁻¹ may change before M⁻¹ counts as spoiled by rounding."""
+ROUNDING = 10.0 * float(np.finfo(np.float64).eps)
+"""Times the trace: shifts below are lost beside the large eigenvalues."""
 
 
 class ByPartialFactor(Preconditioner):
-    """What the preconditioners have in common that are made of a partial Cholesky factor and small matrices."""
+    """What the preconditioners have in common that are made of a partial Cholesky factor and small matrices.
+
+    With A = F Fᵀ + E and a shift s, M = F Fᵀ + t. With t = s, M⁻¹ (A + s) has eigenvalues from 1 to 1 + ‖E‖ / s, far
+    apart where s is far below all eigenvalues of E, and M⁻¹ loses all digits. With t = max(s, δ), δ the mean eigenvalue
+    of E, none is larger than 1 + ‖E‖ / t, and none smaller than min(1/2, (s + μ/2) / t) for the smallest eigenvalue μ
+    of A: at worst (μ = 0) that is a condition number 1 + δ / ‖E‖ times as large, at best (E nearly a multiple of the
+    identity) it is about 4, whatever s.
+
+    With a scale c, E = C (A − F Fᵀ) C may have a diagonal e of many orders; t is max(s, min(e, δ)) then, row by row.
+    """
 
     factor: PivotedCholesky
     growths: int = 0
+    lift: float = 1.0
 
     @abstractmethod
     def _factor_middle(self) -> None:
         """Make the small matrices, for the factor as it is now."""
+
+    @abstractmethod
+    def kept(self, columns: NDArray[np.intp]) -> Array:
+        """Return t of some columns, of shape (1, k), (n, 1) or (n, k)."""
+
+    @abstractmethod
+    def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:
+        """Return c of some columns, of shape (n, 1) or (n, k)."""
+
+    def _kept(self, shift: Array, squares: Array | None) -> Array:
+        """Return t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
+        f, uniform = self.factor, squares is None and len(shift) == 1
+        left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
+        mean = float(left.sum()) / max(len(left) - f.rank, 1)
+        rounding = self.lift * ROUNDING
+        if uniform:
+            t = np.maximum(shift, max(mean, rounding * float(whole.sum())))
+        else:
+            t = np.maximum(shift, np.maximum(np.minimum(left, mean), rounding * len(left) * whole))
+            t = t if t.min() < t.max() else t[:1]
+        return np.where(t > 0, t, 1.0)
 
     @property
     def rank(self) -> int:
@@ -100,6 +167,20 @@ class ByPartialFactor(Preconditioner):
         self._factor_middle()
         return True
 
+    def mend(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        """See base class."""
+        if self.factor.rank == 0:
+            return False
+        z, c = self.apply(residuals, columns), self._scale_of(columns)
+        again = self.factor.expand(self.factor.project(z if c is None else c * z))
+        again = (again if c is None else c * again) + self.kept(columns) * z
+        changed = np.linalg.norm(again - residuals, axis=0)
+        if (changed <= SPOILED * np.linalg.norm(residuals, axis=0)).all():
+            return False
+        self.lift *= LIFT
+        self._factor_middle()
+        return True
+
     @property
     def record(self) -> RunRecord:
         """See base class."""
@@ -108,20 +189,21 @@ class ByPartialFactor(Preconditioner):
 
 @dataclass
 class LowRank(ByPartialFactor):
-    """(diag(c) F Fᵀ diag(c) + diag(s))⁻¹, by the identity of Sherman, Morrison and Woodbury.
+    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹, by the identity of Sherman, Morrison and Woodbury.
 
     ::
 
-        z = S⁻¹ r − S⁻¹ C F (I + Fᵀ C S⁻¹ C F)⁻¹ Fᵀ C S⁻¹ r
+        z = T⁻¹ r − T⁻¹ C F (I + Fᵀ C T⁻¹ C F)⁻¹ Fᵀ C T⁻¹ r
 
-    F belongs to A alone: another s or c costs the small matrix in the middle, not a factor.
+    F belongs to A alone: another t or c costs the small matrix in the middle, not a factor. t is s where that is above
+    what F leaves of the matrix; see `ByPartialFactor`.
 
     Parameters
     ----------
     factor : PivotedCholesky
         F, of A.
     shift : ndarray of shape (n, 1) or (1, m)
-        s > 0: one for all right-hand sides, or for each a number.
+        s ≥ 0: one for all right-hand sides, or for each a number.
     scale : ndarray of shape (n,), optional
         c.
     """
@@ -130,44 +212,77 @@ class LowRank(ByPartialFactor):
     shift: Array
     scale: Array | None = None
     growths: int = 0
+    lift: float = 1.0
     captures_constant = True
-    _middle: dict[float, Array] = field(default_factory=dict)
+    _middle: dict[float, tuple[Array, Array]] = field(default_factory=dict)
+    """By s: t, and the Cholesky factor of the small matrix."""
+    _largest: float | None = None
+    """Estimate of the largest eigenvalue of C A C, once it has been asked for."""
 
     def __post_init__(self) -> None:
         self._factor_middle()
 
     def _factor_middle(self) -> None:
-        """Cholesky factors of the small matrices, one for each number in s."""
-        squares = np.ones(self.factor.columns.n) if self.scale is None else self.scale**2
-        self._middle = {}
-        if self.factor.rank == 0:
-            return
-        if self.shift.shape[0] == 1:
-            gram, shifts = self.factor.gram(squares), np.unique(self.shift)
-            for s in shifts:
-                self._middle[float(s)] = small_cholesky(gram if s == shifts[-1] else gram.copy(), float(s))
+        squares = None if self.scale is None else self.scale**2
+        c2 = np.ones(self.factor.columns.n) if squares is None else squares
+        if self.shift.shape[0] > 1:
+            kept = {0.0: self._kept(self.shift[:, 0], squares)}
         else:
-            self._middle[1.0] = small_cholesky(self.factor.gram(squares / self.shift[:, 0]), 1.0)
+            kept = {float(s): self._kept(np.array([s]), squares) for s in np.unique(self.shift)}
+        self._middle, gram = {}, None
+        for s, t in kept.items():
+            small = np.empty((0, 0))
+            if self.factor.rank and len(t) > 1:
+                small = small_cholesky(self.factor.gram(c2 / t), 1.0)
+            elif self.factor.rank:
+                gram = self.factor.gram(c2) if gram is None else gram
+                small = small_cholesky(np.divide(gram, t, out=gram if len(kept) == 1 else None), 1.0)
+            self._middle[s] = (t, small)
+
+    def kept(self, columns: NDArray[np.intp]) -> Array:
+        """See base class."""
+        if len(self._middle) == 1:
+            return next(iter(self._middle.values()))[0].reshape(-1, 1)
+        found = [self._middle[float(s)][0] for s in self.shift[0, columns]]
+        n = max(map(len, found))
+        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
+
+    def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:  # noqa: ARG002
+        return None if self.scale is None else self.scale[:, None]
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
-        one_for_all = self.shift.shape[0] > 1
-        shift = self.shift if one_for_all else self.shift[:, columns]
-        if not self._middle:
-            return residuals / shift
-        # With a number s for a column, (I + Fᵀ C² F / s)⁻¹ / s = (s I + Fᵀ C² F)⁻¹.
-        right = residuals / shift if one_for_all else residuals
-        inner = self.factor.project(right if self.scale is None else right * self.scale[:, None])
-        for s, middle in self._middle.items():
-            here = slice(None) if one_for_all else np.flatnonzero(shift[0] == s)
+        t, c = self.kept(columns), self._scale_of(columns)
+        right = residuals / t
+        if not self.factor.rank:
+            return right
+        inner = self.factor.project(right if c is None else c * right)
+        for s, (_, middle) in self._middle.items():
+            here = slice(None) if len(self._middle) == 1 else np.flatnonzero(self.shift[0, columns] == s)
             part = np.ascontiguousarray(inner[:, here])
             blas.solve_lower(middle, part)
             blas.solve_lower(middle, part, transpose=True)
             inner[:, here] = part
         outer = self.factor.expand(inner)
-        if self.scale is not None:
-            outer *= self.scale[:, None]
-        return (residuals - outer) / shift
+        if c is not None:
+            outer *= c
+        return (residuals - outer) / t
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """See base class."""
+        if self._largest is None:
+            # A step of the power method: a kernel's largest eigenvalue often belongs nearly to the constant.
+            c = np.ones((self.factor.columns.n, 1)) if self.scale is None else self.scale[:, None]
+            self._largest = float((c[:, 0] ** 2 * self.factor.diagonal).max())
+            first = self.factor.project(c) if self.factor.rank else np.zeros((1, 1))
+            if first.any():
+                second = self.factor.project(c**2 * self.factor.expand(first))
+                self._largest = max(self._largest, float(np.linalg.norm(second) / np.linalg.norm(first)))
+        t = self.kept(columns)
+        # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
+        others = self.factor.left > 0
+        least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
+        return least, self._largest + least
 
 
 def small_cholesky(matrix: Array, shift: float) -> Array:

@@ -14,18 +14,18 @@ Stability of Numerical Algorithms", 2nd ed., SIAM 2002, chapter 12 (iterative re
 of conjugate gradients", SIAM J. Numer. Anal. 24 (1987).
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil, log
+from math import ceil, log, nan
 from typing import Any, Literal
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.operator import Operator, Precision, column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
 from dkrr.solvers.result import Residuals, Status
@@ -40,6 +40,8 @@ ROUNDING = 1e-10
 """Part of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
+MOST_TRACED = 4
+"""Columns whose coefficients are kept to estimate eigenvalues from."""
 WINDOW = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
 products in float32 must make it smaller at all, or they are given up."""
@@ -50,7 +52,7 @@ class State:
     """Everything that the iteration goes on from; what a checkpoint holds."""
 
     x: Array
-    """Solution at the start of the cycle, (n, m)."""
+    """Solution at the start of the cycle, (n, m), for right-hand sides divided by their `column_sizes`."""
     residual: Array
     """True residual at the start of the cycle, (n, m); NaN before the first."""
     precision: Precision
@@ -59,6 +61,9 @@ class State:
     messages: list[str] = field(default_factory=list)
     cycle: "Cycle | None" = None
     """None between cycles."""
+    extremes: Array | None = None
+    """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
+    are traced, (2, t); None before the first."""
 
 
 @dataclass
@@ -77,6 +82,9 @@ class Cycle:
     """Next direction, (n, k)."""
     product: Array
     """rᵀz, (k,)."""
+    traced: list[Array] = field(default_factory=list)
+    """For every iteration the step lengths and rᵀz before them of the columns that are traced, (2, t); NaN where one
+    had converged."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,11 @@ class Outcome:
     """Columns of the preconditioner's factor in the end."""
     history: tuple[Residuals, ...]
     messages: tuple[str, ...]
-    condition: float = math.nan
-    """Estimate of κ₂ of A + diag(s)."""
+    condition: float = nan
+    """Estimate of the 2-norm condition number of A + diag(s), the largest of all shifts; NaN where nothing is known.
+
+    It is made from what the iteration computes anyway, and is about right where A is positive semidefinite and the
+    right-hand sides have a part in the direction of the smallest eigenvalue (noise has); else it is too small."""
 
 
 @dataclass
@@ -150,8 +161,12 @@ class Iteration:
             If a direction has negative curvature in float64.
         """
         self._begun = time.perf_counter()
-        norms = np.linalg.norm(self.right_sides, axis=0)
+        # Squares of very large or small right-hand sides have no place in float64.
+        self._sizes = column_sizes(self.right_sides)
+        self._b = self.right_sides if (self._sizes == 1).all() else self.right_sides / self._sizes
+        norms = np.linalg.norm(self._b, axis=0)
         self._norms = np.where(norms > 0, norms, 1.0)
+        self._traced = self._columns_to_trace()
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
@@ -161,21 +176,70 @@ class Iteration:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
         self.on_end(state)
+        residuals, x = self._relative(state.residual), self._unscaled(state.x)
+        if status is Status.CONVERGED and not np.isfinite(x).all():
+            status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
+            self._say(state, "the solution is too large for float64: divide the targets by a power of ten")
         return Outcome(
-            x=state.x,
-            residuals=self._relative(state.residual),
+            x=x,
+            residuals=residuals,
             status=status,
             iterations=state.iteration,
             rank=self.preconditioner.rank,
             history=tuple(state.history),
             messages=tuple(state.messages),
+            condition=self._condition(state),
         )
 
+    def _unscaled(self, x: Array) -> Array:
+        if self._b is self.right_sides:
+            return x
+        with np.errstate(over="ignore"):
+            return x * self._sizes
+
+    def _columns_to_trace(self) -> NDArray[np.intp]:
+        """Columns from which the extreme eigenvalues are estimated: some of those with the smallest shifts."""
+        m = self.right_sides.shape[1]
+        order = np.argsort(self.shift[0], kind="stable") if self.shift.shape[1] > 1 else np.arange(m)
+        return np.asarray(order[:MOST_TRACED], np.intp)
+
+    def _estimate_extremes(self, state: State, cycle: Cycle) -> None:
+        """Take down what a cycle shows of the eigenvalues of A + diag(s).
+
+        Those of M⁻¹ (A + s) times those of M bound them; the smallest is not below s, since A is taken to be positive
+        semidefinite, and not above ‖(A + s) x‖ / ‖x‖.
+        """
+        low, high = self.preconditioner.extremes(self._traced)
+        if not np.isfinite(low).any():
+            return
+        ritz = np.array([ritz_values(*column) for column in np.array(cycle.traced).transpose(2, 1, 0)]).T
+        found = np.array([ritz[0] * low, np.minimum(np.maximum(ritz[1], 1.0), 2.0) * high])
+        if isinstance(self.preconditioner, Identity):
+            found[1] = ritz[1]
+        if state.extremes is None:
+            state.extremes = np.full_like(found, nan)
+        state.extremes = np.array([np.fmin(state.extremes[0], found[0]), np.fmax(state.extremes[1], found[1])])
+
+    def _condition(self, state: State) -> float:
+        if state.extremes is None or not len(self._traced):
+            return nan
+        k = self._traced
+        least = self._shift_of(k).min(axis=0)
+        lengths = np.linalg.norm(state.x[:, k], axis=0)
+        sizes = np.linalg.norm(self._b[:, k] - state.residual[:, k], axis=0)
+        low, high = state.extremes
+        low = np.fmin(low, np.divide(sizes, lengths, out=np.full(len(k), nan), where=lengths > 0))
+        if self.deflate is not None:
+            # The direction that the cycles were kept free of.
+            high = np.fmax(high, self._w_a_w[k] / (self.deflate @ self.deflate))
+        ratios = np.divide(high, np.maximum(low, least), out=np.full(len(k), nan), where=np.maximum(low, least) > 0)
+        return float(np.fmax.reduce(np.maximum(ratios, 1.0))) if np.isfinite(ratios).any() else nan
+
     def _first_state(self, start: Array | None) -> State:
-        b = self.right_sides
+        b = self._b
         state = State(np.zeros_like(b), b.copy(), "float32" if self.mixed else "float64")
         if start is not None:
-            state.x = np.array(start, np.float64)
+            state.x = np.array(start, np.float64) / self._sizes
             state.residual = self._true_residual(state.x)
         return state
 
@@ -218,6 +282,8 @@ class Iteration:
         cycle = state.cycle
         assert cycle is not None
         state.cycle = None
+        if cycle.traced:
+            self._estimate_extremes(state, cycle)
         x = state.x.copy()
         x[:, cycle.columns] += cycle.correction
         residual = self._true_residual(x)
@@ -239,6 +305,9 @@ class Iteration:
             )
         if ended == "stalled":
             self._grow(state)
+            return None
+        if ended == "spoiled":
+            self._say(state, "rounding spoils the preconditioner: its shift is raised")
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
@@ -286,9 +355,9 @@ class Iteration:
         return self.operator.multiply(vectors, precision, columns) + shift * vectors
 
     def _true_residual(self, x: Array) -> Array:
-        return self.right_sides - self._multiply(x, np.arange(x.shape[1]), "float64")
+        return self._b - self._multiply(x, np.arange(x.shape[1]), "float64")
 
-    def _iterate(self, state: State) -> Literal["done", "stalled", "lost", "limit", "curvature"]:
+    def _iterate(self, state: State) -> Literal["done", "stalled", "spoiled", "lost", "limit", "curvature"]:
         """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
@@ -304,6 +373,7 @@ class Iteration:
             if not (curvature > 0).all():
                 return "curvature"
             step = cycle.product[open_] / curvature
+            self._trace(cycle, columns, step, cycle.product[open_])
             cycle.correction[:, open_] += step * direction
             old = cycle.residual[:, open_]
             new = old - step * q
@@ -320,6 +390,8 @@ class Iteration:
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
                 if not (cycle.product[open_] > 0).all():
+                    if self.preconditioner.mend(new, cycle.columns[open_]):
+                        return "spoiled"
                     sizes = np.linalg.norm(new, axis=0) * np.linalg.norm(z, axis=0)
                     return "curvature" if (cycle.product[open_] < -ROUNDING * sizes).any() else "lost"
             self.on_iteration(state)
@@ -327,9 +399,21 @@ class Iteration:
             if len(best) > WINDOW:
                 if self.preconditioner.can_grow and best[-1] > 0.5 * best[-1 - WINDOW]:
                     return "stalled"
+                if (
+                    len(open_)
+                    and len(best) % WINDOW == 1
+                    and best[-1] > 0.5 * best[-1 - WINDOW]
+                    and self.preconditioner.mend(new, cycle.columns[open_])
+                ):
+                    return "spoiled"
                 if state.precision == "float32" and best[-1] >= best[-1 - WINDOW]:
                     return "lost"
         return "done"
+
+    def _trace(self, cycle: Cycle, columns: NDArray[np.intp], step: Array, product: Array) -> None:
+        values = np.full((2, self.right_sides.shape[1]), nan)
+        values[:, columns] = step, product
+        cycle.traced.append(values[:, self._traced])
 
     def _grow(self, state: State) -> None:
         before = self.preconditioner.rank
@@ -357,6 +441,38 @@ class Iteration:
         self._shown = max(way, self._shown)
 
 
+def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
+    """Extreme eigenvalues of Lanczos's tridiagonal matrix, from the coefficients of conjugate gradient.
+
+    Parameters
+    ----------
+    steps : ndarray of shape (k,)
+        Step lengths.
+    products : ndarray of shape (k,)
+        rᵀz before each of them. From the first NaN on, both are ignored.
+
+    Returns
+    -------
+    smallest, largest : float
+        NaN if there is no iteration.
+
+    References
+    ----------
+    G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th ed., 2013, section 11.3.
+    """
+    used = np.flatnonzero(~(np.isfinite(steps) & np.isfinite(products) & (steps > 0) & (products > 0)))
+    k = int(used[0]) if len(used) else len(steps)
+    if k == 0:
+        return nan, nan
+    steps, beta = steps[:k], products[1:k] / products[: k - 1]
+    diagonal = 1.0 / steps
+    diagonal[1:] += beta / steps[:-1]
+    if not np.isfinite(diagonal).all():
+        return nan, nan
+    values = scipy.linalg.eigvalsh_tridiagonal(diagonal, np.sqrt(beta) / steps[:-1])
+    return max(float(values[0]), 0.0), float(values[-1])
+
+
 def cycles_in_low_precision(tol: float) -> int:
     """True residuals that a mixed solve computes, each a product in float64."""
     return max(1, ceil(log(tol) / log(LOW_PRECISION_DROP)))
@@ -372,8 +488,12 @@ def state_arrays(state: State) -> tuple[dict[str, Array], dict[str, Any]]:
         "messages": state.messages,
         "columns": None,
     }
+    if state.extremes is not None:
+        arrays["extremes"] = state.extremes
     if (c := state.cycle) is not None:
         arrays |= {"correction": c.correction, "recurrence": c.residual, "direction": c.direction}
+        if c.traced:
+            arrays["traced"] = np.concatenate(c.traced)
         plain |= {"columns": c.columns.tolist(), "goal": c.goal.tolist(), "product": c.product.tolist()}
     return arrays, plain
 
@@ -387,6 +507,7 @@ def state_from_arrays(arrays: dict[str, Array], plain: dict[str, Any]) -> State:
         plain["iteration"],
         [Residuals(*line) for line in plain["history"]],
         list(plain["messages"]),
+        extremes=arrays.get("extremes"),
     )
     if plain["columns"] is not None:
         state.cycle = Cycle(
@@ -396,5 +517,6 @@ def state_from_arrays(arrays: dict[str, Array], plain: dict[str, Any]) -> State:
             arrays["recurrence"],
             arrays["direction"],
             np.array(plain["product"]),
+            np.split(traced, len(traced) // 2) if (traced := arrays.get("traced")) is not None else [],
         )
     return state

@@ -7,7 +7,7 @@ from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting import iterative
 from dkrr.planning import planner
-from dkrr.solvers import ConjugateGradient, Status
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
 
 N = 3000
 
@@ -42,3 +42,36 @@ def test_what_was_asked_for_is_not_replaced(hasty, problem):
         model = KernelRidge(alpha=1e-3, kernel="rbf", gamma=0.5, solver="cg").fit(*problem)
     assert model.plan_.solver == "cg"
     assert model.solve_result_.status is Status.MAX_ITERATIONS
+
+
+class TestFactorsInFloat32:
+    """What float32 does not hold is factored in float64, and solved to the tolerance all the same, or it is said."""
+
+    def fit(self, X, y, alpha, **more):
+        solver = ConjugateGradient(Float32Cholesky())
+        return KernelRidge(alpha=alpha, solver=solver, form="dual", tile=64, **more).fit(X, y).solve_result_
+
+    @pytest.fixture
+    def rows(self):
+        rng = np.random.default_rng(0)
+        return rng.standard_normal((120, 150)), rng.standard_normal(120)
+
+    def test_what_was_asked_for_cannot_be_had(self, problem):
+        X, y = problem
+        with pytest.warns(ConvergenceWarning, match="where 1.0e-08 was asked"):
+            found = self.fit(X[:150, :3], y[:150], 1e-9, kernel="rbf", gamma=0.05)
+        assert found.status is Status.STALLED and found.residual > 1e-8
+        assert "broke down at row" in found.messages[0]
+
+    def test_what_was_asked_for_can_be_had(self, problem):
+        X, y = problem
+        found = self.fit(X[:150, :3], y[:150], 1e-9, kernel="rbf", gamma=0.05, tol=1e-5)
+        assert found.status is Status.CONVERGED and found.residual <= 1e-5
+        assert "broke down at row" in found.messages[0]
+
+    @pytest.mark.parametrize(("size", "alpha"), [(1e22, 1e40), (1e-30, 1e-60)])
+    def test_entries_outside_of_its_range(self, rows, size, alpha):
+        X, y = rows
+        found = self.fit(X * size, y, alpha, kernel="linear")
+        assert found.status is Status.CONVERGED and found.residual <= 1e-8
+        assert "outside of its range" in found.messages[0]

@@ -173,7 +173,9 @@ class TestScaledLowRank:
         before = R.copy()
         found = M_inverse.apply(R, np.arange(case.m))
         for k in range(case.m):
-            dense = c[:, k, None] * (F.rows() @ F.rows().T) * c[:, k] + SHIFT * np.eye(N)
+            kept = np.broadcast_to(M_inverse.kept(np.array([k]))[:, 0], N)
+            dense = c[:, k, None] * (F.rows() @ F.rows().T) * c[:, k] + np.diag(kept)
+            assert (kept >= SHIFT).all()
             assert_allclose(found[:, k], np.linalg.solve(dense, R[:, k]), rtol=1e-10, atol=1e-12)
             assert_semidefinite(as_matrix(M_inverse, N, k))
         assert_array_equal(R, before)
@@ -266,7 +268,8 @@ class TestClasswise:
         A = K if by == "factors" else F.rows() @ F.rows().T
         inverse, P = np.zeros((N * M, N * M)), np.zeros((N * M, N * M))
         for k in range(M):
-            inverse[k::M, k::M] = np.linalg.inv(c[:, k, None] * A * c[:, k] + SHIFT * np.eye(N))
+            shift = np.full(N, SHIFT) if by == "factors" else np.broadcast_to(base.kept(np.array([k]))[:, 0], N)
+            inverse[k::M, k::M] = np.linalg.inv(c[:, k, None] * A * c[:, k] + np.diag(shift))
         for i in range(N):
             here, u = slice(i * M, (i + 1) * M), case.root.unit[i]
             P[here, here] = np.eye(M) - np.outer(u, u)

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.errors import NotPositiveDefiniteError
-from dkrr.kernels import RBF
-from dkrr.linalg.columns import GramColumns, MatrixColumns
+from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import (
     GROWTH,
@@ -50,11 +48,12 @@ SHIFTS = {
 }
 
 
-def dense_inverse(F, scale, shift, column):
-    """(C F Fᵀ C + diag(s))⁻¹ for one right-hand side."""
+def dense_inverse(preconditioner, column):
+    """(C F Fᵀ C + diag(t))⁻¹ for one right-hand side."""
+    F, scale = preconditioner.factor.rows(), preconditioner.scale
     c = np.ones(len(F)) if scale is None else scale
-    s = shift[:, 0] if len(shift) > 1 else np.full(len(F), shift[0, column])
-    return np.linalg.inv(c[:, None] * (F @ F.T) * c + np.diag(s))
+    t = np.broadcast_to(preconditioner.kept(np.array([column]))[:, 0], len(F))
+    return np.linalg.inv(c[:, None] * (F @ F.T) * c + np.diag(t))
 
 
 def test_identity():
@@ -76,8 +75,9 @@ class TestLowRank:
         scale = np.random.default_rng(3).uniform(0.5, 2.0, N) if scaled else None
         F, shift, R = factor(dtype=dtype), SHIFTS[which], vectors()
         before = R.copy()
-        found = LowRank(F, shift, scale).apply(R, everything)
-        expected = np.column_stack([dense_inverse(F.rows(), scale, shift, k) @ R[:, k] for k in range(M)])
+        M_inverse = LowRank(F, shift, scale)
+        found = M_inverse.apply(R, everything)
+        expected = np.column_stack([dense_inverse(M_inverse, k) @ R[:, k] for k in range(M)])
         assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
         assert_array_equal(R, before)
         F.close()
@@ -102,8 +102,9 @@ class TestLowRank:
     )
     def test_ragged_shapes(self, n, rank, slots, shifts):
         F, shift, R = factor(n, rank, slots), np.array([shifts]), vectors(n, len(shifts))
-        found = LowRank(F, shift).apply(R, np.arange(len(shifts)))
-        expected = np.column_stack([dense_inverse(F.rows(), None, shift, k) @ R[:, k] for k in range(len(shifts))])
+        M_inverse = LowRank(F, shift)
+        found = M_inverse.apply(R, np.arange(len(shifts)))
+        expected = np.column_stack([dense_inverse(M_inverse, k) @ R[:, k] for k in range(len(shifts))])
         assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
         F.close()
 
@@ -127,13 +128,67 @@ class TestLowRank:
         assert_allclose(found, np.linalg.solve(A + 0.5 * np.eye(N), R), rtol=1e-10)
         F.close()
 
-    def test_a_shift_below_rounding(self):
-        X = np.random.default_rng(0).standard_normal((N, 2))
-        columns = GramColumns(RBF(gamma=0.1), MemoryRows(1e8 * np.ones((N, 1)) * X[:, :1]))
-        F = PivotedCholesky(columns, SerialExecutor(), f"t-{uuid.uuid4().hex}", 1, 9)
-        F.grow(5)
-        with pytest.raises(NotPositiveDefiniteError, match="matrix of size 5 is not positive definite"):
-            LowRank(F, np.full((1, 1), -3.0))
+    @pytest.mark.parametrize("scaled", [False, True])
+    @pytest.mark.parametrize("shift", [0.0, 1e-30, 1e-3, 1e-1, 10.0])
+    def test_eigenvalues_are_within_the_bounds(self, shift, scaled):
+        """However far the shift is below the eigenvalues that F leaves."""
+        A = positive_definite(N) + 0.1 * np.eye(N)
+        c = np.random.default_rng(3).uniform(0.5, 2.0, N) if scaled else np.ones(N)
+        F = factor(rank=9, A=A)
+        M_inverse = LowRank(F, np.full((1, N), shift), c if scaled else None)
+        B = c[:, None] * A * c
+        E = B - c[:, None] * (F.rows() @ F.rows().T) * c
+        values = np.linalg.eigvals(M_inverse.apply(B + shift * np.eye(N), np.arange(N))).real
+        t, smallest = M_inverse.kept(np.array([0])), np.linalg.eigvalsh(B)[0]
+        assert t.min() >= shift and t.max() <= max(shift, np.trace(E) / (N - 9)) * (1 + 1e-12)
+        assert values.max() <= 1.0 + np.linalg.eigvalsh(E)[-1] / t.min() + 1e-9
+        assert values.min() >= min(0.5, (shift + smallest / 2) / t.max()) - 1e-9
+        F.close()
+
+    def test_weights_over_many_orders(self):
+        """What is left of light rows does not hide that of heavy ones."""
+        A, c = positive_definite(N), np.logspace(-5, 5, N)
+        F = PivotedCholesky(MatrixColumns(MemoryRows(A)), SerialExecutor(), "test-weights", 2, 99, importance=c**2)
+        F.grow(9)
+        M_inverse = LowRank(F, np.full((1, N), 1e-12), c)
+        B = c[:, None] * A * c + 1e-12 * np.eye(N)
+        values = np.linalg.eigvals(M_inverse.apply(B, np.arange(N))).real
+        assert values.max() / values.min() < 1e4 < 1e-10 * np.linalg.cond(B)
+        F.close()
+
+    def test_several_shifts_with_a_scale(self):
+        A, c, shift = positive_definite(N), np.logspace(-3, 3, N), np.array([[1e-9, 1e-3, 1e9, 1e-9]])
+        F = PivotedCholesky(MatrixColumns(MemoryRows(A)), SerialExecutor(), "test-several", 2, 99, importance=c**2)
+        F.grow(9)
+        whole, R = LowRank(F, shift, c), vectors(N, 4)
+        for k in range(4):
+            alone = LowRank(F, shift[:, k : k + 1], c).apply(R[:, k : k + 1], np.zeros(1, np.intp))
+            assert_allclose(whole.apply(R, np.arange(4))[:, k : k + 1], alone, rtol=1e-5)
+        assert_allclose(whole.apply(R[:, 1:3], np.array([1, 2])), whole.apply(R, np.arange(4))[:, 1:3], rtol=1e-12)
+        F.close()
+
+    def test_mended_where_rounding_spoils_it(self):
+        A = np.ones((N, N)) + np.diag(np.logspace(-12, -10, N))
+        F, R = factor(rank=N, A=A), vectors()
+        spoiled = LowRank(F, np.full((1, M), 1e-30), lift=1e-6)
+        assert spoiled.mend(R, everything), "t is below the rounding of the large eigenvalue"
+        while spoiled.mend(R, everything):
+            assert spoiled.lift < 1e3
+        expected = np.column_stack([dense_inverse(spoiled, k) @ R[:, k] for k in range(M)])
+        assert np.abs(spoiled.apply(R, everything) - expected).max() < 0.2 * np.abs(expected).max()
+        sound = LowRank(F, np.full((1, M), 0.1))
+        assert not sound.mend(R, everything) and sound.lift == 1.0
+        F.close()
+
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_extremes(self, scaled):
+        F, c = factor(rank=9), np.linspace(0.5, 2.0, N) if scaled else None
+        M_inverse = LowRank(F, np.array([[1e-3, 50.0]]), c)
+        low, high = M_inverse.extremes(np.arange(2))
+        for k in range(2):
+            values = 1 / np.linalg.eigvalsh(M_inverse.apply(np.eye(N), np.full(N, k)))
+            assert values.min() / 3 < low[k] < 3 * values.min()
+            assert values.max() / 3 < high[k] < 1.5 * values.max()
         F.close()
 
     def test_lost_rows(self):
@@ -152,7 +207,7 @@ class TestGrow:
         F = factor(rank=20, capacity=40, A=A)
         M_inverse = LowRank(F, np.full((1, M), 0.5))
         assert M_inverse.grow() and M_inverse.rank == int(GROWTH * 20) + 1
-        expected = dense_inverse(F.rows(), None, M_inverse.shift, 0) @ R
+        expected = dense_inverse(M_inverse, 0) @ R
         assert_allclose(M_inverse.apply(R, everything), expected, rtol=1e-10)
         assert M_inverse.can_grow and M_inverse.grow() and M_inverse.rank == 40
         assert not M_inverse.can_grow and not M_inverse.grow()

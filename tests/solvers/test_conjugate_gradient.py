@@ -27,6 +27,7 @@ from dkrr.solvers.conjugate_gradient import (
     WINDOW,
     Iteration,
     cycles_in_low_precision,
+    ritz_values,
     state_arrays,
     state_from_arrays,
 )
@@ -278,6 +279,139 @@ class TestStart:
         found = Iteration(Counting(A), shift, B, tol=1e-9, mixed=mixed).run()
         assert found.status is Status.CONVERGED, found.messages
         assert (true_residuals(A, shift, B, found.x) <= 1.01e-9).all()
+
+
+class TestRange:
+    """Right-hand sides whose squares, or whose solutions, have no place in float64."""
+
+    @pytest.mark.parametrize("mixed", [False, True])
+    @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e155, 1e200, 1.7e308])
+    def test_sizes_without_squares(self, size, mixed):
+        A, shift, B = positive_definite(N) + np.eye(N), SHIFTS["one number"], right_sides()
+        B /= np.abs(B).max()
+        found = Iteration(Counting(A), shift, size * B, tol=1e-9, mixed=mixed).run()
+        assert found.status is Status.CONVERGED
+        assert_allclose(found.x, size * solution(A, shift, B), rtol=1e-5, atol=1e-8 * size)
+        assert ((found.residuals > 0) & (found.residuals <= 1e-9)).all()
+
+    def test_a_solution_that_overflows(self):
+        A, B = 1e-10 * positive_definite(N), np.full((N, 1), 1e305)
+        found = Iteration(Counting(A), np.zeros((1, 1)), B).run()
+        assert found.status is Status.STALLED and found.residuals[0] == np.inf
+        assert "too large for float64" in found.messages[-1]
+
+    @pytest.mark.parametrize("what", [np.nan, np.inf])
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    def test_what_is_not_finite_has_not_converged(self, what):
+        B = right_sides()
+        B[3, 1] = what
+        found = Iteration(Counting(positive_definite(N)), SHIFTS["one number"], B, max_iterations=50).run()
+        assert found.status is not Status.CONVERGED
+        assert not found.residuals[1] <= 1e-8
+
+
+class TestFarBelow:
+    """Shifts far below the smallest eigenvalue, and what float32 makes of the factor."""
+
+    @pytest.mark.parametrize("shift", [0.0, 1e-15, 1e-8])
+    def test_a_preconditioner_saves_iterations_all_the_same(self, shift):
+        K = RBF(gamma=0.5)(np.random.default_rng(0).standard_normal((400, 8)))
+        s, B = np.full((1, 1), shift), right_sides(400, 1)
+        factor = PivotedCholesky(MatrixColumns(MemoryRows(K)), SerialExecutor(), f"t-{uuid.uuid4().hex}", 1, 100,
+                                 dtype=np.float32)  # fmt: skip
+        factor.grow(100)
+        found = Iteration(Counting(K), s, B, LowRank(factor, s)).run()
+        plain = Iteration(Counting(K), s, B).run()
+        assert found.status is plain.status is Status.CONVERGED
+        assert found.iterations < 0.8 * plain.iterations
+
+    def test_a_flat_tail_far_above(self):
+        """Few clusters: eigenvalues fall at once, and then stay."""
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((12, 3))[rng.integers(0, 12, 300)]
+        K, s = RBF(gamma=0.5)(X) + 1e-4 * np.eye(300), np.full((1, 1), 1e-13)
+        factor = PivotedCholesky(MatrixColumns(MemoryRows(K)), SerialExecutor(), f"t-{uuid.uuid4().hex}", 1, 12)
+        factor.grow(12)
+        found = Iteration(Counting(K), s, right_sides(300, 1), LowRank(factor, s)).run()
+        assert (found.status, found.iterations < 10) == (Status.CONVERGED, True)
+
+    @pytest.mark.parametrize("mixed", [False, True])
+    def test_a_spoiled_preconditioner_is_mended(self, mixed):
+        @dataclass
+        class Spoiled(Identity):
+            """Indefinite, or noise, until it is mended."""
+
+            factor: float
+            is_mended: bool = False
+
+            def apply(self, residuals, columns):
+                if self.is_mended:
+                    return residuals.copy()
+                noise = np.random.default_rng(int(1e9 * abs(residuals[0, 0]) % 1e6)).standard_normal(residuals.shape)
+                return np.sign(self.factor) * residuals + abs(self.factor) * np.abs(residuals).max() * noise
+
+            def mend(self, residuals, columns):
+                before, self.is_mended = self.is_mended, True
+                return not before
+
+        A, B = positive_definite(N), right_sides(m=1)
+        for noise in (-1e-3, 3.0):
+            M_inverse = Spoiled(noise)
+            found = Iteration(Counting(A), np.full((1, 1), 0.1), B, M_inverse, tol=1e-9, mixed=mixed).run()
+            assert M_inverse.is_mended and found.status is Status.CONVERGED
+            assert found.messages.count("rounding spoils the preconditioner: its shift is raised") == 1
+
+
+class TestCondition:
+    def estimate(self, A, shift, by="none", m=1, **more):
+        shift = np.full((1, m), shift)
+        return Iteration(Counting(A), shift, right_sides(len(A), m), preconditioner(by, A, shift), **more).run()
+
+    @pytest.mark.parametrize("mixed", [False, True])
+    @pytest.mark.parametrize("by", ["none", "diagonal", "low rank"])
+    @pytest.mark.parametrize("shift", [1e-3, 1.0, 1e3])
+    def test_is_about_right(self, by, shift, mixed):
+        A = positive_definite(N)
+        true = np.linalg.cond(A + shift * np.eye(N))
+        found = self.estimate(A, shift, by, tol=1e-10, mixed=mixed)
+        assert 0.3 * true < found.condition < 3.0 * true
+
+    def test_far_below_the_smallest_eigenvalue(self):
+        """1 / s says nothing there."""
+        A = np.diag(np.geomspace(1.0, 2000.0, N))
+        for by in ("none", "low rank"):
+            assert 500 < self.estimate(A, 1e-15, by).condition < 8000
+
+    def test_of_several_shifts_the_worst(self):
+        A, shift = positive_definite(N), np.array([[1e3, 1e-2, 10.0]])
+        found = Iteration(Counting(A), shift, right_sides(), tol=1e-10).run()
+        true = np.linalg.cond(A + 1e-2 * np.eye(N))
+        assert 0.3 * true < found.condition < 3.0 * true
+
+    def test_with_a_deflated_direction(self):
+        A = np.eye(N) + np.ones((N, N))
+        assert self.estimate(A, 1.0, deflate=np.ones(N)).condition == pytest.approx((N + 2) / 2, rel=1e-6)
+
+    def test_nothing_is_known(self):
+        found = Iteration(Counting(np.eye(N)), np.zeros((1, 1)), np.zeros((N, 1))).run()
+        assert np.isnan(found.condition)
+        assert np.isnan(
+            Iteration(Counting(np.eye(N)), np.ones((1, 1)), right_sides(m=1), Growing(np.eye(N))).run().condition
+        )
+
+    def test_ritz_values(self):
+        """As many steps as the matrix has rows find all of its eigenvalues."""
+        A, b = np.diag([1.0, 3.0, 7.0, 20.0]), np.ones(4)
+        x, r, steps, products = np.zeros(4), b, [], []
+        p = r
+        for _ in range(4):
+            steps.append((r @ r) / (p @ A @ p))
+            products.append(r @ r)
+            x, new = x + steps[-1] * p, r - steps[-1] * (A @ p)
+            p, r = new + (new @ new) / (r @ r) * p, new
+        assert_allclose(ritz_values(np.array(steps), np.array(products)), (1.0, 20.0), rtol=1e-10)
+        assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
+        assert np.isnan(ritz_values(np.array([np.nan]), np.array([1.0]))).all()
 
 
 class TestDeflation:
@@ -595,6 +729,7 @@ class TestState:
             assert_array_equal(again.x, found.x)
             assert_array_equal(again.residuals, found.residuals)
             assert again.iterations == found.iterations
+            assert again.condition == found.condition
             assert [(h.iteration, h.largest, h.is_true) for h in again.history] == [
                 (h.iteration, h.largest, h.is_true) for h in found.history
             ]
@@ -604,6 +739,7 @@ class TestState:
         operator = Counting(np.eye(N))
         again = Iteration(operator, np.array([[1e-3, 0.1, 100.0]]), right_sides(), tol=1e-10).run(state=travelled(end))
         assert operator.products == []
+        assert again.condition == found.condition
         assert again.status is Status.CONVERGED
         assert_array_equal(again.x, found.x)
 
