@@ -41,6 +41,8 @@ class PrimalObjective(Objective):
     point : ndarray of shape (p, m)
         Coefficients to begin with, the intercept last where there is one.
     progress : Progress
+    least_weight : float
+        Smallest weight of a row but 0.
     """
 
     passes: Passes
@@ -51,6 +53,7 @@ class PrimalObjective(Objective):
     is_preconditioned: bool
     point: Array
     progress: Progress
+    least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
     messages: list[str] = field(default_factory=list)
     references: Array = field(default_factory=lambda: np.empty(0))
@@ -102,14 +105,29 @@ class PrimalObjective(Objective):
         self.point = coef
         self.values, self._gradient, self._curvature = found
         self.gradients = self._norms(self._gradient)
+        self._direction = np.zeros_like(coef)
+        self._solved = np.zeros(coef.shape[1], np.bool_)
+
+    def decrements(self, wanted: Mask) -> Array | None:
+        """See base class; those of the next step's directions, which cost no pass where the curvature is a matrix."""
+        if self.passes.curvature != "matrix":
+            return None
+        try:
+            return -self.find_direction(wanted, 0.0)
+        except NotPositiveDefiniteError:
+            return np.full(len(wanted), np.inf)
+
+    def sensitivities(self) -> Array:
+        """See base class."""
+        return np.asarray(super().sensitivities() / np.sqrt(self.least_weight))
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
         """See base class."""
         like = self.passes.likelihood
         columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
-        self._direction = np.zeros_like(self.point)
         if self.passes.curvature == "matrix":
-            self._solve_directly(columns)
+            # A matrix is overwritten by its factor; what was solved for the decrements is there.
+            self._solve_directly(columns[~self._solved[columns]])
         else:
             self._iterate(columns, forcing)
         return like.per_system((self._gradient * self._direction).sum(axis=0))
@@ -118,6 +136,8 @@ class PrimalObjective(Objective):
         p, like = self.passes.dimension, self.passes.likelihood
         batches = [[k] for k in columns] if like.n_systems > 1 else [list(columns)]
         for batch in batches:
+            if not batch:
+                continue
             matrix = self._curvature[batch[0] if like.n_systems > 1 else 0]
             mirror_lower_blocks(matrix)
             shift = np.tile(self._penalties[:, 0], len(batch))
@@ -132,6 +152,7 @@ class PrimalObjective(Objective):
                     error.row % p,
                 ) from None
             self._direction[:, batch] = x.reshape(len(batch), p).T
+            self._solved[batch] = True
 
     def _free_of_gauge(self, matrix: Array, shift: Array, m: int) -> None:
         """Make the matrix definite in directions that the step has no part in.
