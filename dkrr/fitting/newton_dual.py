@@ -31,6 +31,7 @@ from dkrr.solvers.newton import Mask, Objective
 
 Array = NDArray[np.float64]
 
+EPS = float(np.finfo(np.float64).eps)
 NEGLIGIBLE = 1e-13
 """Relative size of entries of r − C q that are rounding."""
 SMALL_SCALE = 1e-3
@@ -194,7 +195,7 @@ class DualObjective(Objective):
             with self._readable():
                 norms = self._norms(g, self.gram.multiply(g), g)
             # Gradients that cancel to rounding, which is that of rᵀKr, are zero.
-            rounding = 10 * float(np.finfo(float).eps) * data.n * self.largest * (g**2).sum(axis=0)
+            rounding = 10 * EPS * data.n * self.largest * (g**2).sum(axis=0)
             self.references = np.where(norms**2 > like.per_system(rounding), norms, 0.0)
         solved = np.broadcast_to(self.references == 0, like.n_columns)
         if p.coef[:, solved].any() or p.intercept[solved].any():
@@ -242,7 +243,9 @@ class DualObjective(Objective):
             raise NotPositiveDefiniteError("rᵀKr is negative for a gradient r", -1)
         squares = np.maximum(squares, 0.0)
         if self.data.fit_intercept:
-            squares = squares + g.sum(axis=0) ** 2
+            sums = g.sum(axis=0)
+            # Of terms that cancel to rounding nothing is known; next to entries that are small it would seem large.
+            squares = squares + np.where(np.abs(sums) > 4 * EPS * np.abs(g).sum(axis=0), sums, 0.0) ** 2
         if self.data.likelihood.n_systems == 1:
             squares = squares.sum(keepdims=True)
         return np.asarray(np.sqrt(squares))

@@ -90,21 +90,31 @@ class PrimalObjective(Objective):
     def _beyond_rounding(self, found: tuple[Array, Array, Array]) -> Array:
         """Norms of gradients at zero; 0 where terms cancel to rounding."""
         values, gradient, curvature = found
-        norms = self._norms(gradient)
+        like, p = self.passes.likelihood, self.passes.dimension
         if self.passes.curvature == "matrix":
-            squares = np.array([matrix.trace() for matrix in curvature])
-        else:
-            squares = self.passes.likelihood.per_system(curvature.sum(axis=0))
-        # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
-        return np.where(norms > 100 * float(np.finfo(float).eps) * np.sqrt(squares * values), norms, 0.0)
+            curvature = np.concatenate([matrix.diagonal().reshape(-1, p) for matrix in curvature]).T
+        # The constant apart, since features may be of any size.
+        parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
+        is_zero = np.ones(like.n_systems, np.bool_)
+        for part in parts:
+            # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
+            squares = like.per_system(curvature[part].sum(axis=0))
+            rounding = 100 * float(np.finfo(float).eps) * np.sqrt(squares) * np.sqrt(values)
+            is_zero &= np.sqrt(like.per_system((gradient[part] ** 2).sum(axis=0))) <= rounding
+        return np.where(is_zero, 0.0, self._norms(gradient, values))
 
-    def _norms(self, gradient: Array) -> Array:
+    def _norms(self, gradient: Array, values: Array) -> Array:
+        if self.passes.fit_intercept:
+            # Σ vᵢ |pᵢ − yᵢ| is no larger than the objective. Of terms that cancel to rounding nothing is known; next to
+            # features that are small it would seem large.
+            known = np.abs(gradient[-1]) > 4 * float(np.finfo(float).eps) * values
+            gradient = np.vstack([gradient[:-1], np.where(known, gradient[-1], 0.0)])
         return np.asarray(np.sqrt(self.passes.likelihood.per_system((gradient**2).sum(axis=0))))
 
     def _take(self, coef: Array, found: tuple[Array, Array, Array]) -> None:
         self.point = coef
         self.values, self._gradient, self._curvature = found
-        self.gradients = self._norms(self._gradient)
+        self.gradients = self._norms(self._gradient, self.values)
         self._direction = np.zeros_like(coef)
         self._solved = np.zeros(coef.shape[1], np.bool_)
 
