@@ -62,7 +62,9 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky" factors the
         system of every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
-        Norm of the gradient of the objective that is asked for, relative to that where all scores are 0.
+        Norm of the gradient of the objective that is asked for, relative to that where all scores are 0. The part of
+        the objective that Newton's decrement says is left has to be as small, and a further step may change no
+        probability by more than its root.
     max_iter : int, default=100
         Newton steps.
     warm_start : bool, default=False
@@ -86,7 +88,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     n_features_in_ : int
     plan_ : Plan
     solve_result_ : SolveResult
-        Status, relative gradient (`residual`), every Newton step (`steps`), seconds, bytes and peak memory.
+        Status, relative gradient (`residual`), what is left of the objective and to change in a probability
+        (`decrement`, `probability_change`), every Newton step (`steps`), seconds, bytes and peak memory.
 
     References
     ----------

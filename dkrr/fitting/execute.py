@@ -23,13 +23,14 @@ from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
+from dkrr.solvers.newton import PROBABILITY_POWER
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
 
 NEWTON_ADVICE = {
     Status.STALLED: (
-        "stalled, since no step makes it smaller. It is what rounding and the solver of the Newton systems attain: "
+        "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
         "increase tol or alpha; with conjugate gradient raise its max_iterations, or use solver='cholesky'"
     ),
     Status.MAX_ITERATIONS: (
@@ -177,11 +178,25 @@ def warn_of(result: SolveResult, plan: Plan) -> None:
     asked = f"where {plan.problem.tol:.1e} was asked"
     if plan.problem.loss == "logistic":
         text = f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, {asked}: "
-        text += NEWTON_ADVICE[result.status]
+        text += _beyond_the_gradient(result, plan.problem.tol) + NEWTON_ADVICE[result.status]
     else:
         after = f" after {result.iterations} iterations, {asked}" if result.iterations else ""
         text = f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
     warnings.warn(text, ConvergenceWarning, stacklevel=3)
+
+
+def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
+    """Why a gradient that is small enough does not suffice; empty where it is too large."""
+    if result.residual > tol:
+        return ""
+    left = "an unknown part of the objective"
+    if np.isfinite(result.decrement):
+        left = f"up to {result.decrement:.1e} of the objective and {result.probability_change:.1e} of a probability"
+    return (
+        f"but the objective is so flat there (alpha is tiny, or weights span many orders of magnitude) that a small "
+        f"gradient does not mean a minimum: {left} may be left, where {tol:.1e} and {tol**PROBABILITY_POWER:.1e} are "
+        f"allowed; "
+    )
 
 
 def fitted_function(

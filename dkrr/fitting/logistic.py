@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.newton import Newton, NewtonState, Objective
+from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective
 from dkrr.solvers.result import NewtonStep, Residuals
 from dkrr.tiles import TileGrid
 
@@ -128,14 +129,15 @@ def fit_path(
         room.settle()
         peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
         models = []
-        for alpha, (point, status, state, seconds, gradient, inner) in zip(data.alphas, found, strict=True):
-            solution = _solution(plan, room.rows, point, gradient)
+        for alpha, one in zip(data.alphas, found, strict=True):
+            state, point = one.state, one.point
+            solution = _solution(plan, room.rows, point, one.gradient)
             function = fitted_function(data, plan, solution, room.owner)
             result = SolveResult(
-                status=status,
-                residual=gradient,
+                status=one.status,
+                residual=one.gradient,
                 iterations=state.step,
-                seconds=seconds,
+                seconds=one.seconds,
                 bytes_read=room.record.bytes_read + room.meter.bytes_read,
                 bytes_written=room.record.bytes_written + room.meter.bytes_written,
                 peak_bytes=peak,
@@ -143,7 +145,9 @@ def fit_path(
                 history=tuple(Residuals(s.step, s.seconds, s.gradient, is_true=True) for s in state.history),
                 messages=tuple(dict.fromkeys(state.messages)),
                 steps=tuple(state.history),
-                inner_iterations=inner,
+                inner_iterations=one.inner,
+                decrement=one.decrement,
+                probability_change=one.change,
                 record=RunRecord(room.record.seconds, [replace(t, value=None) for t in room.record.tasks]),
             )
             models.append(Fitted(alpha, function, result, solution.dual_coef, point))
@@ -154,7 +158,32 @@ def fit_path(
     return models
 
 
-_Found = tuple[Start, Status, NewtonState, float, float, int]
+@dataclass(frozen=True)
+class _Found:
+    """How the minimisation for one λ ended."""
+
+    point: Start
+    status: Status
+    state: NewtonState
+    seconds: float
+    gradient: float
+    inner: int
+    decrement: float = nan
+    change: float = nan
+
+    def plain(self) -> dict[str, Any]:
+        """All but the point, as a checkpoint keeps it."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "point"}
+        return parts | {"status": self.status.name, "state": _plain_state(self.state)}
+
+    def meets(self, tol: float) -> bool:
+        """Whether it would have ended there with this tolerance."""
+        return self.gradient <= tol and self.decrement <= tol and self.change <= tol**PROBABILITY_POWER
+
+    @classmethod
+    def from_plain(cls, point: Start, plain: dict[str, Any]) -> "_Found":
+        """Undo `plain`."""
+        return cls(point, **(plain | {"status": Status[plain["status"]], "state": _state_of(plain["state"])}))
 
 
 def _minimise(
@@ -171,7 +200,8 @@ def _minimise(
         outcome.state.messages += objective.messages
         point = _point(objective)
         seconds, inner = time.perf_counter() - begun, sum(s.inner_iterations for s in outcome.state.history)
-        found.append((point, outcome.status, outcome.state, seconds, outcome.gradient, inner))
+        how = (outcome.gradient, inner, outcome.decrement, outcome.probability_change)
+        found.append(_Found(point, outcome.status, outcome.state, seconds, *how))
         start, state, current = point, None, None
         save(None)
     return found
@@ -208,18 +238,15 @@ def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[
     def save(state: NewtonState | None) -> None:
         arrays: dict[str, Array] = {"references": objective.references[None, :]}
         if state is None:
-            checkpoints.keep(f"model-{len(found) - 1}", _arrays_of(found[-1][0]))
+            checkpoints.keep(f"model-{len(found) - 1}", _arrays_of(found[-1].point))
         else:
             point = _point(objective)
             arrays |= _arrays_of(point)
             if isinstance(objective, DualObjective):
-                arrays["scores"] = objective.point.scores
+                arrays |= {"scores": objective.point.scores, "gradients": objective.gradients[None, :]}
         plain = {
             "state": None if state is None else _plain_state(state),
-            "done": [
-                {"status": status.name, "state": _plain_state(done), "seconds": s, "gradient": g, "inner": inner}
-                for _, status, done, s, g, inner in found
-            ],
+            "done": [done.plain() for done in found],
         }
         checkpoints.write(arrays, plain)
 
@@ -240,9 +267,10 @@ def _state_of(plain: dict[str, Any]) -> NewtonState:
 
 @dataclass(frozen=True)
 class _Resumed(Start):
-    """A start with its scores, so that a run goes on with the bits of the one before."""
+    """A start with its scores and gradients, so that a run goes on with the bits of the one before."""
 
     scores: Array | None = None
+    gradients: Array | None = None
 
 
 def _resumed(
@@ -262,22 +290,20 @@ def _resumed(
         kept = checkpoints.kept(f"model-{k}") if checkpoints is not None else None
         if kept is None:
             break
-        point = Start(kept["coef"], kept["intercept"][0])
-        found.append(
-            (point, Status[done["status"]], _state_of(done["state"]), done["seconds"], done["gradient"], done["inner"])
-        )
+        found.append(_Found.from_plain(Start(kept["coef"], kept["intercept"][0]), done))
     references = arrays["references"][0]
-    for k, (point, status, state, _, gradient, _) in enumerate(found):
-        stopped = status is Status.MAX_ITERATIONS and state.step < max_iter
-        if stopped or (status is Status.CONVERGED and gradient > tol):
+    for k, one in enumerate(found):
+        stopped = one.status is Status.MAX_ITERATIONS and one.state.step < max_iter
+        if stopped or (one.status is Status.CONVERGED and not one.meets(tol)):
             # It was not finished: a larger max_iter or a smaller tol is wanted now.
-            return found[:k], replace(state, useless=0), point, references
+            return found[:k], replace(one.state, useless=0, recompute=False, least=None), one.point, references
     if plain["state"] is None or len(found) < len(plain["done"]):
         damage = checkpoints.damage if checkpoints is not None else ""
-        return found, NewtonState(messages=[damage]) if damage else None, found[-1][0] if found else None, references
+        return found, NewtonState(messages=[damage]) if damage else None, found[-1].point if found else None, references
     state = _state_of(plain["state"])
     progress.note(f"going on after Newton step {state.step}")
-    return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores")), references
+    gradients = arrays["gradients"][0] if "gradients" in arrays else None
+    return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores"), gradients), references
 
 
 @contextmanager
@@ -336,7 +362,8 @@ def _dual_objective(
     data: LabelledData, plan: Plan, gram: Any, preconditioning: Preconditioning, largest: float, progress: Progress
 ) -> Callable[[float, Start], Objective]:
     def make(alpha: float, start: Start) -> Objective:
-        scores = getattr(start, "scores", None)
+        scores = start.scores if isinstance(start, _Resumed) else None
+        gradients = start.gradients if isinstance(start, _Resumed) else None
         return DualObjective(
             data=data,
             alpha=alpha,
@@ -345,7 +372,7 @@ def _dual_objective(
             largest=max(largest, 1e-300),
             mixed=plan.chosen.solver == "cg" and plan.chosen.precision == "float32" and not plan.chosen.has_factor,
             max_iterations=settings_of(plan).max_iterations,
-            point=DualPoint(start.coef, start.intercept, np.empty((0, 0)) if scores is None else scores),
+            point=DualPoint(start.coef, start.intercept, np.empty((0, 0)) if scores is None else scores, gradients),
             progress=progress,
         )
 
@@ -449,6 +476,7 @@ def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: 
             is_preconditioned=settings_of(plan).preconditioner is not None,
             point=point,
             progress=team.progress,
+            least_weight=1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf)),
             record=team.record,
         )
 

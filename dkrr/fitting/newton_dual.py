@@ -19,6 +19,7 @@ from dkrr.linalg.curvature import (
     ScaledLowRank,
     factor_scale,
 )
+from dkrr.linalg.decrement import Penalty, decrement_bounds, sensitivities
 from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
 from dkrr.linalg.operator import Operator, column_sizes
@@ -30,6 +31,7 @@ from dkrr.solvers.newton import Mask, Objective
 
 Array = NDArray[np.float64]
 
+EPS = float(np.finfo(np.float64).eps)
 NEGLIGIBLE = 1e-13
 """Relative size of entries of r − C q that are rounding."""
 SMALL_SCALE = 1e-3
@@ -140,6 +142,8 @@ class DualPoint:
     """b, of shape (m,)."""
     scores: Array
     """f = Kα + 1bᵀ, of shape (n, m)."""
+    gradients: Array | None = None
+    """Norms of the gradient of every system, where an interrupted run knew them."""
 
 
 @dataclass
@@ -161,7 +165,7 @@ class DualObjective(Objective):
     max_iterations : int
         Of conjugate gradient, for one step.
     point : DualPoint
-        Where to begin; its scores are computed.
+        Where to begin; its scores are computed unless they are there.
     progress : Progress
     """
 
@@ -180,10 +184,10 @@ class DualObjective(Objective):
     def begin(self, references: Array | None = None) -> None:
         """Compute what belongs to the point, unless its scores are there; and the gradients at zero."""
         like, data, p = self.data.likelihood, self.data, self.point
-        if p.scores.size == 0:
-            p.scores = np.tile(p.intercept, (data.n, 1))
-            if p.coef.any():
-                p.scores += self.gram.multiply(p.coef)
+        self._is_true = p.scores.size == 0
+        """Whether the scores were computed from the coefficients, not from those before and a step."""
+        if self._is_true:
+            p.scores = self._scores()
         if references is not None:
             self.references = references
         else:
@@ -191,17 +195,30 @@ class DualObjective(Objective):
             with self._readable():
                 norms = self._norms(g, self.gram.multiply(g), g)
             # Gradients that cancel to rounding, which is that of rᵀKr, are zero.
-            rounding = 10 * float(np.finfo(float).eps) * data.n * self.largest * (g**2).sum(axis=0)
+            rounding = 10 * EPS * data.n * self.largest * (g**2).sum(axis=0)
             self.references = np.where(norms**2 > like.per_system(rounding), norms, 0.0)
         solved = np.broadcast_to(self.references == 0, like.n_columns)
         if p.coef[:, solved].any() or p.intercept[solved].any():
             # The solution is at zero, by which other starts could not be judged.
-            self.point = p = DualPoint(*(np.where(solved, 0.0, part) for part in (p.coef, p.intercept, p.scores)))
-        self.gradients = np.zeros(like.n_systems)
-        self._evaluate(np.arange(like.n_columns))
+            coef, intercept, scores = (np.where(solved, 0.0, part) for part in (p.coef, p.intercept, p.scores))
+            self.point = p = DualPoint(coef, intercept, scores, p.gradients)
+        self._differentiate()
+        if p.gradients is None:
+            self.gradients = np.zeros(like.n_systems)
+            self._measure(np.arange(like.n_columns))
+        else:
+            self.gradients = p.gradients
 
-    def _evaluate(self, columns: NDArray[np.intp]) -> None:
-        """Values, and gradients of the models of some columns."""
+    def _scores(self) -> Array:
+        """Kα + 1bᵀ."""
+        p = self.point
+        scores = np.tile(p.intercept, (self.data.n, 1))
+        if p.coef.any():
+            scores += self.gram.multiply(p.coef)
+        return scores
+
+    def _differentiate(self) -> None:
+        """Values, and derivatives by the scores."""
         data, p, like = self.data, self.point, self.data.likelihood
         without = p.scores - p.intercept
         penalty = self.alpha * (p.coef * without).sum(axis=0)
@@ -209,6 +226,10 @@ class DualObjective(Objective):
         g = like.gradient(p.scores, data.codes, data.weights)
         self._gradient = g
         self._residual = g + 2 * self.alpha * p.coef
+
+    def _measure(self, columns: NDArray[np.intp]) -> None:
+        """Gradients of the models of some columns: one product with K."""
+        like, g = self.data.likelihood, self._gradient
         r = np.ascontiguousarray(self._residual[:, columns])
         with self._readable():
             norms = self._norms(r, self.gram.multiply(r), g[:, columns])
@@ -222,10 +243,49 @@ class DualObjective(Objective):
             raise NotPositiveDefiniteError("rᵀKr is negative for a gradient r", -1)
         squares = np.maximum(squares, 0.0)
         if self.data.fit_intercept:
-            squares = squares + g.sum(axis=0) ** 2
+            sums = g.sum(axis=0)
+            # Of terms that cancel to rounding nothing is known; next to entries that are small it would seem large.
+            squares = squares + np.where(np.abs(sums) > 4 * EPS * np.abs(g).sum(axis=0), sums, 0.0) ** 2
         if self.data.likelihood.n_systems == 1:
             squares = squares.sum(keepdims=True)
         return np.asarray(np.sqrt(squares))
+
+    def verify(self, tol: float) -> bool:
+        """See base class; a product with K, and another only where the first one moves a gradient across the tolerance.
+
+        Steps add K Δα to the scores, so that rounding, and what a product with K loses, would add up unseen.
+        """
+        if self._is_true:
+            return False
+        like, p, before = self.data.likelihood, self.point, self._residual
+        self.point = DualPoint(p.coef, p.intercept, self._scores())
+        self._is_true = True
+        self._differentiate()
+        change = self._residual - before
+        # ‖Σ cᵢ φ(xᵢ)‖ ≤ Σ |cᵢ| max √k(x, x): so much larger may the gradients be.
+        reach = np.sqrt(self.largest) * np.abs(change).sum(axis=0)
+        if self.data.fit_intercept:
+            reach += np.abs(change.sum(axis=0))
+        bounds = self.gradients + like.per_system(reach)
+        late = (self.references > 0) & ~(bounds <= tol * self.references)
+        self.gradients = np.where(late, self.gradients, bounds)
+        if late.any():
+            self._measure(np.flatnonzero(late) if like.n_systems > 1 else np.arange(like.n_columns))
+        return True
+
+    def _penalty(self) -> Penalty:
+        return Penalty(2 * self.alpha, self.largest, self.data.fit_intercept)
+
+    def decrements(self, wanted: Mask) -> Array:  # noqa: ARG002
+        """See base class; upper bounds."""
+        like, root = self.data.likelihood, self.data.likelihood.root(self.point.scores, self.data.weights)
+        sums, coef_sums = self._gradient.sum(axis=0), self.point.coef.sum(axis=0)
+        return decrement_bounds(like, root, self._penalty(), self.gradients, self._residual, sums, coef_sums)
+
+    def sensitivities(self) -> Array:
+        """See base class."""
+        like, weights = self.data.likelihood, self.data.weights
+        return sensitivities(like, like.root(self.point.scores, None), self._penalty(), weights)
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
         """See base class."""
@@ -338,4 +398,6 @@ class DualObjective(Objective):
         self.point = DualPoint(
             p.coef + t * self._direction, p.intercept + t * self._intercept_change, p.scores + t * self._change
         )
-        self._evaluate(self._columns)
+        self._is_true = False
+        self._differentiate()
+        self._measure(self._columns)

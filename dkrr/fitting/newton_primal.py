@@ -41,6 +41,8 @@ class PrimalObjective(Objective):
     point : ndarray of shape (p, m)
         Coefficients to begin with, the intercept last where there is one.
     progress : Progress
+    least_weight : float
+        Smallest weight of a row but 0.
     """
 
     passes: Passes
@@ -51,6 +53,7 @@ class PrimalObjective(Objective):
     is_preconditioned: bool
     point: Array
     progress: Progress
+    least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
     messages: list[str] = field(default_factory=list)
     references: Array = field(default_factory=lambda: np.empty(0))
@@ -87,29 +90,54 @@ class PrimalObjective(Objective):
     def _beyond_rounding(self, found: tuple[Array, Array, Array]) -> Array:
         """Norms of gradients at zero; 0 where terms cancel to rounding."""
         values, gradient, curvature = found
-        norms = self._norms(gradient)
+        like, p = self.passes.likelihood, self.passes.dimension
         if self.passes.curvature == "matrix":
-            squares = np.array([matrix.trace() for matrix in curvature])
-        else:
-            squares = self.passes.likelihood.per_system(curvature.sum(axis=0))
-        # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
-        return np.where(norms > 100 * float(np.finfo(float).eps) * np.sqrt(squares * values), norms, 0.0)
+            curvature = np.concatenate([matrix.diagonal().reshape(-1, p) for matrix in curvature]).T
+        # The constant apart, since features may be of any size.
+        parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
+        is_zero = np.ones(like.n_systems, np.bool_)
+        for part in parts:
+            # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
+            squares = like.per_system(curvature[part].sum(axis=0))
+            rounding = 100 * float(np.finfo(float).eps) * np.sqrt(squares) * np.sqrt(values)
+            is_zero &= np.sqrt(like.per_system((gradient[part] ** 2).sum(axis=0))) <= rounding
+        return np.where(is_zero, 0.0, self._norms(gradient, values))
 
-    def _norms(self, gradient: Array) -> Array:
+    def _norms(self, gradient: Array, values: Array) -> Array:
+        if self.passes.fit_intercept:
+            # Σ vᵢ |pᵢ − yᵢ| is no larger than the objective. Of terms that cancel to rounding nothing is known; next to
+            # features that are small it would seem large.
+            known = np.abs(gradient[-1]) > 4 * float(np.finfo(float).eps) * values
+            gradient = np.vstack([gradient[:-1], np.where(known, gradient[-1], 0.0)])
         return np.asarray(np.sqrt(self.passes.likelihood.per_system((gradient**2).sum(axis=0))))
 
     def _take(self, coef: Array, found: tuple[Array, Array, Array]) -> None:
         self.point = coef
         self.values, self._gradient, self._curvature = found
-        self.gradients = self._norms(self._gradient)
+        self.gradients = self._norms(self._gradient, self.values)
+        self._direction = np.zeros_like(coef)
+        self._solved = np.zeros(coef.shape[1], np.bool_)
+
+    def decrements(self, wanted: Mask) -> Array | None:
+        """See base class; those of the next step's directions, which cost no pass where the curvature is a matrix."""
+        if self.passes.curvature != "matrix":
+            return None
+        try:
+            return -self.find_direction(wanted, 0.0)
+        except NotPositiveDefiniteError:
+            return np.full(len(wanted), np.inf)
+
+    def sensitivities(self) -> Array:
+        """See base class."""
+        return np.asarray(super().sensitivities() / np.sqrt(self.least_weight))
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
         """See base class."""
         like = self.passes.likelihood
         columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
-        self._direction = np.zeros_like(self.point)
         if self.passes.curvature == "matrix":
-            self._solve_directly(columns)
+            # A matrix is overwritten by its factor; what was solved for the decrements is there.
+            self._solve_directly(columns[~self._solved[columns]])
         else:
             self._iterate(columns, forcing)
         return like.per_system((self._gradient * self._direction).sum(axis=0))
@@ -118,6 +146,8 @@ class PrimalObjective(Objective):
         p, like = self.passes.dimension, self.passes.likelihood
         batches = [[k] for k in columns] if like.n_systems > 1 else [list(columns)]
         for batch in batches:
+            if not batch:
+                continue
             matrix = self._curvature[batch[0] if like.n_systems > 1 else 0]
             mirror_lower_blocks(matrix)
             shift = np.tile(self._penalties[:, 0], len(batch))
@@ -132,6 +162,7 @@ class PrimalObjective(Objective):
                     error.row % p,
                 ) from None
             self._direction[:, batch] = x.reshape(len(batch), p).T
+            self._solved[batch] = True
 
     def _free_of_gauge(self, matrix: Array, shift: Array, m: int) -> None:
         """Make the matrix definite in directions that the step has no part in.

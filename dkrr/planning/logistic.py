@@ -4,6 +4,7 @@ What a step costs is what the same form and solver cost there: a system with ano
 K. How many steps there are is an estimate (`Problem.n_steps`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dkrr.errors import PlanError
@@ -47,6 +48,13 @@ INNER_WITH_FACTOR = 1
 """Iterations for a system whose preconditioner is its inverse."""
 STEP_SECONDS = 4e-3
 """Of every step, however small: calls, and a line search."""
+STEP_SECONDS_IN_MEMORY: Mapping[tuple[str, str], float] = {
+    ("primal", "cholesky"): 0.5e-3,
+    ("primal", "cg"): 1.6e-3,
+    ("dual", "cholesky"): 1.4e-3,
+    ("dual", "cg"): 3.7e-3,
+}
+"""The same without tasks, by form and solver."""
 MAX_MATRIX_SIDE = 20_000
 """Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
 
@@ -68,7 +76,14 @@ def logistic_ways(problem: Problem, resources: Resources, form: Form) -> list[Ca
             ways += _tiled(p, resources, "float32")
         else:
             ways += dual_iterative(p, resources, settings)
-    return [replace(c, seconds=c.seconds + p.n_steps * STEP_SECONDS) for c in ways]
+    return [_with_calls(p, c) for c in ways]
+
+
+def _with_calls(p: Problem, c: Candidate) -> Candidate:
+    """Count what every step takes, however small."""
+    is_local = c.execution == "memory"
+    a_step = STEP_SECONDS_IN_MEMORY[c.form, c.solver] if is_local else STEP_SECONDS
+    return replace(c, seconds=c.seconds + p.n_steps * a_step)
 
 
 def _direct(p: Problem, r: Resources, form: Form) -> list[Candidate]:
@@ -82,7 +97,7 @@ def _direct(p: Problem, r: Resources, form: Form) -> list[Candidate]:
                 )
             return []
         return [_primal(p, r, place, "cholesky") for place in caller_and_workers(p, r)]
-    return ([] if p.wants_tiles else [dense(p, r)]) + _tiled(p, r, "float64")
+    return ([] if p.wants_tiles else [_dense(p, r)]) + _tiled(p, r, "float64")
 
 
 def _inner(p: Problem) -> int:
@@ -92,6 +107,10 @@ def _inner(p: Problem) -> int:
 
 def dense(p: Problem, r: Resources) -> Candidate:
     """K and its factors in the memory of the calling process."""
+    return _with_calls(p, _dense(p, r))
+
+
+def _dense(p: Problem, r: Resources) -> Candidate:
     n, m, steps = p.n, p.n_targets, p.n_steps
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
     # A product passes over K, a substitution twice over a factor; independent models have both to themselves.

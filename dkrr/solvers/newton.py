@@ -1,8 +1,13 @@
-"""Newton's method for smooth convex objectives: inexact, damped by a line search, stopped by the gradient.
+"""Newton's method for smooth convex objectives: inexact, damped by a line search, stopped by gradient and decrement.
 
 The driver knows nothing of kernels. It asks an `Objective` for a direction, as exact as the gradient calls for, and
 for the objective along it; it shortens the step until the objective falls as it should. Several independent systems
 (one-vs-rest) go side by side, each with a step length of its own, since they share the expensive passes.
+
+A small gradient says that the objective is flat, not that its minimum is near: where it hardly curves (λ tiny, classes
+that are separable, weights of many orders) the minimum may be far. Newton's decrement gᵀH⁻¹g is twice what is left of
+the objective, and bounds what is left to change in the probabilities. Both have to be small. Where its computation
+would cost a step, it is bounded from above (`Objective.decrements`), or estimated from that of the last step.
 
 References
 ----------
@@ -13,12 +18,13 @@ H. F. Walker, "Choosing the forcing terms in an inexact Newton method", SIAM J. 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.runtime import Progress
 from dkrr.solvers.result import NewtonStep, Status
 from dkrr.units import format_seconds
@@ -36,6 +42,8 @@ MAX_HALVINGS = 40
 MAX_USELESS = 3
 """Steps without a smaller gradient or objective after which rounding has been reached."""
 LEAST_FORCING = 1e-13
+PROBABILITY_POWER = 0.5
+"""Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
 SHARPEST = 1e-8
 """Least factor by which Newton systems are solved better than usual, where steps did not help."""
 
@@ -57,6 +65,34 @@ class Objective(ABC):
     @abstractmethod
     def begin(self, references: Array | None = None) -> None:
         """Compute values and gradients at the first point, and the references unless they are given."""
+
+    def verify(self, tol: float) -> bool:  # noqa: ARG002
+        """Compute values and gradients anew if they follow from a recurrence; whether they did.
+
+        Parameters
+        ----------
+        tol : float
+            Relative norm of the gradient above which a bound of it is not enough.
+        """
+        return False
+
+    def decrements(self, wanted: Mask) -> Array | None:  # noqa: ARG002
+        """Newton's decrements gᵀH⁻¹g at the point, or upper bounds of them, if they cost far less than a step.
+
+        Parameters
+        ----------
+        wanted : ndarray of bool, shape (n_systems,)
+            Systems that they are needed of; entries of the others mean nothing.
+
+        Returns
+        -------
+        ndarray of shape (n_systems,) or None
+        """
+        return None
+
+    def sensitivities(self) -> Array:
+        """Largest change of a probability in a Newton step over the root of the decrement, or bounds of it."""
+        return np.full(len(self.values), 0.5)  # of a row of weight 1: p (1 - p) |Δf| ≤ ½ √w |Δf| ≤ ½ √(gᵀH⁻¹g)
 
     @abstractmethod
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
@@ -89,6 +125,12 @@ class NewtonState:
     """Steps since one made a gradient or an objective smaller."""
     sharper: float = 1.0
     """Factor of the residuals that Newton systems may leave, where those proved too large."""
+    recompute: bool = False
+    """Whether a recurrence proved too inexact: from then on nothing is left to it."""
+    least: list[list[float]] | None = None
+    """Smallest objectives and gradients since then, of every system: what is above them may be so by rounding."""
+    expected: list[float] | None = None
+    """Decrements to be expected at the point, of every system; None before the first step."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +140,10 @@ class NewtonOutcome:
     status: Status
     gradient: float
     """Largest relative norm of the gradient."""
+    decrement: float
+    """Largest ½ gᵀH⁻¹g relative to the objective, or a bound of it; infinite where the gradient alone decided."""
+    probability_change: float
+    """Bound of the change of any probability in one more step; infinite like the decrement."""
     state: NewtonState
 
 
@@ -109,7 +155,8 @@ class Newton:
     ----------
     objective : Objective
     tol : float
-        Relative norm of the gradient that is asked for, of every system.
+        Relative norm of the gradient that is asked for, of every system, and part of the objective that may be left;
+        probabilities may be off by its root.
     max_iter : int
         Steps.
     progress : Progress
@@ -124,29 +171,49 @@ class Newton:
     on_step: Callable[[NewtonState], None] = lambda _: None
 
     def run(self, state: NewtonState | None = None) -> NewtonOutcome:
-        """Step until every gradient is as small as was asked, or no step makes it smaller."""
+        """Step until every system is as close to its minimum as was asked, or no step brings it closer."""
         begun, o = time.perf_counter(), self.objective
         state = state or NewtonState()
         first_step = state.step
+        self._squares = np.full(len(o.values), np.inf)
         while True:
             left = self._relative()
-            is_open = ~(left <= self.tol)
-            if not is_open.any():
-                return self._ended(Status.CONVERGED, state)
-            if state.useless >= MAX_USELESS:
-                return self._ended(Status.STALLED, state)
-            if state.step >= self.max_iter:
-                return self._ended(Status.MAX_ITERATIONS, state)
+            is_open = ~self._are_done(left, state)
+            ending = self._ending(is_open, state)
+            if ending is not None:
+                if not o.verify(self.tol):
+                    return self._ended(ending, state)
+                # The gradient that decides is computed from the point itself.
+                state.recompute = True
+                self._squares[:] = np.inf
+                if state.history:
+                    objective, gradient = float(o.values.sum()), float(self._relative().max())
+                    state.history[-1] = replace(state.history[-1], objective=objective, gradient=gradient)
+                continue
             inner, before = o.inner_iterations, o.values.copy()
+            least = (before, left) if state.least is None else tuple(np.array(part) for part in state.least)
             forcing = max(LEAST_FORCING, state.sharper * _forcing(left[is_open], self.tol))
-            slopes = o.find_direction(is_open, forcing)
+            try:
+                slopes = o.find_direction(is_open, forcing)
+            except NotPositiveDefiniteError:
+                if not (left <= self.tol).all():
+                    raise
+                state.useless = MAX_USELESS  # The point is as good as rounding lets it be, but how good is not known.
+                continue
             lengths = self._line_search(is_open & (slopes < 0), slopes)
             o.step(lengths)
+            if state.recompute:
+                o.verify(self.tol)
+            self._squares[is_open] = np.inf
             now = self._relative()
+            state.expected = _expected(state.expected, is_open, slopes, lengths, left, now)
             if not (now < 0.5 * left)[is_open].any():
                 # Steps that are short may be so for want of a better direction.
                 state.sharper = max(0.1 * state.sharper, SHARPEST)
-            fell = (o.values < before - ROUNDING * np.abs(before)) | (now < 0.9 * left)
+            fell = (o.values < least[0] - ROUNDING * np.abs(before)) | (now < 0.9 * least[1])
+            if state.recompute:
+                # Rounding lets both rise and fall.
+                state.least = [np.fmin(part, new).tolist() for part, new in zip(least, (o.values, now), strict=True)]
             state.useless = 0 if fell[is_open].any() else state.useless + 1
             state.step += 1
             seconds = time.perf_counter() - begun
@@ -159,10 +226,39 @@ class Newton:
                     length=float(lengths[is_open].min()),
                     n_open=int(is_open.sum()),
                     inner_iterations=o.inner_iterations - inner,
+                    decrement=float(_parts(-slopes, before)[is_open].max()),
                 )
             )
             self._show(state, seconds / (state.step - first_step))
             self.on_step(state)
+
+    def _ending(self, is_open: Mask, state: NewtonState) -> Status | None:
+        if not is_open.any():
+            return Status.CONVERGED
+        if state.useless >= MAX_USELESS:
+            return Status.STALLED
+        return Status.MAX_ITERATIONS if state.step >= self.max_iter else None
+
+    def _are_done(self, left: Array, state: NewtonState) -> Mask:
+        """Whether gradient, decrement and probabilities of every system are what was asked for."""
+        o, within = self.objective, left <= self.tol
+        self._squares[left == 0.0] = 0.0
+        wanted = within & ~np.isfinite(self._squares)
+        if wanted.any():
+            squares = o.decrements(wanted)
+            if squares is None:
+                squares = np.full(len(left), np.inf) if state.expected is None else np.array(state.expected)
+            self._squares = np.where(wanted, squares, self._squares)
+        if not within.any():
+            return within
+        parts, changes = self._left_over()
+        return np.asarray(within & (parts <= self.tol) & (changes <= self.tol**PROBABILITY_POWER))
+
+    def _left_over(self) -> tuple[Array, Array]:
+        """Parts of the objective, and changes of a probability, that one more step would bring, of every system."""
+        o = self.objective
+        squares = np.where(self._squares >= 0, self._squares, np.inf)  # NaN is not small
+        return _parts(squares, o.values), np.where(squares > 0, o.sensitivities() * np.sqrt(squares), 0.0)
 
     def _relative(self) -> Array:
         """Gradients relative to those at zero; 0 where that is 0 already."""
@@ -180,7 +276,10 @@ class Newton:
         return np.where(good, lengths, 0.0)
 
     def _ended(self, status: Status, state: NewtonState) -> NewtonOutcome:
-        return NewtonOutcome(status, float(self._relative().max()), state)
+        parts, changes = self._left_over()
+        return NewtonOutcome(
+            status, float(self._relative().max()), float(parts.max()), float(min(changes.max(), 1.0)), state
+        )
 
     def _show(self, state: NewtonState, seconds_a_step: float) -> None:
         last = state.history[-1]
@@ -189,14 +288,36 @@ class Newton:
             text += f", {last.inner_iterations} iterations"
         if last.length < 1:
             text += f", step length {last.length:.2g}"
+        if last.decrement > self.tol:
+            text += f", decrement {last.decrement:.1e} before"
         if last.gradient > self.tol:
             text += f"; about {format_seconds(seconds_a_step * steps_left(last.gradient, self.tol))} left"
         self.progress.note(text)
 
 
+def _parts(squares: Array, values: Array) -> Array:
+    """½ gᵀH⁻¹g relative to the objective; 0 where there is nothing left of either."""
+    return np.divide(squares, 2 * values, out=np.where(squares > 0, np.inf, 0.0), where=values > 0)
+
+
+def _expected(
+    before: list[float] | None, is_open: Mask, slopes: Array, lengths: Array, left: Array, now: Array
+) -> list[float]:
+    """Estimates of the next decrements.
+
+    Were all directions alike, the decrement would fall like the square of the gradient. In flat directions it falls
+    more slowly: here it is taken to fall like the gradient itself.
+    """
+    known = np.full(len(slopes), np.inf) if before is None else np.array(before)
+    shares = np.divide(now, left, out=np.ones_like(now), where=left > 0)
+    found = np.where(lengths == 1.0, np.maximum(-slopes, 0.0) * np.minimum(shares, 1.0), np.inf)
+    return [float(e) for e in np.where(is_open, found, known)]
+
+
 def _forcing(relative: Array, tol: float) -> float:
     """As small as the next step's error will be, and no smaller than the last step needs."""
-    return float(np.maximum(np.minimum(LOOSEST, np.sqrt(relative)), np.minimum(LOOSEST, 0.1 * tol / relative)).min())
+    last = np.where(relative > tol, np.minimum(LOOSEST, 0.1 * tol / np.maximum(relative, tol)), 0.0)
+    return float(np.maximum(np.minimum(LOOSEST, np.sqrt(relative)), last).min())
 
 
 def steps_left(gradient: float, tol: float) -> int:

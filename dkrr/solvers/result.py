@@ -4,6 +4,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
+from math import nan
 
 from dkrr.runtime import RunRecord
 
@@ -58,6 +59,8 @@ class NewtonStep:
     """Models that were not done yet."""
     inner_iterations: int
     """Iterations of conjugate gradient for this step."""
+    decrement: float = nan
+    """Largest ½ gᵀH⁻¹g relative to the objective, before the step: what a quadratic model says that it takes off."""
 
 
 CAUTION_ABOVE = 1e-4
@@ -109,6 +112,13 @@ class SolveResult:
     """Of kernel logistic regression: Newton's method, step by step."""
     inner_iterations: int = 0
     """Of conjugate gradient within all Newton steps."""
+    decrement: float = nan
+    """Of kernel logistic regression: bound of ½ gᵀH⁻¹g (half of Newton's decrement) relative to the objective, which is
+    how far that is above its minimum; in the primal form with conjugate gradient an estimate from the last step.
+    Largest of the models; infinite where the gradient is too large already."""
+    probability_change: float = nan
+    """Of kernel logistic regression: bound of what one more step of Newton's method would change in any probability of
+    a training row with a weight, 1 at most; an estimate where `decrement` is one."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

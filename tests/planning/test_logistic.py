@@ -45,3 +45,11 @@ def test_the_named_limit_works():
         dkrr.plan(**SIZES, n_classes=3, memory_limit="150MiB")
     limit = int(str(error.value).split("(")[-1].split(" bytes")[0])
     assert dkrr.plan(**SIZES, n_classes=3, memory_limit=int(1.01 * limit)).peak_bytes <= 1.01 * limit
+
+
+@pytest.mark.parametrize("n", [100, 200, 400, 1000])
+@pytest.mark.parametrize("d", [5, 20])
+def test_a_small_problem_of_few_columns_is_solved_by_its_columns(n, d):
+    """What every step takes, however small, counts in both forms."""
+    assert dkrr.plan(n=n, d=d, loss="logistic").form == "primal"
+    assert dkrr.plan(n=n, d=50 * n, loss="logistic").form == "dual"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.runtime import Progress
 from dkrr.solvers.newton import (
     LEAST_FORCING,
@@ -22,13 +23,13 @@ from dkrr.solvers.result import Status
 
 @dataclass(frozen=True)
 class Quadratic:
-    """½ (x − z)ᵀ A (x − z)."""
+    """1 + ½ (x − z)ᵀ A (x − z)."""
 
     A: np.ndarray
     z: np.ndarray
 
     def value(self, x):
-        return 0.5 * (x - self.z) @ self.A @ (x - self.z)
+        return 1 + 0.5 * (x - self.z) @ self.A @ (x - self.z)
 
     def gradient(self, x):
         return self.A @ (x - self.z)
@@ -53,13 +54,13 @@ class Hyperbola:
 
 @dataclass(frozen=True)
 class Quartic:
-    """Σ sᵢ (xᵢ − 1)⁴ + ε (xᵢ − 1)²: badly scaled, and each whole step takes but a third off."""
+    """1 + Σ sᵢ (xᵢ − 1)⁴ + ε (xᵢ − 1)²: badly scaled, and each whole step takes but a third off."""
 
     scales: np.ndarray
     epsilon: float = 1e-3
 
     def value(self, x):
-        return (self.scales * (x - 1) ** 4 + self.epsilon * (x - 1) ** 2).sum()
+        return 1 + (self.scales * (x - 1) ** 4 + self.epsilon * (x - 1) ** 2).sum()
 
     def gradient(self, x):
         return 4 * self.scales * (x - 1) ** 3 + 2 * self.epsilon * (x - 1)
@@ -86,6 +87,10 @@ class Smooth(Objective):
         pairs = list(zip(self.functions, self.points, strict=True))
         self.values = np.array([f.value(x) for f, x in pairs])
         self.gradients = np.array([np.linalg.norm(f.gradient(x)) for f, x in pairs]) + self.noise
+
+    def decrements(self, wanted):
+        pairs = list(zip(self.functions, self.points, strict=True))
+        return np.array([f.gradient(x) @ np.linalg.solve(f.hessian(x), f.gradient(x)) for f, x in pairs])
 
     def find_direction(self, is_open, forcing):
         self.asked.append(forcing)
@@ -156,7 +161,7 @@ class TestSteps:
         assert found.status is Status.CONVERGED and found.gradient == 0.0 and not o.asked
 
     def test_gradients_are_relative(self):
-        o = Smooth([Hyperbola()], [[0.5]])
+        o = Smooth([Hyperbola()], [[1e-3]])
         o.references = np.array([1e6])
         assert Newton(o, 1e-6, 10).run().status is Status.CONVERGED
         assert not o.asked
@@ -295,6 +300,144 @@ class TestEnds:
 
     def test_a_last_step_that_suffices_is_enough(self):
         assert Newton(Smooth([quadratic()], [np.zeros(5)]), 1e-10, 1).run().status is Status.CONVERGED
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """Of separable classes: log(1 + exp(−x)) + λx², which falls by a factor of e a step, and its gradient as well."""
+
+    penalty: float
+
+    def value(self, x):
+        return np.log1p(np.exp(-x)).sum() + self.penalty * (x**2).sum()
+
+    def gradient(self, x):
+        return -1 / (1 + np.exp(x)) + 2 * self.penalty * x
+
+    def hessian(self, x):
+        return np.diag(np.exp(-x) / (1 + np.exp(-x)) ** 2 + 2 * self.penalty)
+
+    def minimum(self):
+        low, high = 0.0, 60.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.gradient(np.array([middle]))[0] < 0 else (low, middle)
+        return low
+
+
+class Unknowing(Smooth):
+    """Knows its decrement only from the direction of a step."""
+
+    def decrements(self, wanted):
+        return None
+
+
+class TestDecrement:
+    @pytest.mark.parametrize("kind", [Smooth, Unknowing])
+    def test_a_small_gradient_is_not_enough(self, kind):
+        f = Saturated(1e-14)
+        o = kind([f], [np.zeros(1)])
+        found = Newton(o, 1e-8, 100).run()
+        assert found.status is Status.CONVERGED and found.gradient < 1e-12  # far below what was asked for
+        assert o.values[0] <= (1 + 1e-8) * f.value(np.array([f.minimum()]))
+        assert found.decrement <= 1e-8 and found.probability_change <= 1e-4
+        # The first step at which the gradient is small enough is far from the minimum.
+        early = next(s for s in found.state.history if s.gradient <= 1e-8)
+        assert early.objective > 10 * o.values[0]
+
+    def test_history_tells_that_of_every_step(self):
+        f = Hyperbola()
+        o = Smooth([f], [[0.5]])
+        found = Newton(o, 1e-12, 20).run()
+        g, h = 0.5 / np.sqrt(1.25), 1.25**-1.5
+        assert found.state.history[0].decrement == pytest.approx(g**2 / h / 2 / np.sqrt(1.25), rel=1e-12)
+
+    def test_an_estimate_takes_no_step_more_where_convergence_is_quadratic(self):
+        counts = [Newton(kind([Hyperbola()], [[0.5]]), 1e-8, 20).run().state.step for kind in (Smooth, Unknowing)]
+        assert counts[0] == counts[1] == 3
+
+    def test_of_a_start_that_is_good_enough_one_step_tells(self):
+        o = Unknowing([Hyperbola()], [[1e-10]])
+        assert Newton(o, 1e-8, 20).run().state.step == 1
+        assert Newton(Smooth([Hyperbola()], [[1e-10]]), 1e-8, 20).run().state.step == 0
+
+    def test_what_float64_cannot_solve_is_stalled(self):
+        class Flat(Smooth):
+            def find_direction(self, is_open, forcing):
+                return np.zeros(1)  # what is left of the slope is lost in rounding
+
+            def decrements(self, wanted):
+                return np.array([1e-3])
+
+            def along(self, lengths):
+                return self.values
+
+            def step(self, lengths):
+                self._evaluate()
+
+        found = Newton(Flat([quadratic()], [quadratic().z + 1e-12]), 1e-8, 50).run()
+        assert found.status is Status.STALLED and found.gradient <= 1e-8
+        assert found.decrement == pytest.approx(5e-4, rel=1e-6)
+
+    def test_probabilities_count(self):
+        class Heavy(Smooth):
+            def sensitivities(self):
+                return np.array([1e12])  # a row of next to no weight
+
+        counts = [Newton(kind([Hyperbola()], [[0.5]]), 1e-8, 20).run().state.step for kind in (Smooth, Heavy)]
+        assert counts[1] == counts[0] + 1
+
+    def test_a_curvature_that_breaks_down_near_the_end_is_stalled(self):
+        class Singular(Unknowing):
+            def find_direction(self, is_open, forcing):
+                if self.gradients[0] <= 1e-3:
+                    raise NotPositiveDefiniteError("a pivot is not positive", 0)
+                return super().find_direction(is_open, forcing)
+
+        f = Saturated(1e-14)
+        assert Newton(Singular([f], [np.zeros(1)]), 1e-3, 50).run().status is Status.STALLED
+        with pytest.raises(NotPositiveDefiniteError):
+            Newton(Singular([f], [np.zeros(1)]), 1e-4, 50).run()
+
+
+class Drifting(Smooth):
+    """Its gradients are those of a recurrence until they are verified, and then no smaller than some noise."""
+
+    def __init__(self, *arguments, error, **settings):
+        self.error, self.verified, self.is_true = error, 0, False
+        super().__init__(*arguments, **settings)
+
+    def step(self, lengths):
+        super().step(lengths)
+        self.is_true = False
+
+    def verify(self, tol):
+        if self.is_true:
+            return False
+        self.verified, self.is_true = self.verified + 1, True
+        self.gradients = self.gradients + self.error
+        return True
+
+
+class TestVerification:
+    def test_happens_once_at_the_end(self):
+        o = Drifting([Hyperbola()], [[30.0]], error=1e-12)
+        found = Newton(o, 1e-8, 100).run()
+        assert found.status is Status.CONVERGED and o.verified == 1 and found.gradient >= 1e-12
+        assert found.state.history[-1].gradient == found.gradient
+
+    def test_decides(self):
+        o = Drifting([Hyperbola()], [[30.0]], error=1e-5)
+        found = Newton(o, 1e-8, 100).run()
+        assert found.status is Status.STALLED and found.gradient >= 1e-5
+        assert 1 < o.verified <= MAX_USELESS + 2  # from then on after every step
+
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_comes_before_every_end(self, most):
+        o = Drifting([Hyperbola()], [[30.0]], error=0.5)
+        found = Newton(o, 1e-8, most).run()
+        assert found.status is Status.MAX_ITERATIONS and o.verified == 1
+        assert found.gradient == o.gradients[0] == found.state.history[-1].gradient
 
 
 class TestGoingOn:
