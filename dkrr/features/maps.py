@@ -175,7 +175,8 @@ class PolynomialMap(FeatureMap):
         n_rows, d = X.shape
         symbols = np.empty((n_rows, self._n_symbols(d)))
         root_gamma = sqrt(1.0 / d if self.gamma is None else self.gamma)
-        np.multiply(_dense(X), root_gamma, out=symbols[:, -d:])
+        # Of float32 rows and a Python number NumPy would make a product in float32.
+        np.multiply(_dense(X), root_gamma, out=symbols[:, -d:], dtype=np.float64)
         if self.coef0 > 0:
             symbols[:, 0] = sqrt(self.coef0)
         return symbols

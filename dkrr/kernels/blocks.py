@@ -243,14 +243,19 @@ def check_symmetric(K: FloatArray, subject: str) -> None:
 def squared_norms(X: Rows) -> npt.NDArray[np.float64]:
     """Return ‖x‖² of each row, (n_rows,), summed in float64."""
     if is_sparse(X):
-        sums: npt.NDArray[np.float64] = X.multiply(X).sum(axis=1, dtype=np.float64)
+        # float32 squares would be rounded, or overflow, before they are summed.
+        squared = sp.csr_array((np.square(X.data, dtype=np.float64), X.indices, X.indptr), shape=X.shape)
+        sums: npt.NDArray[np.float64] = squared.sum(axis=1)
         return sums
     squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", X, X, dtype=np.float64)
     return squares
 
 
 def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
-    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone."""
+    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
+
+    The arithmetic is in `dtype`, or better, whatever the rows are stored in; CSR rows are converted strip by strip.
+    """
     if not is_sparse(X):
         left, right = np.ascontiguousarray(X, dtype), np.ascontiguousarray(Y, dtype)
 
@@ -261,11 +266,12 @@ def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
 
     # SciPy multiplies CSR by CSR; the transposed panel would otherwise be converted again for every strip.
     panels: dict[int, tuple[slice, Any]] = {}
+    left_dtype, right_dtype = np.promote_types(X.dtype, dtype), np.promote_types(Y.dtype, dtype)
 
     def multiply_sparse(rows: slice, columns: slice, out: FloatArray) -> None:
         known = panels.get(columns.start)
         if known is None or known[0] != columns:
-            known = panels[columns.start] = columns, Y[columns].T.tocsr()
-        out[...] = (X[rows] @ known[1]).toarray()
+            known = panels[columns.start] = columns, Y[columns].astype(right_dtype, copy=False).T.tocsr()
+        out[...] = (X[rows].astype(left_dtype, copy=False) @ known[1]).toarray()
 
     return multiply_sparse

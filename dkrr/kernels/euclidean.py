@@ -250,7 +250,10 @@ class ScaledSquaredDistances:
         for start in range(0, len(i), chunk):
             some, others = i[start : start + chunk], j[start : start + chunk]
             pairs = X[some], Y[others]
-            differences = pairs[0] - pairs[1] if is_sparse(X) else np.subtract(*pairs, dtype=np.float64)
+            if is_sparse(X):
+                differences = pairs[0].astype(np.float64, copy=False) - pairs[1].astype(np.float64, copy=False)
+            else:
+                differences = np.subtract(*pairs, dtype=np.float64)
             out[some, others] = self._scale * squared_norms(differences)
 
 
