@@ -53,5 +53,25 @@ class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
         return type(self), (str(self), self.row)
 
 
+class NotFiniteError(DkrrError, ArithmeticError):
+    """A number that was computed from finite data left the range of float64, or is NaN.
+
+    Attributes
+    ----------
+    row : int or None
+        Row (counted from 0) that it belongs to, or feature.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.row = message, row
+
+    def __str__(self) -> str:
+        return self.message if self.row is None else f"{self.message} (row {self.row}, counted from 0)"
+
+    def __reduce__(self) -> tuple[type, tuple[str, int | None]]:
+        return type(self), (self.message, self.row)
+
+
 class ConvergenceWarning(UserWarning):
     """The answer is less accurate than was asked for."""

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
@@ -184,6 +184,7 @@ class Iteration:
             self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
             if (self._w_a_w > 0).all():
                 return
+        _check_product(self._w_a_w)
         raise NotPositiveDefiniteError(
             "the matrix is not positive definite: the constant is a direction of negative curvature", -1
         )
@@ -299,6 +300,8 @@ class Iteration:
             q = self._multiply(direction, columns, state.precision)
             curvature = (direction * q).sum(axis=0)
             if not (curvature > 0).all():
+                if state.precision == "float64":
+                    _check_product(curvature)
                 return "curvature"
             step = cycle.product[open_] / curvature
             cycle.correction[:, open_] += step * direction
@@ -352,6 +355,15 @@ class Iteration:
         # Also where the residual rose: a log shows that the work goes on.
         self.progress.advance(max(way - self._shown, 0.0))
         self._shown = max(way, self._shown)
+
+
+def _check_product(curvature: Array) -> None:
+    """Raise NotFiniteError if pᵀAp is infinite or NaN, which is no direction of negative curvature."""
+    if not np.isfinite(curvature).all():
+        raise NotFiniteError(
+            "a product with the matrix is not finite: its entries, or sums of them, leave the range of float64 "
+            "(1e308); expected finite numbers: rescale the columns of X, or the targets"
+        )
 
 
 def cycles_in_low_precision(tol: float) -> int:
