@@ -21,7 +21,9 @@ from dkrr.features import (
     UnitLengthMap,
     whitened,
 )
+from dkrr.features.centred import CentredMap
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Linear, Matern, Polynomial
+from dkrr.kernels.centring import CentredLinear
 from tests.kernels.cases import CASES
 
 
@@ -41,6 +43,7 @@ MAPS = [
     ConcatenatedMap(IdentityMap(), TaylorMap(2)),
     ColumnsMap(PolynomialMap(2), [3, 0, 1]),
     RandomFourier(Matern(), 8),
+    CentredMap(range(6)),
     whitened(RBF(), np.random.default_rng(8).standard_normal((7, 6))),
 ]
 KERNELS = [
@@ -49,6 +52,7 @@ KERNELS = [
     Columns(Polynomial(), [0, 2, 5]),
     BagOfWords(vocabulary=tuple("abcdef"), weighting="counts"),
     RandomFourier(RBF(), 6).kernel(),
+    CentredLinear(range(6)),
 ]
 STORED = ["float32", "float16", "int16", "bool"]
 
