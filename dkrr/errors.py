@@ -54,7 +54,23 @@ class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
 
 
 class NotFiniteError(DkrrError, FloatingPointError):
-    """The answer does not fit in float64."""
+    """A number that was computed from finite data left the range of float64, or is NaN.
+
+    Attributes
+    ----------
+    row : int or None
+        Row (counted from 0) that it belongs to, or feature.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.row = message, row
+
+    def __str__(self) -> str:
+        return self.message if self.row is None else f"{self.message} (row {self.row}, counted from 0)"
+
+    def __reduce__(self) -> tuple[type, tuple[str, int | None]]:
+        return type(self), (self.message, self.row)
 
 
 class ConvergenceWarning(UserWarning):

@@ -180,5 +180,8 @@ def _block(x: Any, y: Any, kernel: Kernel, out_dtype: Any) -> Any:
     if x is y:
         kernel(x, out=out)
     else:
+        if not kernel.has_unit_diagonal:
+            # No pass over the block: k(x, z)² ≤ k(x, x) k(z, z).
+            kernel.diagonal(x), kernel.diagonal(y)
         fill_gram(kernel, x, y, out)
     return out

@@ -27,8 +27,15 @@ class FittedFunction:
     """The training rows, for the dual form."""
     intercept: NDArray[np.float64]
     """b, of shape (t,)."""
+    intercept_shift: NDArray[np.float64] | None = None
+    """What b lacks of the intercept of the kernel about 0, of shape (t,), where `kernel` has an origin."""
     keep_alive: Any = None
     """Owner of the temporary folder that `rows` lie in, if any."""
+
+    @property
+    def plain_intercept(self) -> NDArray[np.float64]:
+        """The intercept of the kernel about 0, whatever origin the fit has taken; shape (t,)."""
+        return self.intercept if self.intercept_shift is None else self.intercept + self.intercept_shift
 
     @property
     def n_targets(self) -> int:

@@ -67,6 +67,7 @@ def save(model: Estimator, path: str | Path) -> None:
     # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
     asked = model._kernel()
     learns = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
+    learns = learns or fitted.intercept_shift is not None  # an origin
     request = asked.to_dict() if learns else None
     of_estimator = model._description()
     json.dumps(
@@ -80,10 +81,11 @@ def save(model: Estimator, path: str | Path) -> None:
         "intercept": fitted.intercept,
         "coef": fitted.coef,
         "dual_coef": getattr(model, "dual_coef_", fitted.dual_coef),
+        "intercept_shift": fitted.intercept_shift,
     }
     for name, array in arrays.items():
         if array is not None:
-            array = np.asarray(array, np.float64).reshape(-1, fitted.n_targets) if name != "intercept" else array
+            array = np.asarray(array, np.float64).reshape(-1, fitted.n_targets) if name.endswith("coef") else array
             create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
     if fitted.rows is not None:
         write_rows(fitted.rows, f"{url}/rows")
@@ -179,6 +181,7 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
             dual_coef=None if coef is not None else dual_coef,
             rows=rows,
             intercept=arrays["intercept"],
+            intercept_shift=arrays.get("intercept_shift"),
         )
         _check(fitted)
         model._restore(fitted, dual_coef, found)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.errors import InputError
+from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import fill_gram
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
@@ -67,6 +67,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
         x = rows.read(start, stop)
         check_finite(x, "X", start)
         out[start:stop] = predict_block(model, x, start)
+        _check_predictions(out[start:stop], start)
 
     threads = min(len(starts), len(os.sched_getaffinity(0)))
     size = 0 if model.rows is None else n * model.rows.shape[0]
@@ -80,6 +81,16 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
         with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, starts))
     return out
+
+
+def _check_predictions(out: NDArray[np.float64], first: int) -> None:
+    bad = ~np.isfinite(out).all(axis=1)
+    if bad.any():
+        raise NotFiniteError(
+            "a prediction is infinite or NaN: k(x, z), features or their sum leave the range of float64 (1e308); "
+            "expected finite numbers: look for outliers in X",
+            first + int(np.argmax(bad)),
+        )
 
 
 def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:

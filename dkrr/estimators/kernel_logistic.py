@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 from dkrr.errors import InputError, PlanError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weights, encoded
-from dkrr.fitting import Fitted, LabelledData, Start, drawn, fit_path, warn_of
+from dkrr.fitting import Fitted, LabelledData, Start, about_the_rows, drawn, fit_path, warn_of
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.model import FittedFunction
@@ -244,25 +244,27 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         if known is not plan.problem.kernel:
             plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
 
-        def data_of(plan: Plan) -> LabelledData:
-            return LabelledData(
-                rows=rows,
-                codes=codes,
-                n_classes=len(classes),
-                weights=weights,
-                alphas=alphas,
-                kernel=plan.problem.kernel,
-                feature_map=plan.problem.feature_map,
-                fit_intercept=bool(self.fit_intercept),
-                is_multinomial=is_softmax,
-            )
+        value, phi = plan.problem.kernel, plan.problem.feature_map
+        if self.fit_intercept:
+            value, phi = about_the_rows(value, phi, rows)
 
+        data = LabelledData(
+            rows=rows,
+            codes=codes,
+            n_classes=len(classes),
+            weights=weights,
+            alphas=alphas,
+            kernel=value,
+            feature_map=phi,
+            fit_intercept=bool(self.fit_intercept),
+            is_multinomial=is_softmax,
+        )
         progress = self._progress(plan)
-        fitted = fit_path(data_of(plan), plan, store, progress, max_iter, self._start(plan, classes))
+        fitted = fit_path(data, plan, store, progress, max_iter, self._start(plan, classes))
         if solver is None and store is None and any(f.result.status is Status.STALLED for f in fitted):
             # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
             with suppress(PlanError):
-                plan, fitted = self._again(rows, known, settings, data_of, fitted, max_iter)
+                plan, fitted = self._again(known, settings, data, fitted, max_iter)
         for one in fitted:
             warn_of(one.result, plan)
         self.classes_ = classes
@@ -275,15 +277,15 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return fitted
 
     def _again(
-        self, rows: Rows, kernel: Kernel, settings: dict[str, Any], data_of: Any, before: list[Fitted], max_iter: int
+        self, kernel: Kernel, settings: dict[str, Any], data: LabelledData, before: list[Fitted], max_iter: int
     ) -> tuple[Plan, list[Fitted]]:
         """Fit once more, with a direct solver."""
-        plan = plan_for_rows(rows, kernel, self.memory_limit, None, **(settings | {"solver": Cholesky()}))
+        plan = plan_for_rows(data.rows, kernel, self.memory_limit, None, **(settings | {"solver": Cholesky()}))
         worst = max(f.result.residual for f in before)
         message = f"Newton's method with conjugate gradient stopped at a relative gradient of {worst:.1e}: factoring"
         progress = self._progress(plan)
         progress.note(message)
-        fitted = fit_path(data_of(plan), plan, None, progress, max_iter)
+        fitted = fit_path(data, plan, None, progress, max_iter)
         return plan, [replace(f, result=replace(f.result, messages=(message, *f.result.messages))) for f in fitted]
 
     def _progress(self, plan: Plan) -> Progress:
@@ -393,7 +395,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     def _take(self, fitted: Fitted) -> None:
         """Set the fitted attributes of one λ."""
         self._set_coefficients(fitted.function, fitted.dual_coef)
-        self.intercept_ = fitted.function.intercept
+        self.intercept_ = fitted.function.plain_intercept
         self.n_iter_ = max(1, fitted.result.iterations)
         self.solve_result_: SolveResult = fitted.result
         self._last = fitted.start
@@ -423,4 +425,4 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         if function.n_targets != n_models:
             raise KeyError(f"{function.n_targets} models for {len(self.classes_)} classes")
         self._set_coefficients(function, dual_coef)
-        self.intercept_ = function.intercept
+        self.intercept_ = function.plain_intercept

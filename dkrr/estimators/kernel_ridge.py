@@ -11,7 +11,7 @@ from sklearn.utils.validation import validate_data
 
 from dkrr.errors import InputError, PlanError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
-from dkrr.fitting import TrainingData, drawn, fit, warn_of
+from dkrr.fitting import TrainingData, about_the_rows, drawn, fit, warn_of
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.requests import (
@@ -199,13 +199,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         known = drawn(plan.problem.kernel, rows)
         if known is not plan.problem.kernel:
             plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
+        value, phi = plan.problem.kernel, plan.problem.feature_map
+        if self.fit_intercept:
+            value, phi = about_the_rows(value, phi, rows)
         data = TrainingData(
             rows=rows,
             targets=columns,
             weights=weights,
             alphas=alphas,
-            kernel=plan.problem.kernel,
-            feature_map=plan.problem.feature_map,
+            kernel=value,
+            feature_map=phi,
             fit_intercept=bool(self.fit_intercept),
         )
         direct = plan.execution == "memory" and plan.solver == "cholesky"
@@ -279,7 +282,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         """Set the fitted attributes."""
         self._is_vector = is_vector
         self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
-        self.intercept_ = float(model.intercept[0]) if is_vector else model.intercept
+        self.intercept_ = float(model.plain_intercept[0]) if is_vector else model.plain_intercept
 
     def _description(self) -> dict[str, Any]:
         return {"vector": self._is_vector}

@@ -88,7 +88,9 @@ class FeatureMap(ABC):
         start, stop = column_range(columns, self.dimension(rows.shape[1]))
         out = np.empty((rows.shape[0], stop - start))
         if out.size:
-            self._fill(rows, start, stop, out)
+            # What overflows shows in everything that is computed from it.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._fill(rows, start, stop, out)
         return out
 
     def multiply(self, X: Rows, coef: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dkrr.errors import InputError
 from dkrr.features.base import FeatureMap
+from dkrr.features.centred import CentredMap
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
@@ -28,13 +29,14 @@ from dkrr.kernels import (
     kernel_from_dict,
 )
 from dkrr.kernels.base import FINITE_MAPS
+from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.descriptions import MADE_ELSEWHERE
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
     for feature_map in (
         IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
-        InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap,
+        InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap, CentredMap,
     )
 }  # fmt: skip
 
@@ -70,6 +72,11 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:  # noqa: 
 @feature_map.register
 def _(kernel: Linear, n_features: int) -> FeatureMap | None:  # noqa: ARG001
     return IdentityMap()
+
+
+@feature_map.register
+def _(kernel: CentredLinear, n_features: int) -> FeatureMap | None:  # noqa: ARG001
+    return CentredMap(kernel.origin)
 
 
 @feature_map.register

@@ -13,7 +13,6 @@ from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Rows, Scratch, finite, is_sparse, positive
-from dkrr.kernels.composite import inverse_roots
 from dkrr.kernels.dot import unit_rows
 
 
@@ -175,7 +174,8 @@ class PolynomialMap(FeatureMap):
         n_rows, d = X.shape
         symbols = np.empty((n_rows, self._n_symbols(d)))
         root_gamma = sqrt(1.0 / d if self.gamma is None else self.gamma)
-        np.multiply(_dense(X), root_gamma, out=symbols[:, -d:])
+        # Of float32 rows and a Python number NumPy would make a product in float32.
+        np.multiply(_dense(X), root_gamma, out=symbols[:, -d:], dtype=np.float64)
         if self.coef0 > 0:
             symbols[:, 0] = sqrt(self.coef0)
         return symbols
@@ -284,20 +284,24 @@ class UnitLengthMap(FeatureMap):
         return Normalized(self.base.kernel())
 
     def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
-        self.base._fill(X, start, stop, out)
-        out *= self._inverse_lengths(X)
+        rows, inverse_lengths = self._prepared(X)
+        self.base._fill(rows, start, stop, out)
+        out *= inverse_lengths
 
     def _multiply(self, X: Rows, coef: Array) -> Array:
-        product: Array = self._inverse_lengths(X) * self.base._multiply(X, coef)
+        rows, inverse_lengths = self._prepared(X)
+        product: Array = inverse_lengths * self.base._multiply(rows, coef)
         return product
 
     def _adjoint(self, X: Rows, values: Array) -> Array:
-        return self.base._adjoint(X, self._inverse_lengths(X) * values)
+        rows, inverse_lengths = self._prepared(X)
+        return self.base._adjoint(rows, inverse_lengths * values)
 
-    def _inverse_lengths(self, X: Rows) -> Array:
-        """Return 1 / ‖φ₁(x)‖ of each row, (n_rows, 1), 0 for a length of 0."""
-        kernel = self.base.kernel()
-        return inverse_roots(kernel.diagonal(X), kernel)[:, np.newaxis]
+    def _prepared(self, X: Rows) -> tuple[Rows, Array]:
+        """Return rows, of moderate length where that changes nothing, and 1 / ‖φ₁(x)‖ or 0, of shape (n_rows, 1)."""
+        kernel = Normalized(self.base.kernel().resolved(X.shape[1]))
+        rows, inverse_lengths = kernel.prepared(X)
+        return rows, inverse_lengths[:, np.newaxis]
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _reach(radius: float, gamma: float) -> float:
 def _symbols(X: Rows, scale: float) -> Array:
     """Return [1, √(2γ) x]."""
     symbols = np.ones((X.shape[0], X.shape[1] + 1))
-    np.multiply(X.toarray() if is_sparse(X) else X, scale, out=symbols[:, 1:])
+    np.multiply(X.toarray() if is_sparse(X) else X, scale, out=symbols[:, 1:], dtype=np.float64)
     return symbols
 
 

@@ -28,6 +28,9 @@ from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
 
+SHIFT_ROWS = 1024
+"""Training rows in memory at once for the intercept of a kernel with an origin."""
+
 NEWTON_ADVICE = {
     Status.STALLED: (
         "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
@@ -213,6 +216,9 @@ def fitted_function(
         # The user's own array if it is in memory, else what the workers read.
         rows = data.rows if isinstance(data.rows, MemoryRows) else solution.rows
         keep = owner if rows is solution.rows and owner is not None and not data.rows.is_shared else None
+    shift = None
+    if data.kernel is not plan.problem.kernel:
+        shift = _shift(data, plan, coef, solution)
     return FittedFunction(
         kernel=data.kernel,
         n_features=data.rows.shape[1],
@@ -221,8 +227,30 @@ def fitted_function(
         dual_coef=None if coef is not None else solution.dual_coef,
         rows=None if data.kernel.is_precomputed else rows,
         intercept=solution.intercept,
+        intercept_shift=shift,
         keep_alive=keep,
     )
+
+
+def _shift(
+    data: TrainingData | LabelledData,
+    plan: Plan,
+    coef: Array | None,
+    solution: DualSolution | PrimalSolution,
+) -> Array:
+    """Value at 0 of the fitted function without its intercept, less the same of the kernel about 0; shape (t,)."""
+    nothing = np.zeros((1, data.rows.shape[1]))
+    if coef is not None:
+        assert data.feature_map is not None and plan.problem.feature_map is not None
+        features = data.feature_map.transform(nothing) - plan.problem.feature_map.transform(nothing)
+        return np.asarray(features @ coef).ravel()
+    assert isinstance(solution, DualSolution)
+    total = np.zeros(solution.dual_coef.shape[1])
+    for start in range(0, data.n, SHIFT_ROWS):
+        x, alpha = solution.rows.read(start, min(start + SHIFT_ROWS, data.n)), solution.dual_coef[start:]
+        entries = data.kernel(nothing, x) - plan.problem.kernel(nothing, x)
+        total += (entries @ alpha[: x.shape[0]])[0]
+    return total
 
 
 def primal_coefficients(data: TrainingData | LabelledData, solution: DualSolution) -> Array:

@@ -8,13 +8,19 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dkrr.features import FeatureMap, MapKernel, Nystroem, NystroemMap, whitened
+from dkrr.features import feature_map as feature_map_of
 from dkrr.features.base import Array
+from dkrr.features.descriptions import parts_of
 from dkrr.features.nystroem import entry_seconds, held_bytes
 from dkrr.fitting.workspace import Workspace
-from dkrr.kernels import Kernel
+from dkrr.kernels import Kernel, Linear, centring
 from dkrr.linalg.pivots import choose_pivots
 from dkrr.rows import MemoryRows, Rows, scan, write_rows
 from dkrr.rows.checks import check_finite
+
+ORIGIN_ROWS = 1024
+ORIGIN_BYTES = 16 * 2**20
+"""Rows, and their bytes, whose mean is the origin: any point near the rows will do, so they need not all be read."""
 
 Value = TypeVar("Value", bound=Kernel | FeatureMap)
 
@@ -39,6 +45,39 @@ def drawn(value: Value, rows: Rows) -> Value:
         If the rows hold NaN or infinity, or the kernel is not positive semidefinite on the centres.
     """
     return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
+
+
+def about_the_rows(kernel: Kernel, feature_map: FeatureMap | None, rows: Rows) -> tuple[Kernel, FeatureMap | None]:
+    """Return a kernel and its feature map with an origin near the rows, for fits with a free intercept.
+
+    The model is the same. Both are returned as they are where that brings nothing (see `kernels.centring`), and for CSR
+    rows, which it would fill.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Resolved.
+    feature_map : FeatureMap or None
+    rows : Rows
+        The training rows; some are read.
+
+    Raises
+    ------
+    InputError
+        If the rows hold NaN or infinity.
+    """
+    n, d = rows.shape
+    is_linear = any(isinstance(part, Linear) for part in parts_of(kernel))
+    if rows.is_sparse or kernel.is_precomputed or not is_linear:
+        return kernel, feature_map
+    height = max(1, min(ORIGIN_ROWS, ORIGIN_BYTES // (8 * d)))
+    # What is not in memory is read where it stands together.
+    everywhere = isinstance(rows, MemoryRows)
+    sample = rows.read(0, n)[:: -(-n // height)] if everywhere else rows.read(0, min(n, height))
+    if not np.isfinite(sample).all():
+        scan(rows, "X")  # names the first one
+    about = centring.about_the_rows(kernel, sample, n)
+    return (kernel, feature_map) if about is kernel else (about, feature_map_of(about, d))
 
 
 def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:

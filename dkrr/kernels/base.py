@@ -23,6 +23,7 @@ from dkrr.kernels.blocks import (
     as_buffer,
     as_row_pair,
     as_rows,
+    check_diagonal,
     mirror_lower,
     pieces_below,
     pieces_of,
@@ -94,21 +95,25 @@ class Kernel(ABC):
         ------
         InputError
             If shapes do not fit. `InputTypeError` if a type or dtype cannot be used.
+        NotFiniteError
+            If some k(x, x) of X alone overflows. With Y an entry that overflows is infinite or NaN.
         """
         left, right = as_row_pair(self.encode(X), None if Y is None or Y is X else self.encode(Y))
         target = as_buffer(out, (left.shape[0], right.shape[0]))
         if target.size == 0:
             return target
         kernel = self.resolved(left.shape[1])
-        fill = kernel._filler(left, right, target.dtype)
         symmetric = right is left
-        for rows, columns in strips(*target.shape, lower=symmetric):
-            fill(rows, columns, target[rows, columns])
-        if symmetric:
-            mirror_lower(target)
-            # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
-            index = np.arange(len(target))
-            target[index, index] = kernel.diagonal(left)
+        # What overflows is looked for once, on the diagonal, and not by every elementwise operation.
+        with np.errstate(over="ignore", invalid="ignore"):
+            fill = kernel._filler(left, right, target.dtype)
+            for rows, columns in strips(*target.shape, lower=symmetric):
+                fill(rows, columns, target[rows, columns])
+            if symmetric:
+                mirror_lower(target)
+                # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
+                index = np.arange(len(target))
+                target[index, index] = kernel.diagonal(left)
         return target
 
     def pieces(
@@ -138,7 +143,7 @@ class Kernel(ABC):
             return
         kernel = self.resolved(left.shape[1])
         fill, scratch = kernel._filler(left, right, np.dtype(dtype)), Scratch(dtype, PIECE_ENTRIES)
-        diagonal = kernel._diagonal(left) if symmetric else None
+        diagonal = kernel.diagonal(left) if symmetric else None
         for rows, columns in pieces_below(shape[0]) if symmetric else pieces_of(*shape):
             piece = scratch.of_shape(rows.stop - rows.start, columns.stop - columns.start)
             fill(rows, columns, piece)
@@ -182,9 +187,17 @@ class Kernel(ABC):
         Returns
         -------
         ndarray of float64, shape (n_rows,)
+
+        Raises
+        ------
+        NotFiniteError
+            If one overflows; names its row.
         """
         rows = as_rows(self.encode(X))
-        return self.resolved(rows.shape[1])._diagonal(rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.resolved(rows.shape[1])._diagonal(rows)
+        check_diagonal(values, self)
+        return values
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel with nothing left open: gamma=None becomes 1 / n_features, as in scikit-learn.
@@ -274,6 +287,11 @@ class Kernel(ABC):
     def has_unit_diagonal(self) -> bool:
         """Whether k(x, x) = 1 for every x (zero rows of a cosine apart), so that λ alone says how much it counts."""
         return self.tag in _UNIT_DIAGONAL
+
+    @property
+    def row_degree(self) -> float | None:
+        """Power p with k(c x, z) = cᵖ k(x, z) for every c > 0; None if there is none."""
+        return None
 
     @property
     def is_precomputed(self) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr import blas
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, NotFiniteError
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Sparse: TypeAlias = Any  # a canonical scipy.sparse.csr_array of float64 or float32
@@ -241,16 +241,63 @@ def check_symmetric(K: FloatArray, subject: str) -> None:
 
 
 def squared_norms(X: Rows) -> npt.NDArray[np.float64]:
-    """Return ‖x‖² of each row, (n_rows,), summed in float64."""
+    """Return ‖x‖² of each row, (n_rows,), summed in float64; ∞ where it overflows."""
+    with np.errstate(over="ignore", under="ignore"):
+        return _squared_norms(X)
+
+
+def _squared_norms(X: Rows) -> npt.NDArray[np.float64]:
     if is_sparse(X):
-        sums: npt.NDArray[np.float64] = X.multiply(X).sum(axis=1, dtype=np.float64)
+        # float32 squares would be rounded, or overflow, before they are summed.
+        squared = sp.csr_array((np.square(X.data, dtype=np.float64), X.indices, X.indptr), shape=X.shape)
+        sums: npt.NDArray[np.float64] = squared.sum(axis=1)
         return sums
     squares: npt.NDArray[np.float64] = np.einsum("ij,ij->i", X, X, dtype=np.float64)
     return squares
 
 
+def times_powers_of_two(X: Rows, exponents: Any) -> Rows:
+    """Return rows times 2ᵏ in float64, k one number or one for each row; no digit changes within float64's range."""
+    if not is_sparse(X):
+        each = exponents if np.ndim(exponents) == 0 else np.asarray(exponents)[:, np.newaxis]
+        return np.ldexp(np.asarray(X, np.float64), each)
+    each = exponents if np.ndim(exponents) == 0 else np.repeat(exponents, np.diff(X.indptr))
+    return sp.csr_array((np.ldexp(X.data.astype(np.float64, copy=False), each), X.indices, X.indptr), shape=X.shape)
+
+
+def moderate_rows(X: Rows) -> Rows:
+    """Return rows times powers of two, one for each row, so that the largest |x| of a row is from 1/2 to 1.
+
+    No digit changes, and ‖x‖² neither overflows nor underflows. A row of zeros stays.
+    """
+    sizes: Any = abs(X).max(axis=1)
+    largest = np.asarray(sizes.toarray() if sp.issparse(sizes) else sizes, np.float64).ravel()
+    return times_powers_of_two(X, -np.frexp(largest)[1])
+
+
+def are_moderate(squares: npt.NDArray[np.float64], dtype: npt.DTypeLike = np.float64) -> bool:
+    """Whether squares, such as ‖x‖², are far from the ends of a range; 0, ∞ and NaN are not."""
+    most = 1e200 if np.dtype(dtype) == np.float64 else 1e20
+    return bool(((squares > 1 / most) & (squares < most)).all())
+
+
+def check_diagonal(values: npt.NDArray[np.float64], subject: object) -> None:
+    """Raise NotFiniteError unless all k(x, x) are finite; all k(x, z) are then too, if k is positive semidefinite."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise NotFiniteError(
+            f"k(x, x) is {values[bad[0]]} under {subject!r}: it leaves the range of float64 (1e308) for {len(bad)} of "
+            f"{len(values)} rows of a block; expected finite entries: rescale the columns of X, or use a kernel that "
+            "does not grow (Cosine, Normalized, RBF)",
+            int(bad[0]),
+        )
+
+
 def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
-    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone."""
+    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
+
+    The arithmetic is in `dtype`, or better, whatever the rows are stored in; CSR rows are converted strip by strip.
+    """
     if not is_sparse(X):
         left, right = np.ascontiguousarray(X, dtype), np.ascontiguousarray(Y, dtype)
 
@@ -261,11 +308,12 @@ def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
 
     # SciPy multiplies CSR by CSR; the transposed panel would otherwise be converted again for every strip.
     panels: dict[int, tuple[slice, Any]] = {}
+    left_dtype, right_dtype = np.promote_types(X.dtype, dtype), np.promote_types(Y.dtype, dtype)
 
     def multiply_sparse(rows: slice, columns: slice, out: FloatArray) -> None:
         known = panels.get(columns.start)
         if known is None or known[0] != columns:
-            known = panels[columns.start] = columns, Y[columns].T.tocsr()
-        out[...] = (X[rows] @ known[1]).toarray()
+            known = panels[columns.start] = columns, Y[columns].astype(right_dtype, copy=False).T.tocsr()
+        out[...] = (X[rows].astype(left_dtype, copy=False) @ known[1]).toarray()
 
     return multiply_sparse

@@ -144,6 +144,11 @@ class Columns(Kernel):
         """See base class."""
         return self.base.has_unit_diagonal
 
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return self.base.row_degree
+
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         left = self._cut(X)
         return self.base._filler(left, left if Y is X else self._cut(Y), dtype)

@@ -9,7 +9,17 @@ import numpy.typing as npt
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import columns as parts
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Fill, FloatArray, Rows, Scratch, positive
+from dkrr.kernels.blocks import (
+    STRIP_ENTRIES,
+    Fill,
+    FloatArray,
+    Rows,
+    Scratch,
+    are_moderate,
+    check_diagonal,
+    moderate_rows,
+    positive,
+)
 from dkrr.kernels.costs import PASS_SECONDS
 
 
@@ -83,6 +93,11 @@ class Sum(_Pair):
     tag: ClassVar[str] = "sum"
     _combine: ClassVar[np.ufunc] = np.add
 
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return self.left.row_degree if self.left.row_degree == self.right.row_degree else None
+
 
 @dataclass(frozen=True)
 class Product(_Pair):
@@ -96,6 +111,12 @@ class Product(_Pair):
 
     tag: ClassVar[str] = "product"
     _combine: ClassVar[np.ufunc] = np.multiply
+
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        first, second = self.left.row_degree, self.right.row_degree
+        return None if first is None or second is None else first + second
 
 
 @dataclass(frozen=True)
@@ -131,6 +152,11 @@ class Scaled(Kernel):
         """Return the kernel with its part resolved."""
         base = self.base.resolved(n_features)
         return self if base is self.base else Scaled(base, self.scale)
+
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return self.base.row_degree
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: that of the part and one pass."""
@@ -199,6 +225,11 @@ class Normalized(Kernel):
         base = self.base.resolved(n_features)
         return self if base is self.base else Normalized(base)
 
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return None if self.base.row_degree is None else 0
+
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: that of the part and two passes."""
         return self.base.entry_cost(n_features) + EntryCost(0.0, 2 * PASS_SECONDS)
@@ -212,9 +243,10 @@ class Normalized(Kernel):
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         # Lengths first: what they need in memory is free again when the part's filler is made.
-        left = self._inverse_lengths(X).astype(dtype, copy=False)
-        right = left if Y is X else self._inverse_lengths(Y).astype(dtype, copy=False)
-        base = self.base._filler(X, Y, dtype)
+        rows, lengths = self.prepared(X, dtype)
+        others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
+        left, right = lengths.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
+        base = self.base._filler(rows, others, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             base(rows, columns, out)
@@ -224,14 +256,34 @@ class Normalized(Kernel):
         return fill
 
     def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
-        return (self._inverse_lengths(X) > 0).astype(np.float64)
+        return (self.prepared(X)[1] > 0).astype(np.float64)
 
-    def _inverse_lengths(self, X: Rows) -> npt.NDArray[np.float64]:
-        return inverse_roots(self.base._diagonal(X), self.base)
+    def prepared(self, X: Rows, dtype: npt.DTypeLike = np.float64) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Return rows of which the part neither overflows nor underflows, where it allows, and 1 / √k₁(x, x), or 0.
+
+        Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+        dtype : dtype
+            float64 or float32: what the part is computed in.
+
+        Raises
+        ------
+        NotFiniteError
+            If k₁(x, x) overflows all the same.
+        """
+        diagonal = self.base._diagonal(X)
+        if self.base.row_degree is not None and not are_moderate(diagonal, dtype):
+            X = moderate_rows(X)
+            diagonal = self.base._diagonal(X)
+        return X, _inverse_roots(diagonal, self.base)
 
 
-def inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Turn k(x, x) into 1 / √k(x, x), 0 where it is 0, in place; InputError where it is negative."""
+def _inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDArray[np.float64]:
+    """Turn k(x, x) into 1 / √k(x, x), 0 where it is 0, in place; an error where it is negative or infinite."""
+    check_diagonal(diagonal, kernel)
     if diagonal.min(initial=0.0) < 0:
         raise InputError(
             f"k(x, x) = {diagonal.min():.3g} for a row under {kernel!r}; expected at least 0: a kernel that is not "

@@ -129,8 +129,10 @@ class CallableKernel(Kernel):
         """Return function(X, Y), checked."""
         expected = X.shape[0], Y.shape[0]
         takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
-        left: Any = decode_objects(X) if takes_objects else X
-        right: Any = left if Y is X else decode_objects(Y) if takes_objects else Y
+        # A function of float32 rows would compute in float32.
+        given: Callable[[Rows], Any] = decode_objects if takes_objects else lambda rows: rows.astype(float, copy=False)
+        left: Any = given(X)
+        right: Any = left if Y is X else given(Y)
         try:
             result = self.function(left, right)
         except (DkrrError, MemoryError):

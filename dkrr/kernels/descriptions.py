@@ -8,6 +8,7 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
+from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
@@ -22,7 +23,7 @@ _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
     for kernel in (
         Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
-        TaylorRBF, Normalized,
+        TaylorRBF, Normalized, CentredLinear,
         Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk,
     )
 }  # fmt: skip

@@ -14,9 +14,11 @@ from dkrr.kernels.blocks import (
     FloatArray,
     Rows,
     Scratch,
+    are_moderate,
     dot_products,
     finite,
     is_sparse,
+    moderate_rows,
     positive,
     squared_norms,
 )
@@ -36,6 +38,11 @@ class Linear(Kernel):
     """
 
     tag: ClassVar[str] = "linear"
+
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return 1
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product."""
@@ -84,6 +91,11 @@ class Polynomial(Kernel):
         if self.gamma is not None:
             object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
         object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
+
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return self.degree if self.coef0 == 0 else None
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product and the power, whole powers by repeated squaring."""
@@ -183,6 +195,11 @@ class Cosine(Kernel):
     tag: ClassVar[str] = "cosine"
     _row_copies: ClassVar[int] = 2
 
+    @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return 0
+
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product of rows scaled beforehand."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS)
@@ -192,17 +209,26 @@ class Cosine(Kernel):
         return dot_products(left, left if Y is X else unit_rows(Y), dtype)
 
     def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
-        return (squared_norms(X) > 0).astype(np.float64)
+        return (_with_lengths(X)[1] > 0).astype(np.float64)
 
 
 def unit_rows(X: Rows) -> Rows:
     """Return rows divided by their Euclidean length; a row of zeros stays."""
-    norms = np.sqrt(squared_norms(X))
+    X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
     if is_sparse(X):
         diagonal: Any = sp.diags_array(scale)
         return sp.csr_array(diagonal @ X)
     return X * scale[:, np.newaxis]
+
+
+def _with_lengths(X: Rows) -> tuple[Rows, npt.NDArray[np.float64]]:
+    """Return rows, times powers of two where squares would leave the range of float64, and their lengths."""
+    squares = squared_norms(X)
+    if not are_moderate(squares):
+        X = moderate_rows(X)
+        squares = squared_norms(X)
+    return X, np.sqrt(squares)
 
 
 def _known(gamma: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import frexp, ldexp
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,16 +23,21 @@ from dkrr.kernels.blocks import (
     is_sparse,
     positive,
     squared_norms,
+    times_powers_of_two,
 )
 from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is computed again from x − z, unless
-# the exponent is so low that the kernel is zero to the same accuracy.
+# the exponent is so low, that error allowed for, that the kernel is zero to the same accuracy.
 REFINE_EXPONENT = {np.dtype(np.float64): 1e4, np.dtype(np.float32): 1e3}
 ZERO_EXPONENT = -40.0
 # Matérn: the square root amplifies the error near zero, so below this ‖x − z‖² / (‖x‖² + ‖z‖²) it is too.
 REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
+# Beyond this |s|(‖x‖² + ‖z‖²) the augmented product may overflow: nothing of it is used.
+LARGEST_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
+# Within 2^±200 an s changes no distance that counts where ‖x‖² leaves the range of float64; beyond, rows take it up.
+MOST_EXPONENT = 200
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
 GATHER_ENTRIES = 8
 
@@ -77,12 +83,12 @@ class RBF(Kernel):
         sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            exponent.fill(rows, columns, out)
-            if exponent.largest(rows, columns) > limit:
+            if exponent.fill(rows, columns, out) and exponent.largest(rows, columns) > limit:
                 for where, part in _parts(rows, out):
-                    i, j = _where(part > ZERO_EXPONENT)
-                    far = exponent.sizes(where, columns, i, j) > limit
-                    exponent.refine(where, columns, part, i[far], j[far])
+                    i, j = _where(part > ZERO_EXPONENT - exponent.error * exponent.largest(where, columns))
+                    sizes = exponent.sizes(where, columns, i, j)
+                    unsure = (sizes > limit) & (part[i, j] > ZERO_EXPONENT - exponent.error * sizes)
+                    exponent.refine(where, columns, part, i[unsure], j[unsure])
             # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
             # a number takes five times as long as this, and half as long as exp.)
             bits = out.view(f"i{out.itemsize}")
@@ -146,11 +152,13 @@ class Matern(Kernel):
         scratch, near = Scratch(dtype), REFINE_DISTANCE[dtype]
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            squares.fill(rows, columns, out)
-            for where, part in _parts(rows, out):
-                i, j = _where(part < near * squares.largest(where, columns))
-                close = part[i, j] < near * squares.sizes(where, columns, i, j)
-                squares.refine(where, columns, part, i[close], j[close])
+            if squares.fill(rows, columns, out):
+                for where, part in _parts(rows, out):
+                    i, j = _where(part < near * squares.largest(where, columns))
+                    close = part[i, j] < near * squares.sizes(where, columns, i, j)
+                    squares.refine(where, columns, part, i[close], j[close])
+            else:
+                np.minimum(out, squares.most, out=out)  # ∞ times exp(−∞) is not 0
             np.abs(out, out=out)
             self._decay(out, scratch)
 
@@ -196,32 +204,50 @@ class ScaledSquaredDistances:
     """
 
     def __init__(self, X: Rows, Y: Rows, scale: float, dtype: np.dtype[Any]) -> None:
+        X, Y, scale = _with_moderate_scale(X, Y, scale)
         self._X, self._Y, self._scale = X, Y, scale
         self._dots: Fill | None = None
-        if is_sparse(X):
-            self._dots = dot_products(X, Y, dtype)
-            self._x_size, self._z_size = abs(scale) * squared_norms(X), abs(scale) * squared_norms(Y)
-            return
-        d = X.shape[1]
-        mean = Y.mean(axis=0, dtype=np.float64)
-        self._left, self._x_size = _augmented(X, mean, scale, dtype)
-        self._left[:, :d] *= -2.0 * scale
-        self._left[:, d + 1] = 1.0
-        right, self._z_size = _augmented(Y, mean, scale, dtype)
-        right[:, d + 1] = right[:, d]
-        right[:, d] = 1.0
-        self._right = right
+        self.most = LARGEST_SIZE[dtype]
+        self.error = 4.0 * (X.shape[1] + 2) * float(np.finfo(dtype).eps)
+        """Bound of the error of an entry that `fill` writes, over its size."""
+        # Sizes that overflow are infinite or NaN; `fill` looks.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if is_sparse(X):
+                self._dots = dot_products(X, Y, dtype)
+                self._x_size, self._z_size = abs(scale) * squared_norms(X), abs(scale) * squared_norms(Y)
+                return
+            d = X.shape[1]
+            mean = Y.mean(axis=0, dtype=np.float64)
+            self._left, self._x_size = _augmented(X, mean, scale, dtype)
+            self._left[:, :d] *= -2.0 * scale
+            self._left[:, d + 1] = 1.0
+            right, self._z_size = _augmented(Y, mean, scale, dtype)
+            right[:, d + 1] = right[:, d]
+            right[:, d] = 1.0
+            self._right = right
 
-    def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
-        """Write s ‖x − z‖²; rounding may leave the wrong sign near zero."""
+    def fill(self, rows: slice, columns: slice, out: FloatArray) -> bool:
+        """Write s ‖x − z‖²; rounding may leave the wrong sign near zero.
+
+        Returns
+        -------
+        bool
+            Whether the entries are products, wrong by up to `error` times their size. False: rows are so long that
+            those might overflow, and all entries are from differences.
+        """
+        if not self.largest(rows, columns) <= self.most:
+            for where, part in _parts(rows, out):
+                self.refine(where, columns, part, *_where(np.ones(part.shape, dtype=bool)))
+            return False
         if self._dots is None:
             blas.gemm(out, self._left[rows], self._right[columns], transpose_b=True)
-            return
+            return True
         sign = 1.0 if self._scale > 0 else -1.0
         self._dots(rows, columns, out)
         out *= -2.0 * self._scale
         out += sign * self._x_size[rows, np.newaxis]
         out += sign * self._z_size[columns]
+        return True
 
     def largest(self, rows: slice, columns: slice) -> float:
         """Return an upper bound of `sizes` in the strip."""
@@ -241,8 +267,11 @@ class ScaledSquaredDistances:
         i: npt.NDArray[np.intp],
         j: npt.NDArray[np.intp],
     ) -> None:
-        """Compute single entries of a strip again, from differences of the rows as given."""
-        X, Y = self._X[rows], self._Y[columns]
+        """Compute single entries of a strip again, from differences of the rows as given; ∞ where they overflow."""
+        with np.errstate(over="ignore"):
+            self._refine(self._X[rows], self._Y[columns], out, i, j)
+
+    def _refine(self, X: Rows, Y: Rows, out: FloatArray, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> None:
         if not is_sparse(X) and len(i) * GATHER_ENTRIES > out.size:
             np.multiply(cdist(X, Y, "sqeuclidean"), self._scale, out=out, casting="same_kind")
             return
@@ -250,8 +279,25 @@ class ScaledSquaredDistances:
         for start in range(0, len(i), chunk):
             some, others = i[start : start + chunk], j[start : start + chunk]
             pairs = X[some], Y[others]
-            differences = pairs[0] - pairs[1] if is_sparse(X) else np.subtract(*pairs, dtype=np.float64)
+            if is_sparse(X):
+                differences = pairs[0].astype(np.float64, copy=False) - pairs[1].astype(np.float64, copy=False)
+            else:
+                differences = np.subtract(*pairs, dtype=np.float64)
             out[some, others] = self._scale * squared_norms(differences)
+
+
+def _with_moderate_scale(X: Rows, Y: Rows, scale: float) -> tuple[Rows, Rows, float]:
+    """Return rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
+    exponent = frexp(scale)[1]
+    if abs(exponent) <= MOST_EXPONENT:
+        return X, Y, scale
+    # Rows that are not small need no larger numbers, and might overflow.
+    largest = max(float(abs(rows).max()) if min(rows.shape) else 0.0 for rows in (X, Y))
+    half = min(exponent // 2, MOST_EXPONENT - frexp(largest)[1])
+    if exponent > 0 and half <= 0:
+        return X, Y, scale
+    left = times_powers_of_two(X, half)
+    return left, left if Y is X else times_powers_of_two(Y, half), ldexp(scale, -2 * half)
 
 
 def _parts(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:

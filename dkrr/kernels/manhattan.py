@@ -56,7 +56,8 @@ class Laplacian(Kernel):
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             strip = scratch.like(out)
             distances(rows, columns, strip)
-            np.multiply(strip, scale, out=out, casting="same_kind")
+            with np.errstate(over="ignore"):  # −∞ gives 0
+                np.multiply(strip, scale, out=out, casting="same_kind")
             np.exp(out, out=out)
 
         return fill
@@ -137,8 +138,9 @@ class AdditiveChi2(Kernel):
                 # 0 / 0 counts as 0: such a term has a numerator of 0, whatever it is divided by.
                 np.copyto(sums, 1.0, where=sums == 0)
                 np.subtract.outer(x, z, out=squares)
-                np.multiply(squares, squares, out=squares)
-                squares /= sums
+                # |x − z| ≤ x + z: the quotient first, since a square may leave the range of float64.
+                np.divide(squares, sums, out=sums)
+                squares *= sums
                 out -= squares
 
         return fill

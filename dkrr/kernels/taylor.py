@@ -77,6 +77,8 @@ class TaylorRBF(Kernel):
         multiply, scratch, sums = dot_products(X, Y, np.float64), Scratch(), Scratch()
         left = self.gamma * squared_norms(X)
         right = left if Y is X else self.gamma * squared_norms(Y)
+        # exp(−γ‖x‖²) is 0 there, whatever xᵀz comes to.
+        is_undefined = not np.isfinite(left.max(initial=0.0) + right.max(initial=0.0))
         may_be_large = 2 * np.sqrt(left.max(initial=0.0) * right.max(initial=0.0)) > LARGEST_DOT
         left, right = np.exp(-left), np.exp(-right)
         unit, series = self._series()
@@ -85,6 +87,8 @@ class TaylorRBF(Kernel):
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             s, total = scratch.like(out), out if dtype == np.float64 else sums.like(out)
             multiply(rows, columns, s)
+            if is_undefined:
+                np.nan_to_num(s, copy=False)
             s *= scale
             if may_be_large:
                 np.clip(s, -LARGEST_DOT / unit, LARGEST_DOT / unit, out=s)

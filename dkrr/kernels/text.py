@@ -226,6 +226,11 @@ class BagOfWords(Kernel):
         return self.cosine
 
     @property
+    def row_degree(self) -> float | None:
+        """See base class."""
+        return self._of_rows.row_degree
+
+    @property
     def _of_rows(self) -> Kernel:
         """The kernel of encoded rows."""
         return Cosine() if self.cosine else Linear()

@@ -25,7 +25,7 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.cost import Cost
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
 from dkrr.linalg.sources import TileSource, clear_upper, read_range
 from dkrr.runtime.task import Meter, Task
@@ -271,9 +271,30 @@ def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array) -> 
     with meter.time("potrf"):
         failed = blas.cholesky_in_place(tile)
         if failed:
+            if tile.dtype == np.float64:  # float32 has a small range, and float64 follows
+                check_pivots(tile.diagonal(), grid.rows(j).start)
             row = grid.rows(j).start + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
         clear_upper(tile)
+
+
+def check_pivots(diagonal: blas.Array, first: int = 0) -> None:
+    """Raise NotFiniteError if a diagonal entry is infinite or NaN: then the matrix is not indefinite but overflows.
+
+    Parameters
+    ----------
+    diagonal : ndarray of shape (n,)
+    first : int
+        Number of its first row.
+    """
+    bad = np.flatnonzero(~np.isfinite(diagonal))
+    if len(bad):
+        raise NotFiniteError(
+            f"a diagonal entry of the linear system (its rows are features in the primal form) is {diagonal[bad[0]]}: "
+            "k(x, z), or a product of features, leaves the range of float64 (1e308); expected finite entries: rescale "
+            "the columns of X",
+            first + int(bad[0]),
+        )
 
 
 def _divide_by_diagonal(

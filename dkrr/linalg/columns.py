@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
+from dkrr.linalg.sources import located
 from dkrr.rows import Rows
 from dkrr.rows.sources import Block, dense
 
@@ -53,7 +54,8 @@ class GramColumns(ColumnSource):
 
     def diagonal(self, rows: slice) -> Array:
         """See base class."""
-        return self.kernel.diagonal(self.rows.read(rows.start, rows.stop))
+        with located(rows, rows):
+            return self.kernel.diagonal(self.rows.read(rows.start, rows.stop))
 
     def take(self, index: NDArray[np.intp]) -> Block:
         """Rows of X."""

@@ -14,6 +14,7 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
+from dkrr.linalg.cholesky import check_pivots
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.rows import Rows
@@ -73,6 +74,7 @@ class DenseSystem:
         if not self._is_fresh:
             mirror_upper(self.matrix)
         self._is_fresh = False
+        check_pivots(self._diagonal)
         a = self.matrix
         a[np.diag_indices_from(a)] = self.diagonal + shift
         factor_in_place(a)
@@ -134,10 +136,11 @@ def factor_in_place(a: NDArray[np.float64]) -> None:
     Raises
     ------
     NotPositiveDefiniteError
-        If a pivot is not positive.
+        If a pivot is not positive. `NotFiniteError` if it is infinite or NaN.
     """
     failed = blas.cholesky_in_place(a)
     if failed:
+        check_pivots(a.diagonal())
         raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
-from dkrr.errors import KernelFunctionError
+from dkrr.errors import KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
@@ -210,9 +210,11 @@ def _shifted(rows: slice, by: int) -> slice:
 
 @contextmanager
 def located(rows: slice, columns: slice) -> Iterator[None]:
-    """Say in an error of the user's kernel function which rows it had."""
+    """Say in an error of the user's kernel function which rows it had, and number a row as in the whole matrix."""
     try:
         yield
+    except NotFiniteError as error:
+        raise NotFiniteError(error.message, None if error.row is None else rows.start + error.row) from None
     except KernelFunctionError as error:
         raise KernelFunctionError(
             f"{error} (in the block of rows {rows.start} to {rows.stop - 1} and {columns.start} to {columns.stop - 1})"

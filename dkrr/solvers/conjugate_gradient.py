@@ -24,7 +24,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.operator import Operator, Precision, column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
@@ -251,6 +251,7 @@ class Iteration:
             self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
             if (self._w_a_w > 0).all():
                 return
+        _check_product(self._w_a_w)
         raise NotPositiveDefiniteError(
             "the matrix is not positive definite: the constant is a direction of negative curvature", -1
         )
@@ -371,6 +372,8 @@ class Iteration:
             q = self._multiply(direction, columns, state.precision)
             curvature = (direction * q).sum(axis=0)
             if not (curvature > 0).all():
+                if state.precision == "float64":
+                    _check_product(curvature)
                 return "curvature"
             step = cycle.product[open_] / curvature
             self._trace(cycle, columns, step, cycle.product[open_])
@@ -471,6 +474,15 @@ def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
         return nan, nan
     values = scipy.linalg.eigvalsh_tridiagonal(diagonal, np.sqrt(beta) / steps[:-1])
     return max(float(values[0]), 0.0), float(values[-1])
+
+
+def _check_product(curvature: Array) -> None:
+    """Raise NotFiniteError if pᵀAp is infinite or NaN, which is no direction of negative curvature."""
+    if not np.isfinite(curvature).all():
+        raise NotFiniteError(
+            "a product with the matrix is not finite: its entries, or sums of them, leave the range of float64 "
+            "(1e308); expected finite numbers: rescale the columns of X, or the targets"
+        )
 
 
 def cycles_in_low_precision(tol: float) -> int:
