@@ -12,6 +12,7 @@ a dtype.
 """
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -88,13 +89,21 @@ class _OneThread:
         self._lock, self._blocks = Lock(), 0
         self._libraries: list[Any] = []
         self._before: list[int] = []
+        self._of_parent: list[int] = []
+        """What a fork must lift: the limit that a thread of its parent had set."""
+
+    def forget_threads(self) -> None:
+        """Called in a fork, which has none of the threads that are in blocks, and one of which may hold the lock."""
+        self._of_parent = self._before if self._blocks else []
+        self._lock, self._blocks = Lock(), 0
 
     def enter(self) -> None:
         with self._lock:
             if not self._libraries:
                 self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
             if self._blocks == 0:
-                self._before = [library.num_threads for library in self._libraries]
+                self._before = self._of_parent or [library.num_threads for library in self._libraries]
+                self._of_parent = []
                 for library in self._libraries:
                     _set_threads(library, 1)
             self._blocks += 1
@@ -114,6 +123,16 @@ def _set_threads(library: Any, n_threads: int) -> None:
 
 
 _one_thread = _OneThread()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_thread.forget_threads)
+
+
+def n_threads() -> int:
+    """Threads that BLAS uses in this process."""
+    return max(
+        (library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"),
+        default=1,
+    )
 
 
 @contextmanager

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from dkrr.config import setting
+from dkrr.errors import InputError, MemoryLimitError
+from dkrr.machine import record_baseline
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime.local_workers import local_client
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
+from dkrr.units import format_bytes
 
 
 class TemporaryFolder:
@@ -206,13 +210,54 @@ def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
     if plan.execution != "dask":
         yield SerialExecutor(), None
         return
-    client = dask_executor().ambient_client()
-    if plan.resources.cluster_is_running and client is not None:
+    if plan.resources.cluster_is_running:
+        client = dask_executor().ambient_client()
+        if client is None:
+            raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)
-        yield dask_executor().DaskExecutor(client), client
+        yield _checked_workers(plan, client, store), client
         return
     with (
         tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
-        dask_executor().local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
+        local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
     ):
-        yield dask_executor().DaskExecutor(client), client
+        yield _checked_workers(plan, client, store), client
+
+
+def _checked_workers(plan: Plan, client: Any, store: RunStore) -> Executor:
+    """Executor on workers that hold no more before their first task than there is room for beside the plan.
+
+    Raises
+    ------
+    MemoryLimitError
+        Before work starts, with what they hold.
+    """
+    held = dask_executor().held_when_ready(client, plan.problem.kernel, [store.url])
+    resources, chosen = plan.resources, plan.chosen
+    planned = resources.worker_baseline_bytes
+    usable = int(chosen.limit_bytes * resources.usable_fraction)
+    if not resources.cluster_is_running and held.environment > planned:
+        record_baseline(held.environment)
+    needed = chosen.peak_bytes - planned + max(held.ready, planned)
+    if needed > usable:
+        limit = int(needed / resources.usable_fraction) + 1
+        each = format_bytes(1.005 * limit)
+        raise MemoryLimitError(
+            f"a worker holds {format_bytes(held.ready)} before its first task, with the libraries that are installed "
+            f"here and those of the kernel and the store; the plan allowed for {format_bytes(planned)}, and needs "
+            f"{format_bytes(chosen.peak_bytes - planned)} besides, of a limit of {format_bytes(chosen.limit_bytes)} a "
+            f"worker. "
+            + (
+                f"Start workers with a memory limit of at least {each} each, with --preload dkrr.preload"
+                if resources.cluster_is_running
+                else f"Give memory_limit={format_bytes(1.005 * limit * chosen.n_workers)!r} or more for "
+                f"{chosen.n_workers} workers, or try again: what the libraries take is noted, and planned with"
+            )
+            + ". Nothing was computed"
+        )
+    memory = (
+        f"{format_bytes(held.ready)} held before the first task, {format_bytes(chosen.peak_bytes - planned)} planned "
+        f"for the tasks, limit {format_bytes(chosen.limit_bytes)}"
+    )
+    executor: Executor = dask_executor().DaskExecutor(client, memory)
+    return executor

@@ -1,5 +1,6 @@
 """Reading the next strip, and writing the last one, while the current one is being multiplied."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,11 @@ def writer() -> ThreadPoolExecutor:
 @cache
 def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=8, thread_name_prefix="dkrr-read")
+
+
+if hasattr(os, "register_at_fork"):  # a fork has the pools of its parent, and none of their threads
+    os.register_at_fork(after_in_child=writer.cache_clear)
+    os.register_at_fork(after_in_child=_readers.cache_clear)
 
 
 T = TypeVar("T")

@@ -7,16 +7,20 @@ from typing import Any
 
 import psutil
 
+from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
+from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
+from dkrr.runtime.process import Confinement, confinement
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
 
 WORKER_BASELINE_BYTES = 160 * 2**20
 """Resident memory of a worker process with NumPy, SciPy, Zarr and dkrr imported, before its first task (measured:
-about 130 MiB, with libraries of the versions of 2026)."""
+about 110 MiB, and 50 more with an S3 store, with libraries of the versions of 2026). Workers are asked when they
+start."""
 
 LOCAL_FRACTION = 0.92
 """Part of a worker's limit that a plan may use where dkrr starts the workers: nothing else lives in them, and they
@@ -63,15 +67,39 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
+    confined = confinement()
+    if confined is not None:
+        return _confined(confined, common)
     n_workers = local_workers(workers)
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
         worker_limit_bytes=workers_limit // n_workers,
-        worker_baseline_bytes=WORKER_BASELINE_BYTES,
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
         usable_fraction=LOCAL_FRACTION,
         rates=rates_of(machine_fingerprint()),
         **common,
+    )
+
+
+def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
+    """Resources of a process that does all the work itself, beside other tasks of the same process."""
+    shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
+    # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
+    threads = max(1, min(common["local_threads"], blas.n_threads()) // shared)
+    if confined.memory_limit is not None:
+        limit = min(limit, held + max(0, int(CLUSTER_FRACTION * confined.memory_limit) - held) // shared)
+    elif not common["limit_is_given"]:
+        limit = held + max(0, limit - held) // shared
+    return Resources(
+        n_workers=1,
+        worker_threads=1,
+        worker_limit_bytes=limit,
+        worker_baseline_bytes=WORKER_BASELINE_BYTES,
+        usable_fraction=LOCAL_FRACTION,
+        confined=confined.reason,
+        rates=rates_of(machine_fingerprint()),
+        **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )
 
 

@@ -87,10 +87,11 @@ def cpu_model() -> str:
 def profile_path(fingerprint: Fingerprint) -> Path:
     """File in which the profile of a machine or cluster is kept."""
     digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
-    return _folder() / f"{digest}.json"
+    return profile_folder() / f"{digest}.json"
 
 
-def _folder() -> Path:
+def profile_folder() -> Path:
+    """Folder of what is measured here."""
     configured = setting("profile-directory")
     if configured is not None:
         return Path(configured).expanduser()

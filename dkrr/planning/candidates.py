@@ -160,12 +160,12 @@ def tiled(problem: Problem, resources: Resources, form: Form) -> list[Candidate]
 def tile_choices(problem: Problem, resources: Resources, n: int) -> list[tuple[Resources, Place, TileGrid, int]]:
     """Places, with the rates there, times tile sizes times segments, for a matrix of n rows."""
     p, r = problem, resources
-    places = [r.on_workers()]
-    if not r.cluster_is_running:
+    places = [] if r.confined else [r.on_workers()]
+    if not r.cluster_is_running and not r.confined:
         places += [r.on_workers(w) for w in range(r.n_workers - 1, 0, -1)]
     # One task at a time, with all of BLAS's threads.
     serial = replace(r, rates=r.rates.faster(1.0 + THREAD_SHARE * (r.local_threads - 1)))
-    if p.wants_tiles and not r.cluster_is_running:
+    if r.confined or (p.wants_tiles and not r.cluster_is_running):
         here = r.in_caller("serial", 1)
         buffers = r.local_threads * THREAD_BUFFER_BYTES
         places.append(replace(here, baseline_bytes=here.baseline_bytes + buffers))

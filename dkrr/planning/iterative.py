@@ -164,7 +164,8 @@ def caller_and_workers(problem: Problem, r: Resources) -> list[Place]:
         return [r.on_workers()]
     here = r.in_caller("serial" if problem.wants_tiles else "memory", r.local_threads)
     buffers = r.local_threads * THREAD_BUFFER_BYTES
-    return [replace(here, baseline_bytes=here.baseline_bytes + buffers), r.on_workers()]
+    caller = replace(here, baseline_bytes=here.baseline_bytes + buffers)
+    return [caller] if r.confined else [caller, r.on_workers()]
 
 
 def _precisions(settings: ConjugateGradient) -> tuple[Precision, ...]:

@@ -243,6 +243,9 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
     if resources.cluster_is_running:
         allowed = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
         remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
+    elif resources.confined:
+        allowed = f"{format_bytes(resources.local_limit_bytes)} are allowed; the work must be done {resources.confined}"
+        remedy = f"The smallest limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
     else:
         total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
         given = "memory_limit" if resources.limit_is_given else "the memory of this machine"
@@ -306,6 +309,8 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         time = best[other]
         against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
         reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
+    if resources.confined:
+        reasons.append(resources.confined)
     if chosen.solver == "cg":
         return reasons + _iterative_reasons(problem, chosen, candidates)
     reasons += _place_reasons(problem, chosen, candidates)

@@ -174,6 +174,8 @@ class Resources:
     """Free space where the store is; None: not known."""
     enforce_disk: bool = True
     """False for a plan without data: it is priced even where the disk is too small, and says so."""
+    confined: str = ""
+    """Why all the work must be done in the calling process; empty: it may be done on workers."""
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()

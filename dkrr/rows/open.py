@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.rows.sources import DaskRows, MemoryRows, Rows, ZarrRows
-from dkrr.tiles.arrays import array_url, is_zarr_array, open_array
+from dkrr.tiles.arrays import array_url, is_dask_array, is_zarr_array, open_array
 
 
 def open_path(path: str, name: str = "X") -> Any:
@@ -67,7 +66,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         X = open_path(str(X), name)
     if isinstance(X, Rows):
         return X
-    if not (sp.issparse(X) or isinstance(X, da.Array) or is_zarr_array(X)):
+    if not (sp.issparse(X) or is_dask_array(X) or is_zarr_array(X)):
         X = _asarray(X, name)
     _check_dtype(X.dtype, name)
     if X.ndim not in (1, 2):
@@ -79,7 +78,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         )
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
-    if isinstance(X, da.Array):
+    if is_dask_array(X):
         return DaskRows(X)
     if is_zarr_array(X):
         url = array_url(X)
@@ -145,4 +144,4 @@ def _opened(y: Any, name: str) -> Any:
 
 
 def _loaded(y: Any) -> Any:
-    return y.compute() if isinstance(y, da.Array) else y[...] if is_zarr_array(y) else y
+    return y.compute() if is_dask_array(y) else y[...] if is_zarr_array(y) else y

@@ -1,4 +1,4 @@
-"""The executor on a Dask cluster, and the cluster that dkrr starts when there is none.
+"""The executor on a Dask cluster.
 
 The driver keeps a moving window of tasks on the scheduler instead of handing it the whole graph: the scheduler
 stays fast, priorities stay ours, and a finished task's future is released at once. (A future that is held after its
@@ -7,28 +7,29 @@ tile was written would make Dask run it again when its worker dies.)
 
 import asyncio
 import importlib
-import multiprocessing.spawn
 import os
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
-from distributed import Client, LocalCluster, as_completed
+import psutil
+from distributed import Client, as_completed
 from distributed.client import FutureCancelledError
+from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import KilledWorker
 
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.runtime import resident
+from dkrr.runtime import process, resident
+from dkrr.runtime.local_workers import local_client as local_client
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
+from dkrr.tiles.chunks import zarr_store
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
@@ -38,13 +39,22 @@ FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 MAX_ATTEMPTS = 4
 """Times that one pass is begun when workers are lost."""
+RESTART_SECONDS = 60
+"""For which a worker is waited for when all are lost."""
 
 
 class DaskExecutor:
-    """Runs tasks on the workers of a Dask client."""
+    """Runs tasks on the workers of a Dask client.
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    Parameters
+    ----------
+    client : distributed.Client
+    memory : str
+        What there is of memory and what it is needed for, named where workers die.
+    """
+
+    def __init__(self, client: Client, memory: str = "") -> None:
+        self.client, self._memory = client, memory
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS
 
@@ -78,7 +88,7 @@ class DaskExecutor:
                 future, result = next(completed)
                 task = running.pop(future.key)
                 if future.status != "finished":
-                    error = _readable(future, result, task)
+                    error = self._readable(future, result, task)
                     future.release()
                     raise error
                 record.tasks.append(result)
@@ -164,13 +174,33 @@ class DaskExecutor:
             try:
                 return run()
             except KilledWorker as error:
-                raise _killed(error, "of an iteration") from None
-            except (CancelledError, FutureCancelledError, OSError):  # OSError: no connection to a lost worker
+                raise self._died("of an iteration", error.allowed_failures + 1) from None
+            except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
                 if attempt == MAX_ATTEMPTS - 1:
-                    raise
+                    raise self._died("of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
-                self.client.wait_for_workers(1, timeout=60)
+                self._wait_for_a_worker()
         raise AssertionError
+
+    def _wait_for_a_worker(self) -> None:
+        try:
+            self.client.wait_for_workers(1, timeout=RESTART_SECONDS)
+        except TimeoutError as error:
+            raise self._died("of an iteration", 1, f", and none came back within {RESTART_SECONDS} s") from error
+
+    def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
+        error = result[1] if isinstance(result, tuple) else future.exception()
+        if isinstance(error, KilledWorker):
+            return self._died(task.key, error.allowed_failures + 1)
+        return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
+
+    def _died(self, what: str, times: int, more: str = "") -> DkrrError:
+        return DkrrError(
+            f"the workers that ran task {what} died {times} times{more}. The likely cause is memory: a worker that "
+            f"reaches its limit is killed{self._memory and f' ({self._memory})'}; otherwise the cluster took them "
+            f"away, or the task crashed them. What is finished is kept in a given store: run again with the same "
+            f"store=, with larger workers or another memory_limit if memory was short"
+        )
 
 
 @dataclass
@@ -192,27 +222,13 @@ def _add(parts: list[Any]) -> _Sum:
     return _Sum(value, records)
 
 
-def _killed(error: KilledWorker, what: str) -> DkrrError:
-    return DkrrError(
-        f"the workers that ran task {what} died {error.allowed_failures + 1} times, killed for memory by "
-        f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a given "
-        f"store: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
-    )
-
-
-def _readable(future: Any, result: Any, task: Task) -> BaseException:
-    error = result[1] if isinstance(result, tuple) else future.exception()
-    if isinstance(error, KilledWorker):
-        return _killed(error, task.key)
-    return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
-
-
 def ambient_client() -> Client | None:
-    """Return the client that the user has made, if any."""
+    """Return the client that the user has made, if any, and if its cluster would do the work (`process.may_use`)."""
     try:
-        return Client.current()
+        client = Client.current()
     except ValueError:
         return None
+    return client if process.may_use(client) else None
 
 
 def connect(address: str) -> Client:
@@ -290,6 +306,47 @@ def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Most that a worker holds before its first task, in bytes."""
+
+    environment: int
+    """With the libraries that every fit needs."""
+    ready: int
+    """With those of the fit's kernel and store as well."""
+
+
+def held_when_ready(client: Client, kernel: Any, urls: Sequence[str]) -> Held:
+    """Let every worker import what its tasks need, and ask what it holds then.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    kernel : Kernel
+        A user's own may import a library.
+    urls : sequence of str
+        Stores that tasks will open; those of another machine take libraries of their own.
+    """
+    # As bytes, which the worker makes a kernel of when it has measured itself.
+    held = client.run(_prepare, dumps(kernel), list(urls))
+    environments, ready = zip(*held.values(), strict=True)
+    return Held(max(environments), max(ready))
+
+
+async def _prepare(kernel: bytes, urls: list[str]) -> tuple[int, int]:
+    return await asyncio.to_thread(_held, kernel, urls)  # the worker's loop goes on
+
+
+def _held(kernel: bytes, urls: list[str]) -> tuple[int, int]:
+    importlib.import_module("dkrr.fitting.tiled")
+    process = psutil.Process()
+    environment = process.memory_info().rss
+    loads(kernel)
+    for url in urls:
+        zarr_store(url)
+    return environment, process.memory_info().rss
+
+
+@dataclass(frozen=True)
 class WorkerInfo:
     """What a worker of a running cluster reports."""
 
@@ -308,80 +365,3 @@ def worker_resources(client: Client) -> list[WorkerInfo]:
         WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
         for w in workers
     ]
-
-
-@contextmanager
-def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Client]:
-    """Run a cluster of single-threaded worker processes on this machine for the time of a block.
-
-    Parameters
-    ----------
-    n_workers : int
-    memory_bytes : int
-        Memory limit of each worker.
-    scratch : str
-        Folder for the workers' own files.
-    """
-    settings = {
-        # The plan bounds every task; spilling or pausing would only hide a broken promise. Killing stays on.
-        "distributed.worker.memory.target": False,
-        "distributed.worker.memory.spill": False,
-        "distributed.worker.memory.pause": False,
-        "distributed.worker.memory.terminate": 1.0,
-        "distributed.scheduler.worker-saturation": 2.0,
-        "distributed.diagnostics.nvml": False,
-        # Clocks, profiles and monitors wake every process 50 times a second, and a product that is interrupted begins
-        # again with cold caches: with every core at work, GEMM loses 5 to 8 % to them (measured).
-        "distributed.admin.tick.interval": "500ms",
-        "distributed.admin.system-monitor.interval": "5s",
-        "distributed.worker.memory.monitor-interval": "1s",
-        "distributed.worker.profile.enabled": False,
-    }
-    with (
-        _main_not_imported_by_workers(),
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=memory_bytes,
-            # The scheduler has an HTTP server in any case; the default port may be taken, by another fit for one.
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            local_directory=scratch,
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        client.wait_for_workers(n_workers, timeout=60)
-        # What the tasks import takes half a second: let every worker begin with it at once.
-        client.run(_import_in_a_thread, "dkrr.fitting.tiled", wait=False)
-        yield client
-
-
-async def _import_in_a_thread(module: str) -> None:
-    await asyncio.to_thread(importlib.import_module, module)
-
-
-@contextmanager
-def _main_not_imported_by_workers() -> Iterator[None]:
-    """Keep the spawned workers from importing the user's script again.
-
-    multiprocessing's spawn runs the main module in the child; a script without ``if __name__ == "__main__"`` would
-    then fit a model in every worker, which starts workers ... Functions of the main module reach the workers by
-    value (cloudpickle), so they do not need it.
-    """
-    original = multiprocessing.spawn.get_preparation_data
-
-    def without_main(name: str) -> dict[str, Any]:
-        data = original(name)
-        if name.startswith("Dask Worker process"):
-            data.pop("init_main_from_name", None)
-            data.pop("init_main_from_path", None)
-        return data
-
-    multiprocessing.spawn.get_preparation_data = without_main
-    try:
-        yield
-    finally:
-        multiprocessing.spawn.get_preparation_data = original

@@ -3,6 +3,7 @@
 Only ever a cache: a task that finds nothing here makes it again (on another worker, say, after one was lost).
 """
 
+import os
 from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Any, TypeVar
@@ -64,3 +65,15 @@ def forget(run: str) -> None:
             del _locks[key]
         for pair in [k for k in _reserved if k[0] == run]:
             del _reserved[pair]
+
+
+def _drop_all() -> None:
+    """Called in a fork: a thread of the parent may hold the locks, and its runs go on there."""
+    global _guard
+    _guard = Lock()
+    for of_parent in (_locks, _kept, _reserved):
+        of_parent.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_all)

@@ -1,5 +1,6 @@
 """Ordinary Zarr arrays: the user's, and the rows that dkrr stages or saves."""
 
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,13 @@ CHUNK_BYTES = 16 * 2**20
 def is_zarr_array(value: Any) -> bool:
     """Whether a value is an open Zarr array."""
     return isinstance(value, zarr.Array)
+
+
+def is_dask_array(value: Any) -> bool:
+    """Whether a value is a Dask array."""
+    # Importing dask.array imports what it finds (xarray, sparse), 100 MiB in each worker that never sees such an array.
+    module = sys.modules.get("dask.array")
+    return module is not None and isinstance(value, module.Array)
 
 
 def array_url(array: Any) -> str | None:

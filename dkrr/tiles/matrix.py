@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
@@ -103,6 +102,8 @@ class TiledMatrix:
             tile = np.empty((heights[max(i, j)], heights[min(i, j)]), self.dtype)
             self.read_tile(max(i, j), min(i, j), tile)
             return tile if i >= j else tile.T
+
+        import dask.array as da  # it imports what it finds (xarray, sparse): 100 MiB in every worker
 
         return da.map_blocks(
             lambda block_info: block(*block_info[None]["chunk-location"]),

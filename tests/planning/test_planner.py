@@ -387,3 +387,35 @@ def test_wide_sparse_rows_go_to_conjugate_gradient_even_if_it_took_thousands_of_
     assert (plan.form, plan.solver) == ("primal", "cg")
     # Where a direct solver is soon done, nobody has to guess.
     assert dkrr.plan(X[:500, :400], np.ones(500), memory_limit="4GiB", workers=2).solver == "cholesky"
+
+
+class TestConfined:
+    """A process that may neither start workers nor use those of a client."""
+
+    WHY = "in the calling process, since the tests say so"
+
+    @pytest.mark.parametrize(
+        "p",
+        [
+            problem(20_000, 5),
+            direct(20_000, 5),
+            direct(500, 5, tile=64),
+            problem(100_000, 20, loss="logistic"),
+            direct(5000, 9000, "linear"),
+            direct(20_000, 9000, "linear", form="primal"),
+        ],
+        ids=["any", "direct", "tiles", "logistic", "wide", "primal"],
+    )
+    @pytest.mark.parametrize("limit", [1 * GIB, 64 * GIB])
+    def test_never_on_workers_and_the_plan_says_why(self, p, limit):
+        plan = make_plan(p, machine(limit=limit, confined=self.WHY))
+        assert {c.execution for c in (plan.chosen, *plan.rejected)} <= {"memory", "serial"}
+        assert self.WHY in plan.reasons and self.WHY in str(plan)
+        assert plan.peak_bytes <= limit
+
+    def test_tiles_on_disk_where_memory_is_short(self):
+        assert make_plan(direct(20_000, 5), machine(limit=1 * GIB, confined=self.WHY)).execution == "serial"
+
+    def test_refused_with_the_reason(self):
+        with pytest.raises(MemoryLimitError, match="must be done in the calling process, since the tests say so"):
+            make_plan(direct(20_000, 5), machine(limit=160 * 2**20, confined=self.WHY))

@@ -1,0 +1,140 @@
+"""Where a fit may not hand out its work: inside Dask tasks, daemons and forks. What hangs there fails by a time-out."""
+
+import subprocess
+import sys
+
+import dask
+import joblib
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, worker_client
+from sklearn.model_selection import cross_val_score
+
+import dkrr
+from dkrr.runtime.process import CHILD, TASK, confinement, may_use
+
+SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
+"""So slow a machine that the work is not small: it would go to workers."""
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, memory_limit="8GiB"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def problem():
+    X = np.random.default_rng(0).normal(size=(300, 5))
+    return X, np.sin(X[:, 0])
+
+
+def model():
+    return dkrr.KernelRidge(alpha=1e-3, kernel="rbf", gamma=0.2, tile=64, solver="cholesky")
+
+
+def fit():
+    X, y = problem()
+    fitted = model().fit(X, y)
+    return fitted.plan_.execution, fitted.plan_.reasons, fitted.dual_coef_
+
+
+def fit_with_the_slot_given_up():
+    with worker_client():
+        return fit()
+
+
+class TestInATask:
+    def test_cross_validation_on_the_workers(self, client):
+        X, y = problem()
+        with joblib.parallel_backend("dask"):
+            scores = cross_val_score(model(), X, y, cv=5)
+        np.testing.assert_allclose(scores, cross_val_score(model().set_params(tile=None), X, y, cv=5), rtol=1e-9)
+
+    def test_in_place_and_the_plan_says_so(self, client):
+        with dask.config.set(SLOW):
+            expected = model().set_params(tile=None, memory_limit="1GiB").fit(*problem()).dual_coef_
+            execution, reasons, found = client.submit(fit, pure=False).result(timeout=60)
+        assert execution == "serial" and TASK in reasons
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+    def test_on_the_cluster_if_the_task_gives_its_slot_up(self, client):
+        with dask.config.set(SLOW):
+            execution, reasons, _ = client.submit(fit_with_the_slot_given_up, pure=False).result(timeout=60)
+        assert execution == "dask" and TASK not in reasons
+
+    def test_a_share_of_the_worker(self, client):
+        found = client.submit(confinement, pure=False).result(timeout=60)
+        assert (found.reason, found.n_sharing, found.memory_limit) == (TASK, 1, 8 * 2**30)
+        assert confinement() is None and may_use(client)
+
+
+FORKED = """
+import multiprocessing, os, signal, sys, threading, time
+import dask, numpy as np, dkrr
+from distributed import Client, LocalCluster
+from dkrr import blas
+from dkrr.runtime import process
+from dkrr.runtime.dask_executor import ambient_client
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 5))
+dask.config.set({"dkrr.rates.gemm-gflops": 1e-4})
+
+def fit():
+    model = dkrr.KernelRidge(alpha=0.1, kernel="rbf", tile=64, solver="cholesky", memory_limit="2GiB").fit(X, X[:, 0])
+    return model.plan_.execution, model.plan_.reasons, model.dual_coef_
+
+def in_daemon(queue):
+    signal.alarm(30)
+    queue.put(fit())
+
+inside, leave = threading.Event(), threading.Event()
+def in_a_block():
+    with blas.one_thread():
+        inside.set()
+        leave.wait()
+
+# The pools that read ahead are there, and another thread limits BLAS.
+with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    assert ambient_client() is client
+    expected = fit()[2]
+    thread = threading.Thread(target=in_a_block)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that hangs
+        try:
+            execution, reasons, found = fit()
+            good = ambient_client() is None and execution == "serial" and process.FORK in reasons
+            os._exit(0 if good and np.allclose(found, expected, rtol=1e-9, atol=0) else 3)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(4)
+    print("fork", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    leave.set()
+    thread.join()
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+daemon = context.Process(target=in_daemon, args=(queue,), daemon=True)
+daemon.start()
+daemon.join(40)
+execution, reasons, found = queue.get() if daemon.exitcode == 0 else ("died", (), 0)
+print("daemon", execution, np.allclose(found, expected, rtol=1e-9, atol=0), len(reasons) > 1)
+"""
+
+
+def test_forks_and_daemons():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["fork 0", "daemon serial True True"], done.stderr
+
+
+def test_a_process_of_joblib():
+    with joblib.parallel_backend("loky", n_jobs=2):
+        (found,) = joblib.Parallel()(joblib.delayed(confinement)() for _ in range(1))
+    assert found.reason == CHILD
