@@ -245,7 +245,7 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
         remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
     else:
         total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
-        given = "memory_limit" if resources.limit_is_given else "the memory of this machine"
+        given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
         allowed = f"{given} is {format_bytes(total)} for {resources.n_workers} workers together"
         remedy = f"The smallest memory_limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
     raise MemoryLimitError(

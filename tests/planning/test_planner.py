@@ -303,7 +303,7 @@ class TestMemoryRefused:
         assert "0 B" not in str(caught.value)
 
     def test_the_machines_own_memory(self):
-        with pytest.raises(MemoryLimitError, match="the memory of this machine is 200 MiB"):
+        with pytest.raises(MemoryLimitError, match="the memory of this machine or job is 200 MiB"):
             make_plan(problem(10_000, 10), machine(200 * MIB, limit_is_given=False))
 
     def test_it_is_a_plan_error_and_says_that_nothing_was_done(self):
