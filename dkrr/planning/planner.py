@@ -290,7 +290,7 @@ def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[C
 
 def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
     p, dimension = problem, problem.dimension
-    reasons = []
+    reasons = _shortages(resources, chosen)
     if p.layout is not None:
         reasons.append("the store holds a run that began with this form and these tiles; it goes on")
     if p.form is not None:
@@ -309,16 +309,27 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
     if chosen.solver == "cg":
         return reasons + _iterative_reasons(problem, chosen, candidates)
     reasons += _place_reasons(problem, chosen, candidates)
-    free = resources.disk_free_bytes
-    if free is not None and chosen.disk_bytes > free:
-        reasons.append(
-            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
-        )
     if p.tile is not None and p.layout is None:
         reasons.append(f"tile={p.tile} was asked for")
     elif chosen.execution != "memory" and p.layout is None:
         reasons.append(
             "larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"
+        )
+    return reasons
+
+
+def _shortages(resources: Resources, chosen: Candidate) -> list[str]:
+    """What a plan takes that is not here, where it may be meant for another machine or another time."""
+    reasons, free, limit = [], resources.disk_free_bytes, resources.worker_limit_bytes * resources.n_workers
+    if free is not None and chosen.disk_bytes > free:
+        reasons.append(
+            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
+        )
+    here = resources.memory_bytes
+    if resources.limit_is_given and here is not None and not resources.cluster_is_running and limit > here:
+        reasons.append(
+            f"memory_limit={format_bytes(limit)} is more than the {format_bytes(here)} that this machine or job can "
+            f"give now"
         )
     return reasons
 
@@ -363,7 +374,8 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
     if c.execution == "memory":
         reasons.append("in the calling process, since its threads do as much as workers would")
     elif c.execution == "serial":
-        reasons.append("in the calling process, with checkpoints in the store")
+        kept = "checkpoints in the store" if problem.keeps_store else "its tiles in a temporary store"
+        reasons.append(f"in the calling process, with {kept}")
     if isinstance(problem.solver, ConjugateGradient) and problem.solver.rank is not None:
         reasons.append(f"a preconditioner of rank {c.rank:,} was asked for")
     elif c.rank:
@@ -373,10 +385,28 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         )
     if c.form == "dual" and c.precision == "float32":
         reasons.append("products in float32 are about half the time; the residual that counts is computed in float64")
+    return reasons + _tile_reasons(problem, c, candidates)
+
+
+def _tile_reasons(problem: Problem, c: Candidate, candidates: list[Candidate]) -> list[str]:
+    """Why the tiles of the dual form are kept, formed again at every pass or read from disk."""
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
-    if c.form == "dual" and c.kept_tiles * c.slots < n_tiles:
-        whole = n_tiles * c.tile**2 * (4 if c.precision == "float32" else 8)
+    if c.form != "dual" or problem.kernel.is_precomputed or (c.kept_tiles * c.slots >= n_tiles and not c.stores_tiles):
+        return []
+    whole = n_tiles * c.tile**2 * (4 if c.precision == "float32" else 8)
+    too_large = f"the whole matrix would take {format_bytes(whole)} of memory"
+    others = [d for d in candidates if d.solver == "cg" and d.form == "dual" and not d.has_factor and not d.refused]
+    best = min((d.seconds for d in others if d.stores_tiles != c.stores_tiles), default=None)
+    if not c.stores_tiles:
+        if best is None:
+            return [f"{too_large}; its tiles are formed again at every pass"]
+        return [f"{too_large}; forming tiles again takes less time than a disk (about {format_seconds(best)} in all)"]
+    reasons = [f"{too_large}; its tiles are formed once and read from disk at every pass"]
+    if best is not None:
+        reasons[0] += f", as forming them again would take longer (about {format_seconds(best)} in all)"
+    if c.cold_part > 0:
         reasons.append(
-            f"the whole matrix would take {format_bytes(whole)} of memory; forming tiles again costs less than a disk"
+            f"{c.cold_part:.0%} of the tiles are more than the system's cache of files has memory for, and come from "
+            f"the disk itself at every pass"
         )
     return reasons

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.planning import Layout, Plan, Rates, make_plan
+from dkrr.planning import KernelRate, Layout, Plan, Rates, make_plan
 from dkrr.planning.planner import EQUAL_TIME, SURELY_FASTER
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import parse_bytes
@@ -387,3 +387,58 @@ def test_wide_sparse_rows_go_to_conjugate_gradient_even_if_it_took_thousands_of_
     assert (plan.form, plan.solver) == ("primal", "cg")
     # Where a direct solver is soon done, nobody has to guess.
     assert dkrr.plan(X[:500, :400], np.ones(500), memory_limit="4GiB", workers=2).solver == "cholesky"
+
+
+class TestDataLargerThanMemory:
+    """A measured machine, whose cache of files reads ten times as fast as its disk."""
+
+    RATES = Rates(
+        gemm_flops=45e9,
+        read_bytes=5e9,
+        cold_read_bytes=0.4e9,
+        write_bytes=1e9,
+        kernels=tuple(KernelRate("RBF", 64, p, s) for p, s in (("float64", 5e-9), ("float32", 3e-9))),
+    )
+
+    def plan(self, n=1_000_000, limit=8 * GIB, memory=20 * GIB, solver=None, **settings):
+        where = machine(limit, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15, **settings)
+        return make_plan(problem(n, 79, solver=solver or ConjugateGradient()), where)
+
+    @pytest.mark.parametrize(("n", "limit"), [(100_000, 4 * GIB), (1_000_000, 8 * GIB)])
+    def test_tiles_are_not_read_from_a_disk_that_is_slower_than_forming_them(self, n, limit):
+        plan = self.plan(n, limit)
+        assert not plan.chosen.stores_tiles and plan.disk_bytes == 0
+        stored = min(c.seconds for c in plan.rejected if c.stores_tiles)
+        assert "forming tiles again takes less time than a disk" in str(plan) and stored > plan.seconds
+
+    @pytest.mark.parametrize("memory", [1000 * GIB, None], ids=["all of them", "not known"])
+    def test_tiles_are_read_where_the_cache_holds_them(self, memory):
+        plan = self.plan(100_000, 4 * GIB, memory)
+        assert plan.chosen.stores_tiles and plan.chosen.cold_part == 0
+        text = str(plan)
+        assert "formed once and read from disk at every pass, as forming them again would take longer" in text
+        assert "forming tiles again takes less" not in text and "disk itself" not in text
+        assert "in a temporary store" in text and "checkpoints" not in text
+
+    def test_what_comes_from_the_disk_itself_is_said(self):
+        plan = self.plan(100_000, 4 * GIB, 40 * GIB)
+        assert plan.chosen.stores_tiles and 0 < plan.chosen.cold_part < 0.2
+        assert "the tiles are more than the system's cache of files has memory for" in str(plan)
+
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    @pytest.mark.parametrize("solver", [Cholesky(), ConjugateGradient()])
+    def test_less_memory_for_the_cache_never_makes_a_plan_faster(self, form, solver):
+        kernel, n, d = ("linear", 20_000_000, 6000) if form == "primal" else ("rbf", 200_000, 79)
+        this = problem(n, d, kernel, solver=solver, form=form, x_is_shared=True, x_in_memory=False)
+        seconds = [
+            make_plan(this, machine(8 * GIB, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15)).seconds
+            for memory in (None, 10_000 * GIB, 60 * GIB, 9 * GIB)
+        ]
+        assert seconds[0] == seconds[1] and seconds == sorted(seconds) and seconds[3] > 1.05 * seconds[0]
+
+    def test_a_disk_and_a_memory_that_are_not_here(self):
+        where = machine(64 * GIB, rates=self.RATES, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False)
+        for solver in (Cholesky(), ConjugateGradient()):
+            plan = make_plan(problem(300_000, 79, solver=solver), where)
+            assert (plan.disk_bytes > GIB) == ("only 1 GiB of disk are free here" in str(plan))
+            assert "memory_limit=64 GiB is more than the 20 GiB that this machine or job can give now" in plan.reasons
