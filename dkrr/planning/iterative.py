@@ -32,6 +32,8 @@ from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
 TYPICAL_CONDITION = 300.0
 """Of ΦᵀWΦ scaled to a unit diagonal: correlated features, of which there are fewer than rows."""
 
+LOW_RANKS = (100, 50, 25, 10)
+"""Ranks that are compared where there is no memory for any of those."""
 RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 """Ranks that are compared."""
 LARGEST_TILE = 8192
@@ -109,13 +111,20 @@ def _iterations(problem: Problem, eigenvalue: float) -> int:
 
 def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGradient) -> list[Candidate]:
     """Conjugate gradient on K + λW⁻¹: the places, times tiles kept, times ranks, times precisions."""
-    candidates = [
-        _dual(problem, resources, settings, place, precision, rank, part)
-        for place in caller_and_workers(problem, resources)
-        for precision in _precisions(settings)
-        for rank in _ranks(problem, settings)
-        for part in KEPT_PARTS
-    ]
+
+    def of_ranks(ranks: list[int], parts: tuple[float, ...]) -> list[Candidate]:
+        return [
+            _dual(problem, resources, settings, place, precision, rank, part)
+            for place in caller_and_workers(problem, resources)
+            for precision in _precisions(settings)
+            for rank in ranks
+            for part in parts
+        ]
+
+    candidates = of_ranks(_ranks(problem, settings), KEPT_PARTS)
+    if settings.rank is None and candidates[0].rank and not any(_fits(c, resources) for c in candidates):
+        # Also without a factor: a limit that is refused is then one that cannot be met.
+        candidates += of_ranks([r for r in LOW_RANKS if r < candidates[0].rank] + [0], KEPT_PARTS[:1])
     if _is_costly(problem, resources):
         candidates += [
             _stored(problem, resources, settings, replace(place, execution="serial") if here else place, rank)
@@ -124,6 +133,10 @@ def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGr
             for rank in _ranks(problem, settings)
         ]
     return candidates
+
+
+def _fits(c: Candidate, resources: Resources) -> bool:
+    return c.peak_bytes <= c.limit_bytes * (resources.usable_fraction if c.execution == "dask" else 1.0)
 
 
 def _is_costly(problem: Problem, resources: Resources) -> bool:

@@ -11,7 +11,7 @@ from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.units import format_bytes, format_seconds
+from dkrr.units import format_bytes, format_count, format_seconds
 
 SMALL_SECONDS = 3.0
 """Work below this stays in the calling process even when a client is there: shipping it would cost as much."""
@@ -36,6 +36,8 @@ NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, which the estimate of its
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 NOT_SMALL = "there is a Dask client, and the work is not small"
 
+LARGEST_DIMENSION = 10**12
+"""Features of which even the coefficients of one target are out of the question (8 TB)."""
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
 
@@ -197,10 +199,17 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
     singular = 0.0 in problem.alphas and wanted is None and dimension is not None
     if wanted != "dual" and dimension is not None:
         if singular and dimension > rank:
-            reasons.append(f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {dimension:,}")
+            reasons.append(
+                f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
+            )
         elif dimension > MAX_DIMENSION and wanted is None:
-            reasons.append(f"primal is out of the question: D = {dimension:,} features")
+            reasons.append(f"primal is out of the question: D = {format_count(dimension)} features")
         else:
+            if dimension > LARGEST_DIMENSION:
+                raise PlanError(
+                    f"form='primal' is out of the question: D = {format_count(dimension)} features; use form='dual' or "
+                    f"form='auto'. Nothing was computed"
+                )
             forms.append("primal")
     if wanted != "primal":
         if singular and dimension is not None and dimension < counting:
@@ -225,8 +234,9 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
     """Say what is short: disk if memory would do, else memory."""
     possible = [c for c in candidates if c.refused != NOT_SMALL]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
+        dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         raise PlanError(
-            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {problem.dimension or 'infinite'}): "
+            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): "
             f"even tiles of {TILES[-1]:,} rows would be more than {MAX_TILES_A_SIDE} a side. Nothing was computed"
         )
     in_memory = [c for c in possible if c.peak_bytes <= _usable_bytes(c, resources)]
@@ -305,7 +315,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         other = "dual" if chosen.form == "primal" else "primal"
         time = best[other]
         against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
-        reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
+        reasons.append(f"{chosen.form}, since D = {format_count(dimension)} features against n = {p.n:,} rows{against}")
     if chosen.solver == "cg":
         return reasons + _iterative_reasons(problem, chosen, candidates)
     reasons += _place_reasons(problem, chosen, candidates)

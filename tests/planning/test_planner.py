@@ -10,7 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.planning import KernelRate, Layout, Plan, Rates, make_plan
+from dkrr.features import feature_map
+from dkrr.kernels import Polynomial
+from dkrr.planning import KernelRate, Layout, Plan, Problem, Rates, make_plan
 from dkrr.planning.planner import EQUAL_TIME, SURELY_FASTER
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import parse_bytes
@@ -442,3 +444,16 @@ class TestDataLargerThanMemory:
             plan = make_plan(problem(300_000, 79, solver=solver), where)
             assert (plan.disk_bytes > GIB) == ("only 1 GiB of disk are free here" in str(plan))
             assert "memory_limit=64 GiB is more than the 20 GiB that this machine or job can give now" in plan.reasons
+
+
+class TestNumbersThatAreLarge:
+    def test_features_beyond_all_bounds_are_written_shortly(self):
+        value = Polynomial(degree=120).resolved(300)
+        this = Problem(n=100, d=300, n_targets=1, kernel=value, feature_map=feature_map(value, 300))
+        assert "D = about 5.8e107 features" in str(make_plan(this, machine()))
+        with pytest.raises(PlanError, match=r"form='primal' is out of the question: D = about 5.8e107 features"):
+            make_plan(replace(this, form="primal"), machine())
+
+    def test_a_lower_rank_where_none_of_the_usual_ones_fits(self):
+        plan = make_plan(problem(10**7, 5), machine(8 * GIB))
+        assert 0 < plan.chosen.rank < 250 and plan.peak_bytes <= 8 * GIB
