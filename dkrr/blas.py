@@ -87,7 +87,7 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock, self._blocks = Lock(), 0
-        self._libraries: list[Any] = []
+        self._libraries: list[Any] | None = None
         self._before: list[int] = []
         self._of_parent: list[int] = []
         """What a fork must lift: the limit that a thread of its parent had set."""
@@ -99,7 +99,7 @@ class _OneThread:
 
     def enter(self) -> None:
         with self._lock:
-            if not self._libraries:
+            if self._libraries is None:  # once, also where there are none to set (Apple's Accelerate)
                 self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
             if self._blocks == 0:
                 self._before = self._of_parent or [library.num_threads for library in self._libraries]
@@ -112,7 +112,7 @@ class _OneThread:
         with self._lock:
             self._blocks -= 1
             if self._blocks == 0:
-                for library, n_threads in zip(self._libraries, self._before, strict=True):
+                for library, n_threads in zip(self._libraries or [], self._before, strict=True):
                     _set_threads(library, n_threads)
 
 

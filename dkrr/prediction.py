@@ -1,6 +1,5 @@
 """Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
 
-import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import fill_gram
+from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
@@ -69,7 +69,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
         out[start:stop] = predict_block(model, x, start)
         _check_predictions(out[start:stop], start)
 
-    threads = min(len(starts), len(os.sched_getaffinity(0)))
+    threads = min(len(starts), usable_cores())
     size = 0 if model.rows is None else n * model.rows.shape[0]
     if model.coef is not None or threads == 1 or size < PARALLEL_ABOVE:
         width = rows.shape[1] + model.n_targets

@@ -80,3 +80,12 @@ def format_seconds(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def format_count(count: int) -> str:
+    """Write a whole number: all its digits up to a thousand millions of millions, then about how many there are."""
+    if count < 10**15:
+        return f"{count:,}"
+    digits = math.log10(count)  # of a whole number of any size, which no float holds
+    power, leading = int(digits), round(10 ** (digits % 1), 1)
+    return f"about {leading:g}e{power}" if leading < 10 else f"about 1e{power + 1}"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkrr.errors import InputError
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.units import format_bytes, format_count, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,19 @@ def test_a_number_stays(n_bytes):
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1_234_567, "1,234,567"),
+        (10**15 - 1, "999,999,999,999,999"),
+        (10**15, "about 1e15"),
+        (576 * 10**105, "about 5.8e107"),
+        (998 * 10**400, "about 1e403"),
+        (3 * 10**4000, "about 3e4000"),
+    ],
+)
+def test_counts_of_any_size(count, text):
+    assert format_count(count) == text

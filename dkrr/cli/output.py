@@ -108,8 +108,6 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
         lines.append(f"            beside others that kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if key.endswith(f"_{name}")}
-        if name == "bytes" and measured:
-            found["cold read"] = measured["cold_read_bytes"]
         lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
     if rates["kernels"]:
         lines.append("  ns for an entry of a kernel, float64 / float32, by columns")

@@ -351,6 +351,28 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0, itemsize
     )
 
 
+def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, segment: int = 0, itemsize: int = 8) -> float:
+    """Bytes that a factorisation reads from the disk itself where the system's cache of files has room for so many.
+
+    Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the
+    cache could not hold come from the disk. The tiles of its own row it reads again for every tile, from the cache.
+
+    Parameters
+    ----------
+    grid : TileGrid
+    cache_bytes : float
+    segment : int
+        Tile columns that one task subtracts; 0 means all.
+    itemsize : int
+        Bytes of an entry of L.
+    """
+    if factor_bytes(grid, itemsize) <= cache_bytes:
+        return 0.0
+    tile, n_tiles = len(grid.panels(0)) * _strip_bytes(grid, itemsize), grid.n_tiles
+    between = max(0.0, partial_bytes(grid, 0, segment, itemsize) - cache_bytes)
+    return between + sum(max(0.0, float(j * (n_tiles - j) * tile) - cache_bytes) for j in range(n_tiles))
+
+
 def _strip_bytes(grid: TileGrid, itemsize: int) -> int:
     """Bytes on disk of one strip, checksum included."""
     return itemsize * grid.tile * grid.panel + 4

@@ -74,7 +74,7 @@ class DenseSystem:
         if not self._is_fresh:
             mirror_upper(self.matrix)
         self._is_fresh = False
-        check_pivots(self._diagonal)
+        check_pivots(self.diagonal)
         a = self.matrix
         a[np.diag_indices_from(a)] = self.diagonal + shift
         factor_in_place(a)

@@ -13,9 +13,10 @@ import numpy as np
 
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, available_bytes, cluster_of, local_workers
+from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, cluster_of, local_workers
+from dkrr.machine.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
-from dkrr.machine.profile import Profile, machine_fingerprint, median_rates, save_profile
+from dkrr.machine.profile import Profile, create_profile_folder, machine_fingerprint, median_rates, save_profile
 from dkrr.runtime import Meter, Progress, Task
 
 SECONDS = 0.25
@@ -53,8 +54,9 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     Raises
     ------
     InputError
-        If the folder is not there.
+        If the folder is not there, or there is none to keep the result in.
     """
+    create_profile_folder()  # before the work
     where = folder or setting("temporary-directory") or tempfile.gettempdir()
     if not Path(where).is_dir():
         raise InputError(f"the folder {where} is not there; give one that every worker can write to")
@@ -81,7 +83,6 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         rates=median_rates(measured, kernels, **here, **shared),
         workers=tuple(measured),
         folder=str(where),
-        cold_read_bytes=float(np.median([m["cold_read_bytes"] for m in measured])),
         seconds=time.perf_counter() - begun,
         other_cores_busy=busy,
     )

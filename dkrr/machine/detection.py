@@ -1,8 +1,8 @@
 """What this machine or cluster has, as the planner's Resources."""
 
-import os
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +11,7 @@ from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine.baseline import recorded_baseline
+from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
 from dkrr.runtime.process import Confinement, confinement
@@ -33,7 +34,9 @@ AVAILABLE_FRACTION = 0.80
 """Part of the memory available now that is used where no limit is given."""
 
 
-def detect(memory_limit: int | str | None, store: str | None, workers: int | None = None) -> Resources:
+def detect(
+    memory_limit: int | str | None, store: str | None, workers: int | None = None, root: Path = ROOT
+) -> Resources:
     """Resources of the ambient Dask client if there is one, else of this machine.
 
     Parameters
@@ -44,6 +47,8 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
         Where the run's store will be; None means a temporary one.
     workers : int, optional
         Worker processes; None takes ``dkrr.local.workers``, then one for each core.
+    root : Path
+        Where the limits of this process's control groups are looked up.
 
     Raises
     ------
@@ -53,16 +58,22 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
     process = resident_bytes()
-    available = available_bytes()
+    available = available_bytes(root)
     # What this process holds already is part of its own limit, but not there for workers.
     local_limit = int(AVAILABLE_FRACTION * (available + process)) if limit_bytes is None else limit_bytes
     workers_limit = int(AVAILABLE_FRACTION * available) if limit_bytes is None else limit_bytes
+    each = process_limit_bytes() if limit_bytes is None else None
+    if each is not None:
+        each = int(AVAILABLE_FRACTION * each)
+        local_limit = min(local_limit, each)
     common: dict[str, Any] = {
-        "local_threads": len(os.sched_getaffinity(0)),
+        "local_threads": usable_cores(root),
         "local_limit_bytes": local_limit,
         "local_baseline_bytes": process,
         "disk_free_bytes": free_bytes(store or setting("temporary-directory") or _system_temporary()),
         "limit_is_given": limit_bytes is not None,
+        "memory_bytes": available + process,
+        "process_limit_bytes": each,
     }
     client = ambient_client() if workers is None else None
     if client is not None:
@@ -70,11 +81,11 @@ def detect(memory_limit: int | str | None, store: str | None, workers: int | Non
     confined = confinement()
     if confined is not None:
         return _confined(confined, common)
-    n_workers = local_workers(workers)
+    n_workers = local_workers(workers, root)
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
-        worker_limit_bytes=workers_limit // n_workers,
+        worker_limit_bytes=workers_limit // n_workers if each is None else min(workers_limit // n_workers, each),
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
         usable_fraction=LOCAL_FRACTION,
         rates=rates_of(machine_fingerprint()),
@@ -103,7 +114,7 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     )
 
 
-def local_workers(workers: int | None) -> int:
+def local_workers(workers: int | None, root: Path = ROOT) -> int:
     """Worker processes that dkrr starts itself.
 
     Raises
@@ -112,7 +123,7 @@ def local_workers(workers: int | None) -> int:
         If the number cannot be used.
     """
     n_workers = setting("local.workers") if workers is None else workers
-    n_workers = len(os.sched_getaffinity(0)) if n_workers is None else n_workers
+    n_workers = usable_cores(root) if n_workers is None else n_workers
     if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
         raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
     return n_workers
@@ -133,8 +144,13 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
         limits.append(limit_bytes // max(by_host.values()))
     if not limits:
         limits = [int(AVAILABLE_FRACTION * available_bytes()) // max(by_host.values())]
+    whole = {w.host: sum(v.memory_limit for v in workers if v.host == w.host) for w in workers}
+    # What their machines have is not known: at least what the workers may take together.
+    common["memory_bytes"] = min(whole.values()) if all(w.memory_limit for w in workers) else None
+    common["process_limit_bytes"] = None  # of the calling process, and not of the workers
     return Resources(
         n_workers=len(workers),
+        n_hosts=len(by_host),
         worker_threads=max(w.n_threads for w in workers),
         worker_limit_bytes=min(limits),
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
@@ -195,20 +211,6 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def available_bytes() -> int:
-    """Memory that this machine could still give, within the limit of the control group if there is one."""
-    return min(int(psutil.virtual_memory().available), _control_group_bytes())
-
-
-def _control_group_bytes() -> int:
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:  # noqa: PTH123
-            text = limit.read().strip()
-            return sys.maxsize if text == "max" else max(0, int(text) - int(current.read()))
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
 def rates_of(fingerprint: Fingerprint) -> Rates:
     """Rates from Dask's configuration, else as measured by ``dkrr calibrate``, else the defaults."""
     profile = load_profile(fingerprint)
@@ -217,7 +219,11 @@ def rates_of(fingerprint: Fingerprint) -> Rates:
     if "gemm-gflops" in given:
         rates = rates.faster(given["gemm-gflops"] * 1e9 / rates.gemm_flops)
     named = {"read-gbytes": ("read_bytes", 1e9), "write-gbytes": ("write_bytes", 1e9)}
-    named |= {"task-seconds": ("task_seconds", 1.0), "cluster-start-seconds": ("cluster_start_seconds", 1.0)}
+    named |= {
+        "cold-read-gbytes": ("cold_read_bytes", 1e9),
+        "task-seconds": ("task_seconds", 1.0),
+        "cluster-start-seconds": ("cluster_start_seconds", 1.0),
+    }
     changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
     return replace(rates, **changes)
 

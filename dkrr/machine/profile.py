@@ -13,9 +13,15 @@ import numpy as np
 import scipy
 
 from dkrr.config import setting
+from dkrr.errors import InputError
+from dkrr.machine.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
 
 FORMAT = 1
+WHERE_PROFILES_GO = (
+    "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
+    "configuration, to a folder that can be written to"
+)
 
 Fingerprint = dict[str, Any]
 """What must be the same for measured rates to hold, as values of JSON."""
@@ -34,8 +40,6 @@ class Profile:
     """What every worker measured."""
     folder: str = ""
     """Whose bandwidth was measured."""
-    cold_read_bytes: float = 0.0
-    """Bytes per second that one worker reads from the disk itself."""
     seconds: float = 0.0
     """That the measurements took."""
     other_cores_busy: float = 0.0
@@ -48,7 +52,7 @@ class Profile:
 
 def machine_fingerprint() -> Fingerprint:
     """Of this machine, with workers that dkrr starts itself."""
-    return {"where": "machine", "host": platform.node(), "cores": len(os.sched_getaffinity(0))} | _software()
+    return {"where": "machine", "host": platform.node(), "cores": usable_cores()} | _software()
 
 
 def cluster_fingerprint(workers: list[tuple[str, int, int]]) -> Fingerprint:
@@ -85,23 +89,60 @@ def cpu_model() -> str:
 
 
 def profile_path(fingerprint: Fingerprint) -> Path:
-    """File in which the profile of a machine or cluster is kept."""
+    """File in which the profile of a machine or cluster is kept.
+
+    Raises
+    ------
+    InputError
+        If no folder is configured and the user has no home directory.
+    """
     digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
     return profile_folder() / f"{digest}.json"
 
 
 def profile_folder() -> Path:
-    """Folder of what is measured here."""
+    """Folder of the profiles, which need not be there.
+
+    Raises
+    ------
+    InputError
+        If none is configured and the user has no home directory.
+    """
     configured = setting("profile-directory")
-    if configured is not None:
-        return Path(configured).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkrr"
+    try:
+        if configured is not None:
+            return Path(configured).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkrr"
+    except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
+        raise InputError(f"there is no folder for profiles: {error} {WHERE_PROFILES_GO}") from error
+
+
+def create_profile_folder() -> Path:
+    """Folder of the profiles, made if it is not there.
+
+    Raises
+    ------
+    InputError
+        If there is none and none can be made.
+    """
+    folder = profile_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder for profiles cannot be made: {error}. {WHERE_PROFILES_GO}") from error
+    return folder
 
 
 def save_profile(profile: Profile) -> Path:
-    """Write a profile where `load_profile` finds it, and return the path."""
+    """Write a profile where `load_profile` finds it, and return the path.
+
+    Raises
+    ------
+    InputError
+        If there is no folder for it.
+    """
+    create_profile_folder()
     path = profile_path(profile.fingerprint)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(json.dumps(profile.to_dict(), indent=1))
     partial.replace(path)
@@ -110,10 +151,10 @@ def save_profile(profile: Profile) -> Path:
 
 def load_profile(fingerprint: Fingerprint) -> Profile | None:
     """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
-    path = profile_path(fingerprint)
     try:
+        path = profile_path(fingerprint)
         changed = path.stat().st_mtime_ns
-    except OSError:
+    except (OSError, InputError):  # no home directory: no profile
         return None
     profile = _read(path, changed)
     return profile if profile is not None and profile.fingerprint == fingerprint else None
@@ -126,6 +167,8 @@ def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file
         if values.pop("format") != FORMAT:
             return None
         rates = values.pop("rates")
+        if "cold_read_bytes" in values:  # where the first profiles had it
+            rates.setdefault("cold_read_bytes", values.pop("cold_read_bytes"))
         kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
         workers = tuple(values.pop("workers"))
         return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)

@@ -3,7 +3,13 @@
 from dataclasses import replace
 from math import ceil, log10
 
-from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
+from dkrr.linalg.cholesky import (
+    cholesky_cost,
+    cholesky_task_bytes,
+    cold_cholesky_bytes,
+    factor_bytes,
+    partial_bytes,
+)
 from dkrr.linalg.factored import apply_cost
 from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
 from dkrr.linalg.normal import normal_cost
@@ -13,7 +19,7 @@ from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import Place, Rates, Resources, cold_part
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import TileGrid
@@ -87,6 +93,15 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
     entry = resources.rates.entry(p.kernel, p.d)
     cost = dense_cost(n, p.n_right_sides + 1, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
+    peak = (
+        resources.local_baseline_bytes
+        + loaded
+        + dense_bytes(n, p.n_right_sides + 1)
+        + gram_block_bytes(p.kernel, n, p.d)
+        + resources.local_threads * THREAD_BUFFER_BYTES
+        + PROCESS_MARGIN_BYTES
+    )
+    reading = rates_of_rows(p, resources, 1, peak, on_workers=False)
     return Candidate(
         form="dual",
         execution="memory",
@@ -96,16 +111,11 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         segment=0,
         row_parts=1,
         row_block=n,
-        seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / resources.rates.read_bytes,
+        seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / reading.read_bytes,
         read_bytes=0 if p.x_in_memory else p.stored_bytes,
         written_bytes=0,
         disk_bytes=0,
-        peak_bytes=resources.local_baseline_bytes
-        + loaded
-        + dense_bytes(n, p.n_right_sides + 1)
-        + gram_block_bytes(p.kernel, n, p.d)
-        + resources.local_threads * THREAD_BUFFER_BYTES
-        + PROCESS_MARGIN_BYTES,
+        peak_bytes=peak,
         limit_bytes=resources.local_limit_bytes,
     )
 
@@ -113,16 +123,27 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
 def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     """The whole normal matrix in the calling process, the rows streamed through it."""
     p, dimension = problem, problem.dimension or 0
-    rates, threads, block = resources.rates, resources.local_threads, row_block(p, dimension, dimension)
+    threads, block = resources.local_threads, row_block(p, dimension, dimension)
     large = float(p.n) * dimension**2 >= PARALLEL_FLOPS
     parts = min(threads, p.n) if large and dimension <= PARALLEL_FEATURES else 1
     cost = normal_cost(p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept)
     # No tasks here, and nothing to read if the rows are in memory already.
     cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
-    # Parts of the rows share everything among the cores, BLAS's threads the products only.
-    forming = rates.seconds(cost) / parts if parts > 1 else rates.seconds(cost, threads)
     rows = parts * block * (2 * 8 * dimension + 2 * p.bytes_of_row + 8 * p.n_targets)
     rows += (parts - 1) * (8 * dimension * (dimension + p.n_targets) + p.read_overhead_bytes + feature_bytes(p))
+    peak = (
+        resources.local_baseline_bytes
+        + dense_bytes(dimension, p.n_targets + 1)
+        + rows
+        + feature_bytes(p)
+        + 3 * 8 * p.n * p.n_targets
+        + p.read_overhead_bytes
+        + threads * THREAD_BUFFER_BYTES
+        + PROCESS_MARGIN_BYTES
+    )
+    rates = rates_of_rows(p, resources, 1, peak, on_workers=False)
+    # Parts of the rows share everything among the cores, BLAS's threads the products only.
+    forming = rates.seconds(cost) / parts if parts > 1 else rates.seconds(cost, threads)
     return Candidate(
         form="primal",
         execution="memory",
@@ -136,14 +157,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         read_bytes=cost.read_bytes,
         written_bytes=0,
         disk_bytes=0,
-        peak_bytes=resources.local_baseline_bytes
-        + dense_bytes(dimension, p.n_targets + 1)
-        + rows
-        + feature_bytes(p)
-        + 3 * 8 * p.n * p.n_targets
-        + p.read_overhead_bytes
-        + threads * THREAD_BUFFER_BYTES
-        + PROCESS_MARGIN_BYTES,
+        peak_bytes=peak,
         limit_bytes=resources.local_limit_bytes,
     )
 
@@ -193,9 +207,13 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
     """
     p, rates, m = problem, resources.rates, problem.n_right_sides
     whole = dual_tiled(p, resources, place, grid, segment)
-    fast = replace(rates.faster(2.0), read_bytes=2 * rates.read_bytes, write_bytes=2 * rates.write_bytes)
+    doubled = {name: 2 * getattr(rates, name) for name in ("read_bytes", "cold_read_bytes", "write_bytes")}
+    fast = replace(rates.faster(2.0), **doubled)
+    cache, groups, stored = cache_bytes(resources, place, whole.peak_bytes), len(p.alphas), factor_bytes(grid, 4)
+    cost = cholesky_cost(grid, 0, segment, 4)
+    cold = cold_cholesky_bytes(grid, cache, segment, 4) / max(cost.read_bytes, 1.0)
     form_seconds = rates.seconds(gram_cost(rates.entry(p.kernel, p.d, "float32"), float(grid.tile**2)))
-    factor = factorisation_seconds(grid, segment, place.slots, fast, form_seconds)
+    factor = factorisation_seconds(grid, segment, place.slots, fast.reading(cold), form_seconds)
     product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
     iterations = factored_iterations(p.tol)
@@ -205,13 +223,11 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
     keeps_rows = p.stored_bytes <= place.limit_bytes // ROWS_PART and peak + rows_bytes <= place.usable_bytes
     x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * (1 if keeps_rows else 1 + passes / 2)
     x_read += p.stored_bytes * place.n_workers if keeps_rows else 0
-    groups, stored = len(p.alphas), factor_bytes(grid, 4)
-    cost = cholesky_cost(grid, 0, segment, 4)
     return replace(
         whole,
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
-        + groups * (factor + passes * (product + rates.seconds(apply))),
+        + groups * (factor + passes * (product + rates.reading(cold_part(stored, cache)).seconds(apply))),
         read_bytes=checked_bytes(p) + groups * (cost.read_bytes + iterations * apply.read_bytes + x_read),
         written_bytes=staged + groups * cost.written_bytes,
         disk_bytes=staged + (groups if p.keeps_store else 1) * stored + partial_bytes(grid, 0, segment, 4),
@@ -232,9 +248,11 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     p, rates, m = problem, resources.rates, problem.n_right_sides + 1
     entry = rates.entry(p.kernel, p.d)
     form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
-    factor = factorisation_seconds(grid, segment, place.slots, rates, form_seconds)
+    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_row, p.d) + 2 * p.read_overhead_bytes
+    peak = place.baseline_bytes + place.threads * cholesky_task_bytes(grid, m, form_bytes) + PROCESS_MARGIN_BYTES
+    factor, solve = system_seconds(resources, place, grid, segment, m, peak, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms K once more.
-    back = rates.seconds(substitution_cost(grid, m)) / min(2, place.slots) + grid.n_tiles * rates.chain_seconds
+    back = solve / min(2, place.slots) + grid.n_tiles * rates.chain_seconds
     mirrored = uses_symmetry(grid, m)
     check = rates.seconds(pass_cost(entry, p.n**2 / (2 if mirrored else 1), m, "float64", 0.0))
     check /= min(place.slots, grid.n_tiles)
@@ -246,7 +264,6 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     cost = cholesky_cost(grid, m, segment) + substitution_cost(grid, m)
     groups = len(p.alphas)
     vectors = 8 * p.n * (4 * m + 2)
-    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_row, p.d) + 2 * p.read_overhead_bytes
     return Candidate(
         form="dual",
         execution=place.execution,
@@ -262,9 +279,7 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
         disk_bytes=staged
         + (groups if p.keeps_store else 1) * (factor_bytes(grid) + vectors)
         + partial_bytes(grid, m, segment),
-        peak_bytes=place.baseline_bytes
-        + place.threads * cholesky_task_bytes(grid, m, form_bytes)
-        + PROCESS_MARGIN_BYTES,
+        peak_bytes=peak,
         limit_bytes=place.limit_bytes,
     )
 
@@ -280,9 +295,6 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         row_parts = max(1, min(place.slots * 2 // n_lower if n_lower < 2 * place.slots else 1, p.n))
     block = row_block(p, grid.tile, p.dimension or 0)
     forming = normal_cost(p.n, p.bytes_of_row, grid.n, t, grid.n_tiles, feature_seconds(p), centred=p.fit_intercept)
-    form = rates.seconds(forming) / place.slots
-    sum_seconds = 8.0 * grid.tile**2 * row_parts / rates.read_bytes
-    factor = factorisation_seconds(grid, segment, place.slots, rates, sum_seconds)
     staged = 0 if p.x_is_shared else p.stored_bytes
     groups, one = len(p.alphas), factor_bytes(grid)
     cost = cholesky_cost(grid, t, segment) + substitution_cost(grid, t)
@@ -293,6 +305,14 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
     forming_bytes = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
     extra_tile = 8 * grid.tile**2 if row_parts > 1 else 0
     solving_bytes = cholesky_task_bytes(grid, t, extra_tile + 8 * grid.tile * grid.panel)
+    peak = (
+        place.baseline_bytes
+        + place.threads * (max(forming_bytes, solving_bytes) + feature_bytes(p))
+        + PROCESS_MARGIN_BYTES
+    )
+    form = rates_of_rows(p, resources, place.n_workers, peak, on_workers=place.execution == "dask").seconds(forming)
+    sum_seconds = 8.0 * grid.tile**2 * row_parts / rates.read_bytes
+    factor, solve = system_seconds(resources, place, grid, segment, t, peak, sum_seconds)
     return Candidate(
         form="primal",
         execution=place.execution,
@@ -302,10 +322,7 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         segment=segment,
         row_parts=row_parts,
         row_block=block,
-        seconds=place.start_seconds
-        + 2 * staged / rates.write_bytes
-        + form
-        + groups * (factor + rates.seconds(substitution_cost(grid, t))),
+        seconds=place.start_seconds + 2 * staged / rates.write_bytes + form / place.slots + groups * (factor + solve),
         read_bytes=checked_bytes(p) + forming.read_bytes + groups * (cost.read_bytes + row_parts * one),
         written_bytes=staged + row_parts * one + groups * cost.written_bytes,
         disk_bytes=staged
@@ -313,11 +330,47 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         + (groups if p.keeps_store else 1) * (one + 8 * grid.n * (4 * t + 2))
         + partial_bytes(grid, t, segment)
         + 8 * p.n * (t + 1),
-        peak_bytes=place.baseline_bytes
-        + place.threads * (max(forming_bytes, solving_bytes) + feature_bytes(p))
-        + PROCESS_MARGIN_BYTES,
+        peak_bytes=peak,
         limit_bytes=place.limit_bytes,
     )
+
+
+def cache_bytes(resources: Resources, place: Place, peak_bytes: float) -> float:
+    """Memory that is left for the system's cache of files while work is done in a place."""
+    return resources.cache_bytes(place.n_workers, peak_bytes, on_workers=place.execution == "dask")
+
+
+def rates_of_rows(p: Problem, resources: Resources, n_workers: int, peak_bytes: float, *, on_workers: bool) -> Rates:
+    """Rates with which X is read where it is stored, which may be larger than the system's cache of files."""
+    cache = resources.cache_bytes(n_workers, peak_bytes, on_workers=on_workers)
+    return resources.rates.reading(cold_part(p.stored_bytes, cache))
+
+
+def system_seconds(
+    resources: Resources, place: Place, grid: TileGrid, segment: int, m: int, peak_bytes: float, form_seconds: float
+) -> tuple[float, float]:
+    """Time of the tiled factorisation of one system, and that of one substitution with its factor.
+
+    Parameters
+    ----------
+    resources : Resources
+    place : Place
+    grid : TileGrid
+    segment : int
+        Tile columns that one task subtracts; 0 means all.
+    m : int
+        Right-hand sides.
+    peak_bytes : float
+        Memory of every process, which the system's cache of files does not have.
+    form_seconds : float
+        Time to form one full tile of the matrix.
+    """
+    rates, cache = resources.rates, cache_bytes(resources, place, peak_bytes)
+    read = cholesky_cost(grid, m, segment).read_bytes
+    cold = cold_cholesky_bytes(grid, cache, segment) / read if read else 0.0
+    factor = factorisation_seconds(grid, segment, place.slots, rates.reading(cold), form_seconds)
+    reading = rates.reading(cold_part(factor_bytes(grid), cache))
+    return factor, reading.seconds(substitution_cost(grid, m))
 
 
 def checked_bytes(problem: Problem) -> int:

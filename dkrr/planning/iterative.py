@@ -16,20 +16,24 @@ from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     ROWS_PART,
     THREAD_BUFFER_BYTES,
+    cache_bytes,
     checked_bytes,
     feature_bytes,
     feature_seconds,
+    rates_of_rows,
     row_block,
 )
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import Place, Resources, cold_part
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import cycles_in_low_precision
 
 TYPICAL_CONDITION = 300.0
 """Of ΦᵀWΦ scaled to a unit diagonal: correlated features, of which there are fewer than rows."""
 
+LOW_RANKS = (100, 50, 25, 10)
+"""Ranks that are compared where there is no memory for any of those."""
 RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 """Ranks that are compared."""
 LARGEST_TILE = 8192
@@ -107,13 +111,20 @@ def _iterations(problem: Problem, eigenvalue: float) -> int:
 
 def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGradient) -> list[Candidate]:
     """Conjugate gradient on K + λW⁻¹: the places, times tiles kept, times ranks, times precisions."""
-    candidates = [
-        _dual(problem, resources, settings, place, precision, rank, part)
-        for place in caller_and_workers(problem, resources)
-        for precision in _precisions(settings)
-        for rank in _ranks(problem, settings)
-        for part in KEPT_PARTS
-    ]
+
+    def of_ranks(ranks: list[int], parts: tuple[float, ...]) -> list[Candidate]:
+        return [
+            _dual(problem, resources, settings, place, precision, rank, part)
+            for place in caller_and_workers(problem, resources)
+            for precision in _precisions(settings)
+            for rank in ranks
+            for part in parts
+        ]
+
+    candidates = of_ranks(_ranks(problem, settings), KEPT_PARTS)
+    if settings.rank is None and candidates[0].rank and not any(_fits(c, resources) for c in candidates):
+        # Also without a factor: a limit that is refused is then one that cannot be met.
+        candidates += of_ranks([r for r in LOW_RANKS if r < candidates[0].rank] + [0], KEPT_PARTS[:1])
     if _is_costly(problem, resources):
         candidates += [
             _stored(problem, resources, settings, replace(place, execution="serial") if here else place, rank)
@@ -122,6 +133,10 @@ def dual_iterative(problem: Problem, resources: Resources, settings: ConjugateGr
             for rank in _ranks(problem, settings)
         ]
     return candidates
+
+
+def _fits(c: Candidate, resources: Resources) -> bool:
+    return c.peak_bytes <= c.limit_bytes * (resources.usable_fraction if c.execution == "dask" else 1.0)
 
 
 def _is_costly(problem: Problem, resources: Resources) -> bool:
@@ -140,7 +155,9 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
     disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
     entries = float(p.n) ** 2 / 2
     one = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), entries, 1, "float64", 0.0))
-    read = (entries * USE_SECONDS["float64"] + disk / rates.read_bytes) / place.slots
+    peak = formed.peak_bytes + place.threads * 2 * 8 * tile**2
+    cold = cold_part(disk, cache_bytes(resources, place, peak))
+    read = (entries * USE_SECONDS["float64"] + disk / rates.reading(cold).read_bytes) / place.slots
     passes = formed.iterations + 1
     return replace(
         formed,
@@ -153,8 +170,9 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
         + (formed.read_bytes if formed.keeps_rows else checked_bytes(p) + float(p.stored_bytes) * n_tiles),
         written_bytes=formed.written_bytes + disk,
         disk_bytes=formed.disk_bytes + disk,
-        peak_bytes=formed.peak_bytes + place.threads * 2 * 8 * tile**2,
+        peak_bytes=peak,
         stores_tiles=True,
+        cold_part=cold,
     )
 
 
@@ -237,6 +255,8 @@ def _dual(
         x_read = passes * (p.stored_bytes * place.n_workers if keeps_rows else p.stored_bytes * (n_tiles + 1) / 2)
         x_read += checked_bytes(p) if place.execution != "memory" else 0
     checkpoint = 5 * 8 * p.n * m if p.keeps_store else 0
+    # What processes keep is read once, and never from the cache again.
+    reading = rates_of_rows(p, resources, place.n_workers, peak, on_workers=place.execution == "dask")
     return Candidate(
         form="dual",
         execution=place.execution,
@@ -248,7 +268,7 @@ def _dual(
         row_block=tile,
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
-        + x_read / rates.read_bytes / place.slots
+        + x_read / reading.read_bytes / place.slots
         + factor_seconds(p, resources, place.slots, rank)
         + (p.n_steps - 1) * m * _middle_seconds(p, resources, place.slots, rank)
         + first
@@ -354,6 +374,14 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
         x_read = 0.0 if held else float(iterations + 5 + (1 if p.fit_intercept else 0)) * p.stored_bytes
         width = p.bytes_of_row if sparse else 8 * dimension
         checkpoint = 5 * 8 * dimension * t if p.keeps_store else 0
+        peak = (
+            place.baseline_bytes
+            + PROCESS_MARGIN_BYTES
+            + place.threads * (block * (3 * width + p.bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
+            + p.read_overhead_bytes
+            + (12 * 8 * dimension * t + 3 * 8 * p.n * t if place.execution != "dask" else 0)
+        )
+        reading = rates_of_rows(p, resources, place.n_workers, peak, on_workers=place.execution == "dask")
         candidates.append(
             Candidate(
                 form="primal",
@@ -367,16 +395,11 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
                 seconds=place.start_seconds
                 + 2 * staged / rates.write_bytes
                 + iterations * one
-                + x_read / rates.read_bytes / place.slots,
+                + x_read / reading.read_bytes / place.slots,
                 read_bytes=x_read,
                 written_bytes=staged + checkpoint,
                 disk_bytes=staged + 2 * checkpoint,
-                peak_bytes=place.baseline_bytes
-                + PROCESS_MARGIN_BYTES
-                + place.threads
-                * (block * (3 * width + p.bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
-                + p.read_overhead_bytes
-                + (12 * 8 * dimension * t + 3 * 8 * p.n * t if place.execution != "dask" else 0),
+                peak_bytes=peak,
                 limit_bytes=place.limit_bytes,
                 solver="cg",
                 iterations=iterations,

@@ -55,6 +55,8 @@ class Candidate:
     """Of the products (of conjugate gradient) or of the factor (that preconditions it)."""
     stores_tiles: bool = False
     """Conjugate gradient reads tiles from disk that were formed once."""
+    cold_part: float = 0.0
+    """Part of those that the system's cache of files has no room for: the disk itself delivers it at every pass."""
     has_factor: bool = False
     """A complete float32 factor on disk is the preconditioner."""
     keeps_rows: bool = False

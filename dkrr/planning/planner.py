@@ -11,7 +11,7 @@ from dkrr.planning.plan import Candidate, Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.units import format_bytes, format_seconds
+from dkrr.units import format_bytes, format_count, format_seconds
 
 SMALL_SECONDS = 3.0
 """Work below this stays in the calling process even when a client is there: shipping it would cost as much."""
@@ -36,6 +36,8 @@ NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, which the estimate of its
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 NOT_SMALL = "there is a Dask client, and the work is not small"
 
+LARGEST_DIMENSION = 10**12
+"""Features of which even the coefficients of one target are out of the question (8 TB)."""
 MAX_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
 
@@ -197,10 +199,17 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
     singular = 0.0 in problem.alphas and wanted is None and dimension is not None
     if wanted != "dual" and dimension is not None:
         if singular and dimension > rank:
-            reasons.append(f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {dimension:,}")
+            reasons.append(
+                f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
+            )
         elif dimension > MAX_DIMENSION and wanted is None:
-            reasons.append(f"primal is out of the question: D = {dimension:,} features")
+            reasons.append(f"primal is out of the question: D = {format_count(dimension)} features")
         else:
+            if dimension > LARGEST_DIMENSION:
+                raise PlanError(
+                    f"form='primal' is out of the question: D = {format_count(dimension)} features; use form='dual' or "
+                    f"form='auto'. Nothing was computed"
+                )
             forms.append("primal")
     if wanted != "primal":
         if singular and dimension is not None and dimension < counting:
@@ -225,8 +234,9 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
     """Say what is short: disk if memory would do, else memory."""
     possible = [c for c in candidates if c.refused != NOT_SMALL]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
+        dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         raise PlanError(
-            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {problem.dimension or 'infinite'}): "
+            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): "
             f"even tiles of {TILES[-1]:,} rows would be more than {MAX_TILES_A_SIDE} a side. Nothing was computed"
         )
     in_memory = [c for c in possible if c.peak_bytes <= _usable_bytes(c, resources)]
@@ -248,7 +258,7 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
         remedy = f"The smallest limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
     else:
         total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
-        given = "memory_limit" if resources.limit_is_given else "the memory of this machine"
+        given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
         allowed = f"{given} is {format_bytes(total)} for {resources.n_workers} workers together"
         remedy = f"The smallest memory_limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
     raise MemoryLimitError(
@@ -293,7 +303,7 @@ def _best_of_each_kind(candidates: list[Candidate], chosen: Candidate) -> list[C
 
 def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidates: list[Candidate]) -> list[str]:
     p, dimension = problem, problem.dimension
-    reasons = []
+    reasons = _shortages(resources, chosen)
     if p.layout is not None:
         reasons.append("the store holds a run that began with this form and these tiles; it goes on")
     if p.form is not None:
@@ -308,22 +318,33 @@ def _reasons(problem: Problem, resources: Resources, chosen: Candidate, candidat
         other = "dual" if chosen.form == "primal" else "primal"
         time = best[other]
         against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
-        reasons.append(f"{chosen.form}, since D = {dimension:,} features against n = {p.n:,} rows{against}")
+        reasons.append(f"{chosen.form}, since D = {format_count(dimension)} features against n = {p.n:,} rows{against}")
     if resources.confined:
         reasons.append(resources.confined)
     if chosen.solver == "cg":
         return reasons + _iterative_reasons(problem, chosen, candidates)
     reasons += _place_reasons(problem, chosen, candidates)
-    free = resources.disk_free_bytes
-    if free is not None and chosen.disk_bytes > free:
-        reasons.append(
-            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
-        )
     if p.tile is not None and p.layout is None:
         reasons.append(f"tile={p.tile} was asked for")
     elif chosen.execution != "memory" and p.layout is None:
         reasons.append(
             "larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"
+        )
+    return reasons
+
+
+def _shortages(resources: Resources, chosen: Candidate) -> list[str]:
+    """What a plan takes that is not here, where it may be meant for another machine or another time."""
+    reasons, free, limit = [], resources.disk_free_bytes, resources.worker_limit_bytes * resources.n_workers
+    if free is not None and chosen.disk_bytes > free:
+        reasons.append(
+            f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
+        )
+    here = resources.memory_bytes
+    if resources.limit_is_given and here is not None and not resources.cluster_is_running and limit > here:
+        reasons.append(
+            f"memory_limit={format_bytes(limit)} is more than the {format_bytes(here)} that this machine or job can "
+            f"give now"
         )
     return reasons
 
@@ -368,7 +389,8 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
     if c.execution == "memory":
         reasons.append("in the calling process, since its threads do as much as workers would")
     elif c.execution == "serial":
-        reasons.append("in the calling process, with checkpoints in the store")
+        kept = "checkpoints in the store" if problem.keeps_store else "its tiles in a temporary store"
+        reasons.append(f"in the calling process, with {kept}")
     if isinstance(problem.solver, ConjugateGradient) and problem.solver.rank is not None:
         reasons.append(f"a preconditioner of rank {c.rank:,} was asked for")
     elif c.rank:
@@ -378,10 +400,28 @@ def _iterative_reasons(problem: Problem, chosen: Candidate, candidates: list[Can
         )
     if c.form == "dual" and c.precision == "float32":
         reasons.append("products in float32 are about half the time; the residual that counts is computed in float64")
+    return reasons + _tile_reasons(problem, c, candidates)
+
+
+def _tile_reasons(problem: Problem, c: Candidate, candidates: list[Candidate]) -> list[str]:
+    """Why the tiles of the dual form are kept, formed again at every pass or read from disk."""
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
-    if c.form == "dual" and c.kept_tiles * c.slots < n_tiles:
-        whole = n_tiles * c.tile**2 * (4 if c.precision == "float32" else 8)
+    if c.form != "dual" or problem.kernel.is_precomputed or (c.kept_tiles * c.slots >= n_tiles and not c.stores_tiles):
+        return []
+    whole = n_tiles * c.tile**2 * (4 if c.precision == "float32" else 8)
+    too_large = f"the whole matrix would take {format_bytes(whole)} of memory"
+    others = [d for d in candidates if d.solver == "cg" and d.form == "dual" and not d.has_factor and not d.refused]
+    best = min((d.seconds for d in others if d.stores_tiles != c.stores_tiles), default=None)
+    if not c.stores_tiles:
+        if best is None:
+            return [f"{too_large}; its tiles are formed again at every pass"]
+        return [f"{too_large}; forming tiles again takes less time than a disk (about {format_seconds(best)} in all)"]
+    reasons = [f"{too_large}; its tiles are formed once and read from disk at every pass"]
+    if best is not None:
+        reasons[0] += f", as forming them again would take longer (about {format_seconds(best)} in all)"
+    if c.cold_part > 0:
         reasons.append(
-            f"the whole matrix would take {format_bytes(whole)} of memory; forming tiles again costs less than a disk"
+            f"{c.cold_part:.0%} of the tiles are more than the system's cache of files has memory for, and come from "
+            f"the disk itself at every pass"
         )
     return reasons

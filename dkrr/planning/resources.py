@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import log
+from math import ceil, inf, log
 from typing import Literal, Self
 
 from dkrr.cost import Cost
@@ -55,7 +55,9 @@ class Rates:
     fresh_bytes: float = 1.5e9
     """Bytes per second of memory that a process gets from the system and fills for the first time."""
     read_bytes: float = 2.5e9
-    """Bytes per second that one worker reads from the store, from the system's cache if they are there."""
+    """Bytes per second that one worker reads from the store, where the system's cache has them."""
+    cold_read_bytes: float = 0.5e9
+    """Bytes per second that one worker reads from the disk itself."""
     write_bytes: float = 0.6e9
     """Bytes per second that one worker writes to the store."""
     task_seconds: float = 3e-3
@@ -113,6 +115,19 @@ class Rates:
     def _seconds(self, cost: EntryCost) -> float:
         return cost.gemm_flops / self.gemm_flops + cost.element_seconds
 
+    def reading(self, cold: float) -> Self:
+        """Return the rates with which a part of all that is read comes from the disk itself.
+
+        Parameters
+        ----------
+        cold : float
+            The part, 0 to 1.
+        """
+        if cold <= 0.0:
+            return self
+        slow = min(self.cold_read_bytes, self.read_bytes)
+        return replace(self, read_bytes=1.0 / ((1.0 - cold) / self.read_bytes + cold / slow))
+
     def faster(self, factor: float) -> Self:
         """Return the rates of cores that compute this many times as fast, with the same store and Dask."""
         flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}
@@ -128,6 +143,14 @@ def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
             t = (x - xs[k - 1]) / (xs[k] - xs[k - 1])
             return (1 - t) * ys[k - 1] + t * ys[k]
     return ys[-1]
+
+
+def cold_part(n_bytes: float, cache_bytes: float) -> float:
+    """Part of files that the disk itself must deliver where the system's cache has room for so many bytes.
+
+    Of files that are read again and again, in the same order, the cache keeps what it can.
+    """
+    return max(0.0, 1.0 - cache_bytes / n_bytes) if n_bytes > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -176,6 +199,13 @@ class Resources:
     """False for a plan without data: it is priced even where the disk is too small, and says so."""
     confined: str = ""
     """Why all the work must be done in the calling process; empty: it may be done on workers."""
+    memory_bytes: int | None = None
+    """Memory of one machine that the processes of a fit and the system's cache of files share; None: not known, and
+    everything that is read is believed to be in the cache."""
+    n_hosts: int = 1
+    """Machines that the workers are on."""
+    process_limit_bytes: int | None = None
+    """Most memory that one worker may hold, however few there are (``ulimit``); None: no such limit."""
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
@@ -184,6 +214,8 @@ class Resources:
         """All workers, or fewer with more memory each."""
         n = self.n_workers if n_workers is None else n_workers
         limit = self.worker_limit_bytes * self.n_workers // n
+        if self.process_limit_bytes is not None:
+            limit = min(limit, self.process_limit_bytes)
         return Place(
             execution="dask",
             n_workers=n,
@@ -194,6 +226,23 @@ class Resources:
             usable_bytes=int(limit * self.usable_fraction),
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
+
+    def cache_bytes(self, n_workers: int, peak_bytes: float, *, on_workers: bool = True) -> float:
+        """Memory of one machine that is left for the system's cache of files.
+
+        Parameters
+        ----------
+        n_workers : int
+            Processes that work.
+        peak_bytes : float
+            Most memory of each.
+        on_workers : bool
+            They are not the calling process, which holds what it holds besides.
+        """
+        if self.memory_bytes is None:
+            return inf
+        here = self.local_baseline_bytes if on_workers and not self.cluster_is_running else 0
+        return max(0.0, self.memory_bytes - here - ceil(n_workers / self.n_hosts) * peak_bytes)
 
     def in_caller(self, execution: Execution, threads: int) -> Place:
         """The calling process, with this many tasks at once."""

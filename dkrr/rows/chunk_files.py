@@ -108,7 +108,14 @@ def _is_plain(array: Any) -> bool:
 def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
     n_read = 0
     while n_read < len(out):  # one call reads at most 2 GiB
-        n = os.preadv(descriptor, [out[n_read:]], offset + n_read)
+        n = _read_once(descriptor, out[n_read:], offset + n_read)
         if n == 0:
             raise StoreError(f"the chunk {path} ends too early: the array is damaged. Write it again")
         n_read += n
+
+
+def _read_once(descriptor: int, out: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [out], offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; the descriptor is nobody else's
+    return os.readv(descriptor, [out])

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -201,7 +202,8 @@ def peak_resident_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts in bytes, others in KiB
 
 
 def reset_peak() -> None:

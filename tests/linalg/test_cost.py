@@ -1,8 +1,12 @@
 """Sums of costs."""
 
+import pytest
+
 from dkrr.cost import Cost
+from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
+from dkrr.tiles import TileGrid
 
 
 def test_sum_and_multiple():
@@ -30,3 +34,17 @@ def test_a_small_factorisation_is_slower_by_the_flop():
     assert rates.seconds(Cost(dense_flops=100.0, dense_side=DENSE_SIDE), threads=2) == 1.0
     seconds = [rates.seconds(Cost(dense_flops=100.0, dense_side=n)) for n in (10, 1000, 10**4, 10**9)]
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] == 2.0
+
+
+@pytest.mark.parametrize("n_tiles", [1, 2, 7, 40])
+def test_what_a_factorisation_reads_from_the_disk_itself(n_tiles):
+    grid = TileGrid(n_tiles * 6, 6, 3)
+    tile = 2 * (8 * 6 * 3 + 4)  # two strips with their checksums
+    whole, read = factor_bytes(grid), cholesky_cost(grid, 0).read_bytes
+    cold = [cold_cholesky_bytes(grid, part * whole) for part in (0.0, 0.1, 0.3, 0.5, 1.0)]
+    # Without a cache every column reads all tiles on its left once; its own row is then at hand.
+    lefts = sum(1 for j in range(n_tiles) for i in range(j, n_tiles) for _ in range(j))
+    assert cold[0] == lefts * tile <= read
+    assert cold == sorted(cold, reverse=True) and cold[-1] == 0
+    # A column's working set is j (n_tiles − j) tiles: never more than half the factor, and a little.
+    assert cold_cholesky_bytes(grid, tile * (n_tiles // 2) * -(-n_tiles // 2)) == 0

@@ -1,5 +1,6 @@
 """Calibration: it measures everything that a plan believes, on this machine and on a client's workers."""
 
+import os
 from dataclasses import asdict, fields
 
 import dask
@@ -9,7 +10,7 @@ import pytest
 import dkrr
 from dkrr.errors import InputError
 from dkrr.machine import describe, detect
-from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process
+from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process, measure_store
 from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
 from dkrr.runtime.dask_executor import local_client
@@ -31,7 +32,7 @@ def check(profile):
     kernels = {(k.kernel, k.n_features, k.precision) for k in profile.rates.kernels}
     assert len(kernels) == len(profile.rates.kernels) == 2 * len(KERNELS) * len(FEATURES)
     assert detect("1GiB", None).rates == profile.rates, "plans use it"
-    assert len(profile.workers) == 2 and profile.cold_read_bytes > 0
+    assert len(profile.workers) == 2 and profile.rates.cold_read_bytes > 0
 
 
 @pytest.mark.slow
@@ -68,9 +69,24 @@ def test_a_worker_measures_everything_of_its_own(tmp_path):
     measured, kernels = measure_process(str(tmp_path), 0.0, 0.001)
     shared = {"dense_flops", "task_seconds", "chain_seconds", "round_trip_seconds", "network_bytes"}
     of_workers = {f.name for f in fields(Rates)} - shared - {"cluster_start_seconds", "kernels"}
-    assert set(measured) == of_workers | {"cold_read_bytes"}
+    assert set(measured) == of_workers
     assert all(value > 0 for value in measured.values())
     assert all(k.entry_seconds > 0 for k in kernels)
+
+
+def test_a_system_that_cannot_be_told_to_forget_a_file(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise")  # macOS
+    measured = measure_store(str(tmp_path))
+    assert set(measured) == {"write_bytes", "read_bytes"}, "the default of the disk's own rate is believed"
+
+
+def test_nowhere_to_keep_it_is_said_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with (
+        dask.config.set({"dkrr.profile-directory": str(tmp_path / "file/profiles")}),
+        pytest.raises(InputError, match="cannot be made.*DASK_DKRR__PROFILE_DIRECTORY"),
+    ):
+        dkrr.calibrate("/not/there")
 
 
 def test_a_slow_call_now_and_then_does_not_count(monkeypatch):

@@ -1,12 +1,19 @@
 """Profiles: found by what they are of, never believed when they are something else's."""
 
 import json
+import os
+import pwd
+import subprocess
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import dask
 import pytest
 
-from dkrr.machine import Profile, detect
+import dkrr
+from dkrr.errors import InputError
+from dkrr.machine import Profile, calibrate, describe, detect
 from dkrr.machine.detection import rates_of
 from dkrr.machine.profile import (
     cluster_fingerprint,
@@ -37,6 +44,14 @@ def test_what_was_saved_is_loaded(folder):
     path = save_profile(profile())
     assert path.parent == folder and load_profile(machine_fingerprint()) == profile()
     assert [p.name for p in folder.iterdir()] == [path.name], "no partial file is left"
+
+
+def test_the_disks_own_rate_where_the_first_profiles_had_it():
+    path = save_profile(profile())
+    values = json.loads(path.read_text())
+    del values["rates"]["cold_read_bytes"]
+    path.write_text(json.dumps(values | {"cold_read_bytes": 0.25e9}))
+    assert detect("1GiB", None).rates == replace(RATES, cold_read_bytes=0.25e9)
 
 
 def test_plans_use_it():
@@ -71,12 +86,66 @@ def test_the_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
         assert profile_path(machine_fingerprint()).parent == tmp_path / "cache" / "dkrr"
 
 
+class TestNoHome:
+    """A container's user may have neither HOME nor an entry in the list of users."""
+
+    @pytest.fixture(autouse=True)
+    def nobody(self, monkeypatch):
+        def no_entry(_):
+            raise KeyError("uid not found")
+
+        monkeypatch.setattr(pwd, "getpwuid", no_entry)
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        with dask.config.set({"dkrr.profile-directory": None}):
+            yield
+
+    def test_plans_use_the_defaults(self):
+        assert load_profile(machine_fingerprint()) is None
+        assert detect("1GiB", None).rates == Rates() and describe()["profile"] is None
+
+    @pytest.mark.parametrize("configured", [None, "~/profiles"])
+    def test_calibrate_says_what_to_set(self, configured):
+        with (
+            dask.config.set({"dkrr.profile-directory": configured}),
+            pytest.raises(InputError, match="no folder for profiles: .*XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY"),
+        ):
+            calibrate()
+
+    def test_a_folder_that_is_set(self, tmp_path):
+        with dask.config.set({"dkrr.profile-directory": str(tmp_path)}):
+            save_profile(profile())
+            assert load_profile(machine_fingerprint()) == profile()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_fit_of_a_user_whom_nobody_knows():
+    """With an empty environment, as `docker run --user 54321` has it."""
+    script = """
+import os, sys, dkrr, dkrr.estimators
+from dkrr.machine import detect
+os.setgid(54321), os.setuid(54321)  # only now: the interpreter itself may lie in root's home
+print(dkrr.KernelRidge(kernel="rbf").fit([[0.0], [1.0]], [0.0, 1.0]).solve_result_.status)
+"""
+    where = {"PYTHONPATH": str(Path(dkrr.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=where, capture_output=True, text=True, timeout=60)
+    assert "SOLVED" in done.stdout.upper(), done.stderr
+
+
 def test_configuration_goes_before_what_was_measured():
     save_profile(profile())
-    given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "task-seconds": 0.5}
+    given = {
+        "gemm-gflops": 14.0,
+        "read-gbytes": 1.0,
+        "write-gbytes": 0.25,
+        "task-seconds": 0.5,
+        "cold-read-gbytes": 0.1,
+    }
     with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
         rates = rates_of(machine_fingerprint())
     assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
+    assert rates.cold_read_bytes == 0.1e9
     assert rates.trsm_flops == pytest.approx(2 * RATES.trsm_flops), "a core that multiplies faster does all faster"
     assert rates.kernels == RATES.kernels
 
@@ -97,7 +166,7 @@ class TestFingerprint:
 
 def test_medians_over_workers():
     kernels = [[KernelRate("RBF", 4, "float32", s)] for s in (1e-9, 9e-9, 3e-9)]
-    measured = [{"gemm_flops": g, "cold_read_bytes": 1.0} for g in (5.0, 1.0, 4.0)]
+    measured = [{"gemm_flops": g, "something": 1.0} for g in (5.0, 1.0, 4.0)]
     rates = median_rates(measured, kernels, task_seconds=0.25)
     assert (rates.gemm_flops, rates.task_seconds) == (4.0, 0.25)
     assert rates.kernels == (KernelRate("RBF", 4, "float32", 3e-9),)

@@ -10,7 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
-from dkrr.planning import Layout, Plan, Rates, make_plan
+from dkrr.features import feature_map
+from dkrr.kernels import Polynomial
+from dkrr.planning import KernelRate, Layout, Plan, Problem, Rates, make_plan
 from dkrr.planning.planner import EQUAL_TIME, SURELY_FASTER
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import parse_bytes
@@ -303,7 +305,7 @@ class TestMemoryRefused:
         assert "0 B" not in str(caught.value)
 
     def test_the_machines_own_memory(self):
-        with pytest.raises(MemoryLimitError, match="the memory of this machine is 200 MiB"):
+        with pytest.raises(MemoryLimitError, match="the memory of this machine or job is 200 MiB"):
             make_plan(problem(10_000, 10), machine(200 * MIB, limit_is_given=False))
 
     def test_it_is_a_plan_error_and_says_that_nothing_was_done(self):
@@ -419,3 +421,71 @@ class TestConfined:
     def test_refused_with_the_reason(self):
         with pytest.raises(MemoryLimitError, match="must be done in the calling process, since the tests say so"):
             make_plan(direct(20_000, 5), machine(limit=160 * 2**20, confined=self.WHY))
+
+
+class TestDataLargerThanMemory:
+    """A measured machine, whose cache of files reads ten times as fast as its disk."""
+
+    RATES = Rates(
+        gemm_flops=45e9,
+        read_bytes=5e9,
+        cold_read_bytes=0.4e9,
+        write_bytes=1e9,
+        kernels=tuple(KernelRate("RBF", 64, p, s) for p, s in (("float64", 5e-9), ("float32", 3e-9))),
+    )
+
+    def plan(self, n=1_000_000, limit=8 * GIB, memory=20 * GIB, solver=None, **settings):
+        where = machine(limit, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15, **settings)
+        return make_plan(problem(n, 79, solver=solver or ConjugateGradient()), where)
+
+    @pytest.mark.parametrize(("n", "limit"), [(100_000, 4 * GIB), (1_000_000, 8 * GIB)])
+    def test_tiles_are_not_read_from_a_disk_that_is_slower_than_forming_them(self, n, limit):
+        plan = self.plan(n, limit)
+        assert not plan.chosen.stores_tiles and plan.disk_bytes == 0
+        stored = min(c.seconds for c in plan.rejected if c.stores_tiles)
+        assert "forming tiles again takes less time than a disk" in str(plan) and stored > plan.seconds
+
+    @pytest.mark.parametrize("memory", [1000 * GIB, None], ids=["all of them", "not known"])
+    def test_tiles_are_read_where_the_cache_holds_them(self, memory):
+        plan = self.plan(100_000, 4 * GIB, memory)
+        assert plan.chosen.stores_tiles and plan.chosen.cold_part == 0
+        text = str(plan)
+        assert "formed once and read from disk at every pass, as forming them again would take longer" in text
+        assert "forming tiles again takes less" not in text and "disk itself" not in text
+        assert "in a temporary store" in text and "checkpoints" not in text
+
+    def test_what_comes_from_the_disk_itself_is_said(self):
+        plan = self.plan(100_000, 4 * GIB, 40 * GIB)
+        assert plan.chosen.stores_tiles and 0 < plan.chosen.cold_part < 0.2
+        assert "the tiles are more than the system's cache of files has memory for" in str(plan)
+
+    @pytest.mark.parametrize("form", ["primal", "dual"])
+    @pytest.mark.parametrize("solver", [Cholesky(), ConjugateGradient()])
+    def test_less_memory_for_the_cache_never_makes_a_plan_faster(self, form, solver):
+        kernel, n, d = ("linear", 20_000_000, 6000) if form == "primal" else ("rbf", 200_000, 79)
+        this = problem(n, d, kernel, solver=solver, form=form, x_is_shared=True, x_in_memory=False)
+        seconds = [
+            make_plan(this, machine(8 * GIB, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15)).seconds
+            for memory in (None, 10_000 * GIB, 60 * GIB, 9 * GIB)
+        ]
+        assert seconds[0] == seconds[1] and seconds == sorted(seconds) and seconds[3] > 1.05 * seconds[0]
+
+    def test_a_disk_and_a_memory_that_are_not_here(self):
+        where = machine(64 * GIB, rates=self.RATES, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False)
+        for solver in (Cholesky(), ConjugateGradient()):
+            plan = make_plan(problem(300_000, 79, solver=solver), where)
+            assert (plan.disk_bytes > GIB) == ("only 1 GiB of disk are free here" in str(plan))
+            assert "memory_limit=64 GiB is more than the 20 GiB that this machine or job can give now" in plan.reasons
+
+
+class TestNumbersThatAreLarge:
+    def test_features_beyond_all_bounds_are_written_shortly(self):
+        value = Polynomial(degree=120).resolved(300)
+        this = Problem(n=100, d=300, n_targets=1, kernel=value, feature_map=feature_map(value, 300))
+        assert "D = about 5.8e107 features" in str(make_plan(this, machine()))
+        with pytest.raises(PlanError, match=r"form='primal' is out of the question: D = about 5.8e107 features"):
+            make_plan(replace(this, form="primal"), machine())
+
+    def test_a_lower_rank_where_none_of_the_usual_ones_fits(self):
+        plan = make_plan(problem(10**7, 5), machine(8 * GIB))
+        assert 0 < plan.chosen.rank < 250 and plan.peak_bytes <= 8 * GIB

@@ -1,12 +1,15 @@
 """Rates: what was measured of a kernel is used, between the points and beyond them."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dkrr.kernels import RBF, Laplacian
 from dkrr.planning import KernelRate, Rates
-from dkrr.planning.resources import interpolate
+from dkrr.planning.resources import cold_part, interpolate
+from tests.planning.problems import GIB, cluster, machine
 
 MEASURED = Rates(
     kernels=(
@@ -61,3 +64,34 @@ def test_interpolation_stays_between_its_points(points, x):
     assert min(ys) - 1e-9 <= interpolate(x, xs, ys) <= max(ys) + 1e-9
     for a, b in zip(xs, ys, strict=True):
         assert interpolate(a, xs, ys) == pytest.approx(b)
+
+
+class TestCacheOfFiles:
+    """What the system's cache has no memory for is read at the disk's own rate."""
+
+    RATES = Rates(read_bytes=4e9, cold_read_bytes=0.5e9)
+
+    def test_part_that_comes_from_the_disk(self):
+        assert [cold_part(n, 10 * GIB) for n in (0, GIB, 10 * GIB, 40 * GIB)] == [0.0, 0.0, 0.0, 0.75]
+        assert cold_part(GIB, 0.0) == 1.0 and cold_part(1e300, inf) == 0.0
+
+    def test_rate_of_reading(self):
+        assert self.RATES.reading(0.0) is self.RATES
+        assert self.RATES.reading(1.0).read_bytes == pytest.approx(0.5e9)
+        assert 1e9 / self.RATES.reading(0.25).read_bytes == pytest.approx(0.75 / 4 + 0.25 / 0.5)
+        assert Rates(read_bytes=0.1e9).reading(0.5).read_bytes == pytest.approx(0.1e9), (
+            "a disk is no faster than a cache"
+        )
+
+    def test_memory_that_is_left(self):
+        where = machine(4 * GIB, 3, memory_bytes=20 * GIB, local_baseline_bytes=GIB)
+        assert where.cache_bytes(3, GIB) == 16 * GIB, "the calling process holds what it holds"
+        assert where.cache_bytes(1, 5 * GIB, on_workers=False) == 15 * GIB
+        assert where.cache_bytes(3, 9 * GIB) == 0
+        assert machine().cache_bytes(3, GIB) == inf, "nothing is known"
+        assert cluster(workers=8, memory_bytes=20 * GIB, n_hosts=3).cache_bytes(8, 2 * GIB) == 14 * GIB
+
+
+def test_a_limit_of_every_process_does_not_grow_where_there_are_fewer():
+    where = machine(16 * GIB, 4, process_limit_bytes=5 * GIB)
+    assert [where.on_workers(k).limit_bytes // GIB for k in (4, 3, 2, 1)] == [4, 5, 5, 5]

@@ -1,0 +1,181 @@
+"""What the system lets this process have: memory and cores of its control groups, and of its own resource limits.
+
+A job of a batch system and a container are control groups whose limits are below what the machine has. The limits of
+all parents hold as well: SLURM sets one for the job and none for its steps, Kubernetes one for the pod and one for the
+container. Versions 1 and 2 of control groups are read, and both where both are mounted. Systems without them have none.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import psutil
+
+ROOT = Path("/")
+UNLIMITED = 2**60
+"""Bytes from which a limit is none: version 1 writes the largest multiple of a page."""
+V1_FILES = ("memory.limit_in_bytes",)
+V2_FILES = ("memory.max", "memory.high")
+"""Beyond the one a process is killed, beyond the other it is slowed down until it does next to nothing."""
+
+
+class MemoryGroup(NamedTuple):
+    """A control group with a limit of memory."""
+
+    folder: Path
+    limit_bytes: int
+
+    def available_bytes(self) -> int:
+        """Bytes that its processes could still get; cached files can be dropped, so they count as free."""
+        used = _number(self.folder / "memory.current")
+        if used is None:
+            used = _number(self.folder / "memory.usage_in_bytes") or 0
+        cached, names = 0, ("total_inactive_file", "total_active_file")  # of the group and all below it, in version 1
+        found = dict(line.split(maxsplit=1) for line in _text(self.folder / "memory.stat").splitlines() if " " in line)
+        if names[0] not in found:
+            names = ("inactive_file", "active_file")
+        with suppress(ValueError):
+            cached = sum(int(found.get(name, 0)) for name in names)
+        return max(0, self.limit_bytes - max(0, used - cached))
+
+
+def memory_groups(root: Path = ROOT) -> tuple[MemoryGroup, ...]:
+    """Control groups of this process, and of its parents, that have a limit of memory.
+
+    Parameters
+    ----------
+    root : Path
+        Folder in which proc/self/cgroup, proc/self/mountinfo and the file systems that it names are looked up.
+    """
+    return _memory_groups(root, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa: ARG001
+    """Read once by every process: a fit of a hundred rows takes no longer than these files."""
+    found = []
+    for folder in _folders("memory", root):
+        limits = [n for name in (*V1_FILES, *V2_FILES) if (n := _number(folder / name)) is not None and n < UNLIMITED]
+        # Version 1 says what limits of parents come to, also of those that are not mounted in a container.
+        stat = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+        if stat is not None and int(stat[1]) < UNLIMITED:
+            limits.append(int(stat[1]))
+        if limits:
+            found.append(MemoryGroup(folder, min(limits)))
+    return tuple(found)
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Smallest limit of memory of this process's control groups; None if there is none."""
+    return min((group.limit_bytes for group in memory_groups(root)), default=None)
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that this machine could still give, within the limits of the control groups."""
+    return min([int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root))])
+
+
+def process_limit_bytes() -> int | None:
+    """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
+
+    Those limits are of addresses, of which libraries and threads reserve more than they use: as much more, it is taken,
+    in every process as in this one.
+    """
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return None
+    limits = {}
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        limit = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else resource.RLIM_INFINITY
+        if limit != resource.RLIM_INFINITY and 0 <= limit < UNLIMITED:
+            limits[name] = limit
+    if not limits:
+        return None
+    info = psutil.Process().memory_info()
+    # Addresses of private data are not told apart on every system; all of them are no fewer.
+    reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
+    return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Cores that this process may use: those of its affinity, and no more than the quota of its control groups."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return min(cores, _cores_of_quota(root, os.getpid()))
+
+
+@lru_cache(maxsize=8)
+def _cores_of_quota(root: Path, process: int) -> int:  # noqa: ARG001
+    """Whole cores that the quotas allow; of a part of one, one."""
+    quotas = [math.inf]
+    for folder in _folders("cpu", root):
+        of_both = _text(folder / "cpu.max").split()  # "max 100000" without a quota
+        if not of_both:
+            of_both = [_text(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
+        with suppress(ValueError):
+            quota, period = (int(part) for part in of_both)
+            if quota > 0 and period > 0:  # version 1 writes −1 for none
+                quotas.append(quota / period)
+    smallest = min(quotas)
+    return int(max(1, math.ceil(smallest))) if smallest < math.inf else 2**31
+
+
+def _folders(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of this process's control groups that may hold files of a controller, parents included."""
+    of_versions = {1: "", 2: ""}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:
+            of_versions[2] = path
+        elif controller in controllers.split(","):
+            of_versions[1] = path
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, system = before.split(), after.split()
+        if not separator or len(fields) < 5 or not system:
+            continue
+        version = {"cgroup": 1, "cgroup2": 2}.get(system[0], 0)
+        if not version or (version == 1 and controller not in system[-1].split(",")):
+            continue
+        top = root / _unescaped(fields[4]).lstrip("/")
+        yield from _upwards(top, PurePosixPath(_unescaped(fields[3])), PurePosixPath(of_versions[version] or "/"))
+
+
+def _upwards(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Iterator[Path]:
+    """Folders from the group at `path` up to `top`, where the group at `mounted` is.
+
+    In a container the path may be one of the host's, which is not to be seen here: then what is mounted is the
+    container's own group.
+    """
+    inside = path.relative_to(mounted) if path.is_relative_to(mounted) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    for part in (inside, *inside.parents):
+        if (top / part).is_dir():
+            yield top / part
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """Number in a file; None if there is none, or a word such as "max"."""
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None

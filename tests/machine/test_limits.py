@@ -1,0 +1,186 @@
+"""Limits of jobs and containers, from trees that look like the system's own, and limits that the system really sets."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from dkrr.machine import detect
+from dkrr.machine.limits import available_bytes, memory_groups, memory_limit, process_limit_bytes, usable_cores
+
+MIB = 2**20
+NONE_V1 = 9223372036854771712
+
+
+def tree(root, cgroup, mounts, files):
+    """A folder with what a process sees: its control groups, what is mounted where, and the groups' files."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(cgroup)
+    (root / "proc/self/mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + mounts)
+    for path, text in files.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    return root
+
+
+V2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def v1(controller, group="/", where=None):
+    where = where or f"/sys/fs/cgroup/{controller}"
+    return f"36 31 0:32 {group} {where} rw,relatime shared:5 master:1 - cgroup cgroup rw,{controller}\n"
+
+
+JOB = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42"
+SLURM_V2 = (
+    "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n",
+    V2,
+    {
+        f"{JOB}/memory.max": 1000 * MIB,
+        f"{JOB}/memory.current": 700 * MIB,
+        f"{JOB}/memory.stat": f"anon {300 * MIB}\ninactive_file {250 * MIB}\nactive_file {150 * MIB}",
+        f"{JOB}/cpu.max": "150000 100000",
+        f"{JOB}/step_0/memory.max": "max",
+        f"{JOB}/step_0/user/task_0/memory.max": "max",
+        f"{JOB}/step_0/user/task_0/cpu.max": "max 100000",
+    },
+)
+SLURM_V1 = (
+    "5:cpu,cpuacct:/slurm/uid_7/job_42/step_0\n4:memory:/slurm/uid_7/job_42/step_0/task_0\n0::/\n",
+    v1("memory") + v1("cpu,cpuacct"),
+    {
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": NONE_V1,
+        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.limit_in_bytes": 1000 * MIB,
+        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.usage_in_bytes": 700 * MIB,
+        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.stat": (
+            f"inactive_file 0\ntotal_inactive_file {250 * MIB}\ntotal_active_file {150 * MIB}"
+        ),
+        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/step_0/task_0/memory.limit_in_bytes": NONE_V1,
+        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/cpu.cfs_quota_us": 150000,
+        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/cpu.cfs_period_us": 100000,
+        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/step_0/cpu.cfs_quota_us": -1,
+        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/step_0/cpu.cfs_period_us": 100000,
+    },
+)
+
+
+@pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
+def test_the_limit_of_a_job_is_its_parents(tmp_path, job):
+    root = tree(tmp_path, *job)
+    assert memory_limit(root) == 1000 * MIB
+    # 700 in use, of which 400 are files that the system drops when memory is wanted.
+    assert available_bytes(root) == 700 * MIB
+    assert usable_cores(root) == min(2, usable_cores()), "one core and a half is two threads"
+
+
+@pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
+def test_a_plan_allows_what_the_job_has(tmp_path, job):
+    resources = detect(None, None, workers=2, root=tree(tmp_path, *job))
+    assert resources.n_workers * resources.worker_limit_bytes <= 0.8 * 700 * MIB
+    assert resources.local_limit_bytes <= 700 * MIB + psutil.Process().memory_info().rss
+    assert resources.memory_bytes <= 700 * MIB + 2 * psutil.Process().memory_info().rss
+    given = detect("8GiB", None, workers=2, root=tmp_path)
+    assert given.worker_limit_bytes == 4 * 2**30, "what the user says is believed"
+
+
+def test_the_smallest_of_all_parents_holds(tmp_path):
+    files = {"/sys/fs/cgroup/pod/memory.max": 500 * MIB, "/sys/fs/cgroup/pod/memory.current": 450 * MIB}
+    files |= {"/sys/fs/cgroup/pod/one/memory.max": 900 * MIB, "/sys/fs/cgroup/pod/one/memory.current": 10 * MIB}
+    root = tree(tmp_path, "0::/pod/one\n", V2, files)
+    assert [g.limit_bytes // MIB for g in memory_groups(root)] == [900, 500]
+    assert memory_limit(root) == 500 * MIB
+    assert available_bytes(root) == 50 * MIB, "another container of the pod has the rest"
+
+
+def test_a_group_that_is_slowed_down_has_a_limit_too(tmp_path):
+    files = {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/memory.high": 300 * MIB}
+    assert memory_limit(tree(tmp_path, "0::/a\n", V2, files)) == 300 * MIB
+
+
+class TestContainers:
+    """The path of a group may be the host's, and what is mounted the group itself."""
+
+    def test_with_a_name_space_of_its_own(self, tmp_path):
+        assert memory_limit(tree(tmp_path, "0::/\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB})) == 64 * MIB
+
+    def test_mounted_from_the_hosts_tree(self, tmp_path):
+        mounts = v1("memory", "/docker/0a1b", "/sys/fs/cgroup/memory")
+        files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": 64 * MIB}
+        assert memory_limit(tree(tmp_path, "4:memory:/docker/0a1b\n", mounts, files)) == 64 * MIB
+
+    @pytest.mark.parametrize("path", ["/kubepods/pod7/0a1b", "/../0a1b"])
+    def test_a_path_that_is_not_mounted(self, tmp_path, path):
+        files = {"/sys/fs/cgroup/memory.max": 64 * MIB, "/sys/fs/cgroup/cpu.max": "50000 100000"}
+        root = tree(tmp_path, f"0::{path}\n", V2, files)
+        assert (memory_limit(root), usable_cores(root)) == (64 * MIB, 1)
+
+    def test_limits_of_parents_that_are_not_mounted(self, tmp_path):
+        files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": NONE_V1}
+        files["/sys/fs/cgroup/memory/memory.stat"] = f"cache 0\nhierarchical_memory_limit {96 * MIB}\ntotal_rss 0"
+        assert memory_limit(tree(tmp_path, "4:memory:/a\n", v1("memory", "/a"), files)) == 96 * MIB
+
+    def test_a_mount_point_with_a_space(self, tmp_path):
+        mounts = V2.replace("/sys/fs/cgroup", "/sys/my\\040groups")
+        assert memory_limit(tree(tmp_path, "0::/\n", mounts, {"/sys/my groups/memory.max": 64 * MIB})) == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files"),
+    [
+        ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/cpu.max": "max 100000"}),
+        ("4:memory:/a\n", v1("memory"), {"/sys/fs/cgroup/memory/a/memory.limit_in_bytes": NONE_V1}),
+        ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "what?", "/sys/fs/cgroup/a/cpu.max": "1"}),
+        ("not\na: list", "nor a table\n - \n", {}),
+        ("", "", {}),
+    ],
+    ids=["no limit 2", "no limit 1", "unreadable", "not a list", "empty"],
+)
+def test_no_limit(tmp_path, cgroup, mounts, files):
+    root = tree(tmp_path, cgroup, mounts, files)
+    assert memory_limit(root) is None and memory_groups(root) == ()
+    assert available_bytes(root) > 100 * MIB
+    assert usable_cores(root) == len(os.sched_getaffinity(0))
+
+
+def test_a_system_without_control_groups_or_affinity(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS has neither
+    assert memory_limit(tmp_path) is None
+    assert usable_cores(tmp_path) == os.cpu_count()
+
+
+def test_without_a_limit_of_addresses():
+    unlimited = all(
+        resource.getrlimit(k)[0] == resource.RLIM_INFINITY for k in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    )
+    assert (process_limit_bytes() is None) == unlimited
+
+
+@pytest.mark.slow
+def test_a_limit_of_addresses_that_the_system_sets():
+    """In a process of its own, with real limits: a plan stays within them, and memory up to it can be had."""
+    script = """
+import resource, numpy as np
+from dkrr.machine import detect
+from dkrr.machine.limits import process_limit_bytes
+free = detect(None, None, workers=1)
+for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+    resource.setrlimit(name, (2**30, -1))
+    bound = process_limit_bytes()
+    limited = detect(None, None, workers=1)
+    for limit in (limited.local_limit_bytes, limited.worker_limit_bytes, limited.on_workers().limit_bytes):
+        assert limit <= 0.81 * bound < 2**30, (limit, bound)
+    assert limited.local_limit_bytes < free.local_limit_bytes
+    held = np.ones((limited.local_limit_bytes - limited.local_baseline_bytes) // 8)
+    try:
+        np.ones(2**30 // 8)
+    except MemoryError:
+        print("enough")
+    del held
+    resource.setrlimit(name, (-1, -1))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "enough\nenough\n", done.stderr
