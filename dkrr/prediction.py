@@ -17,7 +17,7 @@ from dkrr.linalg.sources import fill_gram
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import dense
+from dkrr.rows.sources import dense, row_major
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
@@ -162,5 +162,6 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
 
 
 def _predict_checked(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+    x = row_major(x)
     check_finite(x, "X", int(starts[block_info[0]["chunk-location"][0]]))
     return predict_in_memory(model, MemoryRows(x))
