@@ -230,10 +230,15 @@ def write_predictions(predictions: Any, path: str, *, overwrite: bool = False) -
             out.flush()
 
 
+BLOCKS_BYTES = 128 * 2**20
+"""Predictions that are made at once and written together."""
+
+
 def _blocks(predictions: Any) -> list[tuple[int, int]]:
     n = predictions.shape[0]
-    step = max(1, 2**24 // max(1, int(np.prod(predictions.shape[1:])) * 8))
+    step = max(1, BLOCKS_BYTES // max(1, int(np.prod(predictions.shape[1:])) * 8))
     if hasattr(predictions, "chunks"):
         # Several blocks at once keep all workers busy; all at once might not fit in memory.
-        step = max(step, 16 * max(predictions.chunks[0]))
+        tallest = max(predictions.chunks[0])
+        step = max(tallest, min(step, 16 * tallest))
     return [(start, min(start + step, n)) for start in range(0, n, step)]

@@ -13,7 +13,7 @@ import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster, as_completed
 from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.errors import DkrrError, InputError, StoreError
@@ -29,6 +30,7 @@ from dkrr.runtime import resident
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
+from dkrr.units import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
@@ -47,6 +49,8 @@ class DaskExecutor:
         self.client = client
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS
+        self._limits = {w.memory_limit for w in worker_resources(client) if w.memory_limit}
+        """Of the workers' memory, to be named where they die."""
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`.
@@ -78,7 +82,7 @@ class DaskExecutor:
                 future, result = next(completed)
                 task = running.pop(future.key)
                 if future.status != "finished":
-                    error = _readable(future, result, task)
+                    error = _readable(self, future, result, task)
                     future.release()
                     raise error
                 record.tasks.append(result)
@@ -122,6 +126,19 @@ class DaskExecutor:
         resident.forget(run)
         self.client.run(resident.forget, run)
 
+    def _lost(self, what: str, error: BaseException) -> DkrrError:
+        """Error of workers that went away, whatever Dask calls it."""
+        with suppress(OSError, ValueError):
+            limits = {w.get("memory_limit") for w in self.client.scheduler_info(n_workers=-1)["workers"].values()}
+            self._limits |= {int(limit) for limit in limits if limit}
+        died = f"{error.allowed_failures + 1} times" if isinstance(error, KilledWorker) else f"({type(error).__name__})"
+        limit = f" of {format_bytes(min(self._limits))} each" if self._limits else ""
+        return DkrrError(
+            f"the workers that ran {what} died {died}. Most likely they needed more memory than their limit{limit} "
+            f"and were killed; or the cluster took them away. What is finished is kept in a given store: run again "
+            f"with the same store=, with larger workers or a smaller memory_limit"
+        )
+
     def _n_threads(self) -> int:
         """Threads of all workers, asked for now and then: workers come and go, and to ask takes milliseconds."""
         now = time.perf_counter()
@@ -164,12 +181,17 @@ class DaskExecutor:
             try:
                 return run()
             except KilledWorker as error:
-                raise _killed(error, "of an iteration") from None
-            except (CancelledError, FutureCancelledError, OSError):  # OSError: no connection to a lost worker
+                raise self._lost("an iteration", error) from None
+            except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
                 if attempt == MAX_ATTEMPTS - 1:
-                    raise
+                    if isinstance(error, OSError) and not isinstance(error, CommClosedError):
+                        raise  # of a task: its store, say
+                    raise self._lost("an iteration", error) from error
                 time.sleep(0.5)
-                self.client.wait_for_workers(1, timeout=60)
+                try:
+                    self.client.wait_for_workers(1, timeout=60)
+                except TimeoutError as late:
+                    raise self._lost("an iteration", late) from late
         raise AssertionError
 
 
@@ -192,18 +214,10 @@ def _add(parts: list[Any]) -> _Sum:
     return _Sum(value, records)
 
 
-def _killed(error: KilledWorker, what: str) -> DkrrError:
-    return DkrrError(
-        f"the workers that ran task {what} died {error.allowed_failures + 1} times, killed for memory by "
-        f"something outside dkrr's plan, or taken away by the cluster. What is finished is kept in a given "
-        f"store: run again with the same store=, with larger workers or a smaller memory_limit if memory was short"
-    )
-
-
-def _readable(future: Any, result: Any, task: Task) -> BaseException:
+def _readable(executor: DaskExecutor, future: Any, result: Any, task: Task) -> BaseException:
     error = result[1] if isinstance(result, tuple) else future.exception()
-    if isinstance(error, KilledWorker):
-        return _killed(error, task.key)
+    if isinstance(error, KilledWorker | CancelledError | FutureCancelledError):
+        return executor._lost(f"task {task.key}", error)
     return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
 

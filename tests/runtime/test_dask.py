@@ -182,7 +182,10 @@ class TestKilledWorkers:
         client.wait_for_workers(2, timeout=30)
 
     def test_again_and_again(self, executor, client):
-        with pytest.raises(DkrrError, match=r"ran task killer died \d times.*same store=.*memory_limit"):
+        with pytest.raises(
+            DkrrError,
+            match=r"ran task killer died \d times.*more memory than their limit of .* each.*same store=.*memory_limit",
+        ):
             executor.run([Task("killer", die)], Progress())
         client.wait_for_workers(2, timeout=30)
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
