@@ -91,7 +91,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
 
 def block_rows(model: FittedFunction, rows: Rows) -> int:
     """Rows that are predicted together: fewer where they, their features or their predictions are wide."""
-    widths = [rows.row_bytes, 8 * model.n_targets]
+    widths = [rows.heavy_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
@@ -130,7 +130,7 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
     n = model.rows.shape[0]
     height = min(n, BLOCK_TRAINING_ROWS)
     if model.rows.is_sparse or not model.rows.is_in_memory:
-        height = max(1, min(height, BLOCK_BYTES // model.rows.row_bytes))
+        height = max(1, min(height, BLOCK_BYTES // model.rows.heavy_row_bytes))
     gram = np.empty((m, height))
     for start in range(0, n, height):
         stop = min(start + height, n)

@@ -21,6 +21,9 @@ Block = Any
 
 ALL = slice(None)
 
+WINDOW_ROWS = 256
+"""Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
+
 
 class Rows(ABC):
     """Rows of a table: shape, dtype, and blocks of consecutive rows."""
@@ -80,6 +83,11 @@ class Rows(ABC):
     def row_bytes(self) -> int:
         """Bytes of one row (an average, for sparse rows) in memory, as float64."""
         return self.shape[1] * 8
+
+    @property
+    def heavy_row_bytes(self) -> int:
+        """Bytes of one row where rows are heaviest: no block of WINDOW_ROWS or more has twice as many a row."""
+        return self.row_bytes
 
     @property
     def read_overhead_bytes(self) -> int:
@@ -147,6 +155,11 @@ class MemoryRows(Rows):
     def row_bytes(self) -> int:
         """See base class."""
         return -(-self.n_bytes // max(self.shape[0], 1)) + 8 if self.is_sparse else super().row_bytes
+
+    @property
+    def heavy_row_bytes(self) -> int:
+        """See base class."""
+        return _heavy_row_bytes(self, self.array.indptr) if self.is_sparse else self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -241,6 +254,11 @@ class SparseRows(Rows):
         """See base class."""
         return -(-self.n_bytes // max(self.shape[0], 1)) + 8
 
+    @cached_property
+    def heavy_row_bytes(self) -> int:
+        """See base class."""
+        return _heavy_row_bytes(self, self._parts[2][...])
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
         data, indices, indptr = self._parts
@@ -320,6 +338,15 @@ def row_major(block: Block) -> Block:
         return np.asarray(block)
     check_structure(block)
     return block.tocsr()
+
+
+def _heavy_row_bytes(rows: Rows, indptr: NDArray[Any]) -> int:
+    """Bytes of a row, from the average by how many more entries than that the heaviest window of rows has."""
+    height = min(WINDOW_ROWS, rows.shape[0])
+    entries, most = int(indptr[-1]), int((indptr[height:] - indptr[:-height]).max(initial=0))
+    if entries == 0:
+        return rows.row_bytes
+    return max(rows.row_bytes, -(-rows.row_bytes * most * rows.shape[0] // (entries * height)))
 
 
 def dense(block: Block) -> NDArray[Any]:
