@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from dkrr.kernels import kernel_from_dict
 from dkrr.kernels.columns import encodes
 from dkrr.model import FittedFunction
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
-from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.arrays import create_array, create_group, open_array, open_group, refuse_links
+from dkrr.tiles.aside import check_free, written_aside
 
 MODEL_FORMAT = 1
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
+
+_ARRAYS = ("coef", "dual_coef", "intercept")
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 Estimator = KernelRidge | KernelLogisticRegression
 _ESTIMATORS: dict[str, type[Estimator]] = {
@@ -31,15 +35,20 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 }
 
 
-def save(model: Estimator, path: str | Path) -> None:
+def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     """Save a fitted model.
+
+    It is written aside and moved to `path` once it is whole: until then an earlier one stays what it is.
 
     Parameters
     ----------
     model : KernelRidge or KernelLogisticRegression
         Fitted.
     path : str or Path
-        Path or URL of the new Zarr store; it must not exist.
+        Path or URL of the new Zarr store.
+    overwrite : bool, default=False
+        Replace the model that is at that path; anything else is never replaced. A model that was loaded from there and
+        reads its training rows at each prediction must then be loaded again.
 
     Raises
     ------
@@ -59,75 +68,96 @@ def save(model: Estimator, path: str | Path) -> None:
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("this model is not fitted yet; call fit before dkrr.save")
-    url = str(path)
-    local = local_path(url)
-    if local is not None and local.exists():
-        raise InputError(f"{url} exists already; delete it or give another path")
-    parameters = {name: _plain(getattr(model, name)) for name in model.saved_parameters}
-    # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
-    asked = model._kernel()
-    learns = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
-    learns = learns or fitted.intercept_shift is not None  # an origin
-    request = asked.to_dict() if learns else None
-    of_estimator = model._description()
-    json.dumps(
-        [parameters, request, fitted.kernel.to_dict(), of_estimator]
-    )  # what cannot be described is found before anything is written
-    try:
-        create_group(url, {})
-    except (ValueError, OSError) as error:
-        raise InputError(f"cannot create {url}: {error}") from error
+    check_model_path(path, overwrite=overwrite)
     arrays = {
         "intercept": fitted.intercept,
         "coef": fitted.coef,
         "dual_coef": getattr(model, "dual_coef_", fitted.dual_coef),
         "intercept_shift": fitted.intercept_shift,
     }
-    for name, array in arrays.items():
-        if array is not None:
-            array = np.asarray(array, np.float64).reshape(-1, fitted.n_targets) if name.endswith("coef") else array
-            create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
-    if fitted.rows is not None:
-        write_rows(fitted.rows, f"{url}/rows")
+    kept = {name: np.asarray(array, np.float64) for name, array in arrays.items() if array is not None}
     of_features = {digest: MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
-    for digest, array in of_features.items():
-        write_rows(array, f"{url}/features-{digest}")
-    # The description is written last: a model without it was never finished.
-    _describe(
-        url,
-        {
-            "kind": "model",
-            "format": MODEL_FORMAT,
-            "estimator": type(model).__name__,
-            "kernel": fitted.kernel.to_dict(),
-            "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
-            "feature_arrays": {digest: _kind(array) for digest, array in of_features.items()},
-            "request": request,
-            "parameters": parameters,
-            "n_features": fitted.n_features,
-            "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
-            **of_estimator,
-            "arrays": sorted(name for name, array in arrays.items() if array is not None),
-            "rows": None if fitted.rows is None else _kind(fitted.rows),
-            "solve": {
-                "form": model.plan_.form if hasattr(model, "plan_") else None,
-                "status": model.solve_result_.status.name,
-                "residual": model.solve_result_.residual,
-                "seconds": model.solve_result_.seconds,
-                "peak_bytes": model.solve_result_.peak_bytes,
-                "tol": model.tol,
-                "iterations": model.solve_result_.iterations,
-                "rank": model.solve_result_.rank,
-                "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in model.solve_result_.history],
-            }
-            if hasattr(model, "solve_result_")
-            else None,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
-            },
-        },
+    # What cannot be described is found before anything is written.
+    description = _description(
+        model, fitted, sorted(kept), {digest: _kind(rows) for digest, rows in of_features.items()}
     )
+    json.dumps(description)
+    with written_aside(str(path), overwrite=overwrite) as url:
+        try:
+            create_group(url, {})
+        except (ValueError, OSError) as error:
+            raise InputError(f"cannot create {path}: {error}") from error
+        for name, array in kept.items():
+            array = array.reshape(-1, fitted.n_targets) if name.endswith("coef") else array
+            create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
+        if fitted.rows is not None:
+            write_rows(fitted.rows, f"{url}/rows")
+        for digest, rows in of_features.items():
+            write_rows(rows, f"{url}/features-{digest}")
+        open_group(url, mode="r+").attrs["dkrr"] = description
+
+
+def check_model_path(path: str | Path, *, overwrite: bool) -> None:
+    """Refuse a path that `save` could not write to, before a model is fitted.
+
+    Raises
+    ------
+    InputError
+        If something is there, unless it is a model that may be overwritten.
+    """
+    check_free(str(path), overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model)
+
+
+def _is_model(url: str) -> bool:
+    try:
+        found = open_group(url).attrs.asdict().get("dkrr")
+    except StoreError:
+        return False
+    return isinstance(found, dict) and found.get("kind") == "model"
+
+
+def _description(model: Estimator, fitted: FittedFunction, arrays: list[str], of_features: Any) -> dict[str, Any]:
+    """All that is not an array, as values of JSON."""
+    # What a loaded model is fitted again with, where that is not what it has been fitted to: centres yet to be drawn.
+    asked = model._kernel()
+    learns = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
+    learns = learns or fitted.intercept_shift is not None  # an origin
+    return {
+        "kind": "model",
+        "format": MODEL_FORMAT,
+        "estimator": type(model).__name__,
+        "kernel": fitted.kernel.to_dict(),
+        "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
+        "feature_arrays": of_features,
+        "request": asked.to_dict() if learns else None,
+        "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
+        "n_features": fitted.n_features,
+        "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
+        **model._description(),
+        "arrays": arrays,
+        "rows": None if fitted.rows is None else _kind(fitted.rows),
+        "solve": _solve(model) if hasattr(model, "solve_result_") else None,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
+        },
+    }
+
+
+def _solve(model: Estimator) -> dict[str, Any]:
+    """How the fit went."""
+    result = model.solve_result_
+    return {
+        "form": model.plan_.form if hasattr(model, "plan_") else None,
+        "status": result.status.name,
+        "residual": result.residual,
+        "seconds": result.seconds,
+        "peak_bytes": result.peak_bytes,
+        "tol": model.tol,
+        "iterations": result.iterations,
+        "rank": result.rank,
+        "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in result.history],
+    }
 
 
 def load(path: str | Path, *, kernel: Any = None) -> Estimator:
@@ -161,7 +191,7 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
         }
         value = kernel_from_dict(found["kernel"], callables, of_features)
         request = found.get("request")
-        arrays = {name: np.asarray(open_array(f"{url}/{name}")[...]) for name in found["arrays"]}
+        arrays = {name: _coefficients(f"{url}/{name}") for name in found["arrays"]}
         feature_map = (
             None
             if found["feature_map"] is None
@@ -199,9 +229,10 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     StoreError
-        If there is no model at that path, or not one of this format.
+        If there is no model at that path, or not one of this format, or it leads to files elsewhere.
     """
     url = str(path)
+    refuse_links(url)
     found = open_group(url).attrs.asdict().get("dkrr")
     if not isinstance(found, dict):
         raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
@@ -212,11 +243,28 @@ def describe_model(path: str | Path) -> dict[str, Any]:
             f"{url} is a dkrr model of format {found.get('format')}; this dkrr reads format {MODEL_FORMAT}. "
             f"Use the version that wrote it: {found.get('versions')}"
         )
+    _check_names(url, found)
     return found
 
 
-def _describe(url: str, description: dict[str, Any]) -> None:
-    open_group(url, mode="r+").attrs["dkrr"] = description
+def _check_names(url: str, found: dict[str, Any]) -> None:
+    """Refuse a description that leads out of its store: only names that `save` gives are followed."""
+    arrays, of_features = found.get("arrays", []), found.get("feature_arrays", {})
+    named = isinstance(arrays, list) and all(name in _ARRAYS for name in arrays)
+    named = named and isinstance(of_features, dict) and all(_DIGEST.fullmatch(digest) for digest in of_features)
+    kinds = [found.get("rows"), *(of_features.values() if isinstance(of_features, dict) else ())]
+    if not named or any(kind not in (None, "dense", "sparse") for kind in kinds):
+        raise StoreError(
+            f"the model {url} is damaged: its description names arrays that dkrr.save does not write "
+            f"(arrays {arrays!r}, feature_arrays {of_features!r}, rows {found.get('rows')!r})"
+        )
+
+
+def _coefficients(url: str) -> Any:
+    array = open_array(url)
+    if array.dtype != np.float64:
+        raise StoreError(f"{url} is an array of {array.dtype}; expected float64: the model is damaged")
+    return np.asarray(array[...])
 
 
 def _rows(url: str, kind: str | None) -> Rows | None:

@@ -1,8 +1,11 @@
 """Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
 
+import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
+from threading import BoundedSemaphore
 from typing import Any
 
 import dask.array as da
@@ -17,7 +20,7 @@ from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import dense
+from dkrr.rows.sources import dense, row_major
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
@@ -25,8 +28,10 @@ BLOCK_TRAINING_ROWS = 4096
 """Training rows whose kernel with them is in memory at once (32 MiB with BLOCK_ROWS)."""
 PARALLEL_ABOVE = 4e6
 """Kernel entries from which on several threads share the work."""
+BLOCK_BYTES = 16 * 2**20
+"""Most memory of the rows of a block, of their features, of their predictions, and of training rows that are read."""
 LAZY_BLOCK_BYTES = 16 * 2**20
-"""Size of the blocks of a lazy prediction."""
+"""Size of the blocks of a lazy prediction: of their rows, and of what is predicted."""
 
 
 def predict(model: FittedFunction, rows: Rows) -> Any:
@@ -60,14 +65,17 @@ def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
     """Predictions of rows as one array, of shape (n, t)."""
     n = rows.shape[0]
     out = np.empty((n, model.n_targets))
-    starts = range(0, n, BLOCK_ROWS)
+    height = block_rows(model, rows)
+    starts = range(0, n, height)
+    at_once = _blocks_at_once(os.getpid())
 
     def block(start: int) -> None:
-        stop = min(start + BLOCK_ROWS, n)
-        x = rows.read(start, stop)
-        check_finite(x, "X", start)
-        out[start:stop] = predict_block(model, x, start)
-        _check_predictions(out[start:stop], start)
+        stop = min(start + height, n)
+        with at_once:
+            x = rows.read(start, stop)
+            check_finite(x, "X", start)
+            out[start:stop] = predict_block(model, x, start)
+            _check_predictions(out[start:stop], start)
 
     threads = min(len(starts), usable_cores())
     size = 0 if model.rows is None else n * model.rows.shape[0]
@@ -91,6 +99,20 @@ def _check_predictions(out: NDArray[np.float64], first: int) -> None:
             "expected finite numbers: look for outliers in X",
             first + int(np.argmax(bad)),
         )
+
+
+def block_rows(model: FittedFunction, rows: Rows) -> int:
+    """Rows that are predicted together: fewer where they, their features or their predictions are wide."""
+    widths = [rows.heavy_row_bytes, 8 * model.n_targets]
+    if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
+        widths.append(8 * model.feature_map.dimension(model.n_features))
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
+
+
+@lru_cache(maxsize=1)
+def _blocks_at_once(process: int) -> BoundedSemaphore:  # noqa: ARG001
+    """Guard of a process: Dask's threads may all predict at once, each with threads of its own."""
+    return BoundedSemaphore(usable_cores())
 
 
 def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:
@@ -119,6 +141,8 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
     out = np.tile(model.intercept, (m, 1))
     n = model.rows.shape[0]
     height = min(n, BLOCK_TRAINING_ROWS)
+    if model.rows.is_sparse or not model.rows.is_in_memory:
+        height = max(1, min(height, BLOCK_BYTES // model.rows.heavy_row_bytes))
     gram = np.empty((m, height))
     for start in range(0, n, height):
         stop = min(start + height, n)
@@ -129,7 +153,7 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
 
 
 def _lazy(model: FittedFunction, rows: Rows) -> Any:
-    height = max(1, min(LAZY_BLOCK_BYTES // (8 * rows.shape[1]), 16384))
+    height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], model.n_targets)), 16384))
     if isinstance(rows, DaskRows):
         # Blocks keep their rows unless they are too tall; they must have all columns.
         x = rows.array.rechunk({1: -1})
@@ -173,5 +197,6 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
 
 
 def _predict_checked(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+    x = row_major(x)
     check_finite(x, "X", int(starts[block_info[0]["chunk-location"][0]]))
     return predict_in_memory(model, MemoryRows(x))

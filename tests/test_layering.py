@@ -12,7 +12,7 @@ PACKAGE = Path(dkrr.__file__).parent
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
     {"errors"},
-    {"units", "cost", "blas"},
+    {"units", "cost", "blas", "sparse"},
     {"config", "tiles", "kernels"},
     {"features", "runtime"},
     {"rows"},

@@ -105,6 +105,83 @@ def test_existing_path_is_not_overwritten(data, tmp_path):
     dkrr.save(model, tmp_path / "m.zarr")
     with pytest.raises(InputError, match="exists already"):
         dkrr.save(model, tmp_path / "m.zarr")
+    other = KernelRidge(kernel="rbf", alpha=7.0).fit(data.X, data.y)
+    dkrr.save(other, tmp_path / "m.zarr", overwrite=True)
+    assert dkrr.load(tmp_path / "m.zarr").alpha == 7.0 and [p.name for p in tmp_path.iterdir()] == ["m.zarr"]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "text").write_text("mine")
+    for path in (tmp_path / "notes", tmp_path / "notes" / "text"):
+        with pytest.raises(InputError, match="is not a saved model"):
+            dkrr.save(other, path, overwrite=True)
+    assert (tmp_path / "notes" / "text").read_text() == "mine"
+
+
+def test_the_old_model_stays_until_the_new_one_is_whole(data, tmp_path):
+    def broken(X):
+        raise OSError("the disk is full")
+
+    dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path / "m.zarr")
+    lazy = da.from_array(data.X, chunks=50)
+    model = KernelRidge(kernel="rbf", alpha=7.0).fit(lazy, data.y)
+    model._model.rows.array = lazy.map_blocks(broken, dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(OSError, match="disk is full"):
+        dkrr.save(model, tmp_path / "m.zarr", overwrite=True)
+    assert dkrr.load(tmp_path / "m.zarr").alpha == 1.0 and [p.name for p in tmp_path.iterdir()] == ["m.zarr"]
+
+
+def test_object_store(data):
+    for alpha in (1.0, 7.0):
+        dkrr.save(KernelRidge(alpha).fit(data.X, data.y), "memory://models/m.zarr", overwrite=True)
+        assert dkrr.load("memory://models/m.zarr").alpha == alpha
+    with pytest.raises(InputError, match="exists already"):
+        dkrr.save(KernelRidge().fit(data.X, data.y), "memory://models/m.zarr")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrays": ["dual_coef", "intercept", "../m2.zarr/dual_coef"]},
+        {"arrays": ["/etc/passwd"]},
+        {"arrays": ["dual_coef", "s3://bucket/intercept"]},
+        {"feature_arrays": {"../../other": "dense"}},
+        {"rows": "../rows"},
+    ],
+    ids=str,
+)
+def test_names_that_lead_elsewhere_are_refused(data, tmp_path, changes):
+    for name in ("m.zarr", "m2.zarr"):
+        dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path / name)
+    _edit(tmp_path / "m.zarr", **changes)
+    with pytest.raises(StoreError, match="names arrays that dkrr.save does not write"):
+        dkrr.load(tmp_path / "m.zarr")
+
+
+@pytest.mark.parametrize("name", ["rows", "dual_coef/c/0/0"])
+def test_links_out_of_a_model_are_refused(data, tmp_path, name):
+    for folder in ("m.zarr", "m2.zarr"):
+        dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path / folder)
+    (tmp_path / "link.zarr").symlink_to(tmp_path / "m.zarr")
+    dkrr.load(tmp_path / "link.zarr")  # where the model itself is, the user says
+    place = tmp_path / "m.zarr" / name
+    place.rename(tmp_path / "taken away")
+    place.symlink_to(tmp_path / "m2.zarr" / name)
+    for use in (dkrr.load, dkrr.persistence.describe_model):
+        with pytest.raises(StoreError, match="is a link out of"):
+            use(tmp_path / "m.zarr")
+
+
+def test_pickle_codecs_are_refused(data, tmp_path):
+    dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path / "m.zarr")
+    array = tmp_path / "m.zarr" / "dual_coef"
+    (array / "zarr.json").unlink()
+    harmful = b"cos\nsystem\n(S'touch " + str(tmp_path / "was-run").encode() + b"'\ntR."
+    (array / "0.0").write_bytes(harmful)
+    metadata = {"zarr_format": 2, "shape": [211, 3], "chunks": [211, 3], "fill_value": None, "order": "C"}
+    for dtype, filters in (("|O", [{"id": "pickle"}]), ("<f8", [{"id": "pickle"}])):
+        (array / ".zarray").write_text(json.dumps({**metadata, "dtype": dtype, "filters": filters, "compressor": None}))
+        with pytest.raises(StoreError):
+            dkrr.load(tmp_path / "m.zarr")
+    assert not (tmp_path / "was-run").exists()
 
 
 def _edit(path, **changes):

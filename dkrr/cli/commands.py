@@ -1,18 +1,19 @@
 """``dkrr fit``, ``predict``, ``plan``, ``info``, ``calibrate`` ...; also ``dask dkrr ...``.
 
-Exit status: 0 on success, 2 on bad usage or bad input, 1 on failure. Results go to stdout, all else to stderr.
+Exit status: 0 on success; 2 on bad usage or bad input, such as a model that is missing; 1 on failure, and where a fit
+did not reach what was asked of it. Results go to stdout, all else to stderr.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 
 from dkrr.cli.output import (
+    check_predictions_path,
     convergence_report,
     draw_convergence,
     fit_report,
@@ -20,8 +21,8 @@ from dkrr.cli.output import (
     machine_report,
     write_predictions,
 )
-from dkrr.errors import DkrrError, InputError, PlanError
-from dkrr.solvers import ConjugateGradient
+from dkrr.errors import DkrrError, InputError, PlanError, StoreError
+from dkrr.solvers import ConjugateGradient, Status
 
 _BAD_INPUT = (InputError, PlanError)
 
@@ -41,6 +42,15 @@ def _readable_errors() -> Iterator[None]:
     except DkrrError as error:
         click.echo(f"dkrr: {error}", err=True)
         sys.exit(1)
+
+
+@contextmanager
+def _named_model() -> Iterator[None]:
+    """A model that is named and cannot be read is bad input."""
+    try:
+        yield
+    except StoreError as error:
+        raise InputError(str(error)) from error
 
 
 @contextmanager
@@ -145,6 +155,12 @@ def dkrr() -> None:
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
 @click.option("--class-weight", type=click.Choice(["balanced"]), help="Of --logistic: classes count alike.")
 @click.option("--max-iter", type=int, help="Newton steps of --logistic.  [default: 100]")
+@click.option("--overwrite", is_flag=True, help="Replace the model that is at --model, once the new one is whole.")
+@click.option(
+    "--accept-unconverged",
+    is_flag=True,
+    help="Save the model, and end with status 0, even if the fit did not reach what was asked of it.",
+)
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -153,45 +169,59 @@ def fit(
     y_path: str,
     sample_weight: str | None,
     model_path: str,
+    overwrite: bool,
+    accept_unconverged: bool,
     scheduler: str | None,
     as_json: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression."""
+    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression.
+
+    A fit that does not reach what was asked of it ends with status 1, and its model is not saved unless
+    --accept-unconverged says so.
+    """
     import dkrr as library
+    from dkrr.persistence import check_model_path
 
     with _readable_errors(), _cluster(scheduler):
-        if "://" not in model_path and Path(model_path).exists():
-            raise InputError(f"--model {model_path} exists already; delete it or give another path")
+        check_model_path(model_path, overwrite=overwrite)
         model = _estimator(progress=not quiet, **_settings(**options))
         model.fit(x_path, y_path, sample_weight=sample_weight)
-        library.save(model, model_path)
-        click.echo(fit_report(model, model_path, as_json=as_json))
+        is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
+        if is_good:
+            library.save(model, model_path, overwrite=overwrite)
+        click.echo(fit_report(model, model_path if is_good else None, as_json=as_json))
+        if not is_good:
+            raise DkrrError(
+                f"the fit ended {model.solve_result_.status.name}, and its model was not saved: "
+                "--accept-unconverged saves such a model, and with --store a fit goes on where it stopped"
+            )
 
 
 @dkrr.command()
 @click.option("--model", "model_path", required=True, metavar="PATH", help="A saved model.")
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Rows to predict.")
 @click.option("--out", "out_path", required=True, metavar="PATH", help="New .zarr or .npy file for the predictions.")
+@click.option("--overwrite", is_flag=True, help="Replace what is at --out, once the predictions are whole.")
 @click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster.")
 @click.option("--proba", is_flag=True, help="Write the probabilities of all classes, not the labels.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def predict(model_path: str, x_path: str, out_path: str, scheduler: str | None, proba: bool, as_json: bool) -> None:
-    """Predict with a saved model, a block of rows at a time."""
+def predict(
+    model_path: str, x_path: str, out_path: str, overwrite: bool, scheduler: str | None, proba: bool, as_json: bool
+) -> None:
+    """Predict with a saved model, a block of rows at a time; what is at --out is there whole or not at all."""
     import dkrr as library
     from dkrr.rows import open_path
 
     with _readable_errors(), _cluster(scheduler):
-        if "://" not in out_path and Path(out_path).exists():
-            raise InputError(f"--out {out_path} exists already; delete it or give another path")
-        if not out_path.endswith((".zarr", ".npy")):
-            raise InputError(f"--out {out_path} must end in .zarr or .npy")
-        model = library.load(model_path)
+        check_predictions_path(out_path, overwrite=overwrite)
+        with _named_model():
+            model = library.load(model_path)
         if proba and not hasattr(model, "predict_proba"):
             raise InputError(f"--proba is of kernel logistic regression; {model_path} is a {type(model).__name__}")
         predictions = (model.predict_proba if proba else model.predict)(open_path(x_path))
-        write_predictions(predictions, out_path)
+        write_predictions(predictions, out_path, overwrite=overwrite)
         shape = list(predictions.shape)
         click.echo(json.dumps({"out": out_path, "shape": shape}) if as_json else f"{shape} predictions in {out_path}")
 
@@ -232,7 +262,9 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
         if model_path is None:
             click.echo(machine_report(describe(), as_json=as_json))
         else:
-            click.echo(info_report(describe_model(model_path), model_path, as_json=as_json))
+            with _named_model():
+                found = describe_model(model_path)
+            click.echo(info_report(found, model_path, as_json=as_json))
 
 
 @dkrr.command()
@@ -265,7 +297,8 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
     from dkrr.persistence import describe_model
 
     with _readable_errors():
-        found = describe_model(model_path)
+        with _named_model():
+            found = describe_model(model_path)
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} has no convergence history: its solver was not iterative")
         if out_path is not None:

@@ -3,17 +3,19 @@
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkrr.errors import InputError
-from dkrr.tiles.arrays import chunk_rows, create_array
+from dkrr.errors import InputError, StoreError
+from dkrr.tiles.arrays import chunk_rows, create_array, open_array
+from dkrr.tiles.aside import check_free, written_aside
 from dkrr.units import format_bytes, format_seconds
 
 
-def fit_report(model: Any, path: str, *, as_json: bool) -> str:
-    """Plan and result of a fit."""
+def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
+    """Plan and result of a fit, and where its model was saved, if it was."""
     result = model.solve_result_
     facts = {
         "model": path,
@@ -41,7 +43,7 @@ def fit_report(model: Any, path: str, *, as_json: bool) -> str:
             f"time        {format_seconds(result.seconds)}",
             f"memory      {format_bytes(result.peak_bytes)} at most in a process",
             f"disk        {format_bytes(result.bytes_written)} written, {format_bytes(result.bytes_read)} read",
-            f"model       {path}",
+            f"model       {path or 'not saved'}",
         ]
     )
 
@@ -182,30 +184,63 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def write_predictions(predictions: Any, path: str) -> None:
-    """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, a block at a time."""
+def check_predictions_path(path: str, *, overwrite: bool) -> None:
+    """Refuse a path that predictions could not be written to, before they are made.
+
+    Raises
+    ------
+    InputError
+        If it ends in something else than .npy or .zarr, or something is there, unless it is such an array and may be
+        overwritten.
+    """
+    if not path.endswith((".zarr", ".npy")):
+        raise InputError(f"--out {path} must end in .zarr or .npy")
+    check_free(path, overwrite=overwrite, what="an array of predictions", is_one=_is_array)
+
+
+def _is_array(path: str) -> bool:
+    if path.endswith(".npy"):
+        return Path(path).is_file()
+    try:
+        open_array(path)
+    except StoreError:
+        return False
+    return True
+
+
+def write_predictions(predictions: Any, path: str, *, overwrite: bool = False) -> None:
+    """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, a block at a time.
+
+    They are written aside: a prediction that fails leaves nothing at `path`, or what was there before.
+    """
     if predictions.dtype == object and not hasattr(predictions, "chunks"):
         predictions = np.array(predictions.tolist())  # strings, of a length of their own
-    blocks, dtype = _blocks(predictions), predictions.dtype
+    dtype = predictions.dtype
     if dtype.kind not in "biuf" and not (dtype.kind == "U" and path.endswith(".npy")):
         raise InputError(
             f"labels of type {dtype} cannot be written to {path}; strings go to a .npy file, and --proba writes numbers"
         )
-    if path.endswith(".npy"):
-        out = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=predictions.shape)
-    else:
-        out = create_array(path, predictions.shape, dtype, chunk_rows(predictions.shape, dtype))
-    for start, stop in blocks:
-        part = predictions[start:stop]
-        out[start:stop] = part.compute() if hasattr(part, "compute") else part
-    if path.endswith(".npy"):
-        out.flush()
+    with written_aside(path, overwrite=overwrite) as place:
+        if place.endswith(".npy"):
+            out = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=predictions.shape)
+        else:
+            out = create_array(place, predictions.shape, dtype, chunk_rows(predictions.shape, dtype))
+        for start, stop in _blocks(predictions):
+            part = predictions[start:stop]
+            out[start:stop] = part.compute() if hasattr(part, "compute") else part
+        if place.endswith(".npy"):
+            out.flush()
+
+
+BLOCKS_BYTES = 128 * 2**20
+"""Predictions that are made at once and written together."""
 
 
 def _blocks(predictions: Any) -> list[tuple[int, int]]:
     n = predictions.shape[0]
-    step = max(1, 2**24 // max(1, int(np.prod(predictions.shape[1:])) * 8))
+    step = max(1, BLOCKS_BYTES // max(1, int(np.prod(predictions.shape[1:])) * 8))
     if hasattr(predictions, "chunks"):
         # Several blocks at once keep all workers busy; all at once might not fit in memory.
-        step = max(step, 16 * max(predictions.chunks[0]))
+        tallest = max(predictions.chunks[0])
+        step = max(tallest, min(step, 16 * tallest))
     return [(start, min(start + step, n)) for start in range(0, n, step)]

@@ -6,17 +6,19 @@ from typing import Any, ClassVar
 
 import dask.array as da
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.model import FittedFunction
 from dkrr.prediction import predict
 from dkrr.requests import checked_kernel
-from dkrr.rows import Rows, as_rows
+from dkrr.rows import Rows, as_rows, is_dask_frame, unframed
+from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_zarr_array
 
 DTYPES = [np.float64, np.float32]
@@ -47,6 +49,7 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _encoded(self, kernel: Kernel, X: Any) -> tuple[Kernel, Any]:
         """Return the kernel with what it learns from the training data, and those as rows of numbers."""
+        X = self._table(kernel, X, reset=True)
         if not encodes(kernel):
             return kernel, X
         kernel = kernel.fitted(X)
@@ -72,14 +75,32 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if function.coef is not None:
             self.coef_ = function.coef[:, columns]
 
-    def _forget_names(self) -> None:
-        """Forget the column names of an earlier fit, where scikit-learn does not see the new rows."""
-        self.__dict__.pop("feature_names_in_", None)
+    def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
+        """Return X in a form that scikit-learn or `as_rows` takes; where scikit-learn does not see it, check its names.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        X : as in fit
+        reset : bool
+            Remember the names of its columns; otherwise they must be those of the fit, in that order.
+        """
+        if sp.issparse(X):
+            check_structure(X)  # scikit-learn converts between formats
+        elif is_dask_frame(X):
+            if encodes(kernel):
+                raise InputTypeError(
+                    f"{kernel!r} takes a table in memory, and X is a Dask DataFrame; give X.compute(), a pandas one"
+                )
+            validate_data(self, X._meta, reset=reset, skip_check_array=True)
+        elif reset and not is_local(X):
+            self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        return unframed(X)
 
     def _scores(self, X: Any) -> Any:
         """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
         check_is_fitted(self, "_model")
-        X = self._model.kernel.encode(X)
+        X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
         if is_local(X):
             # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)

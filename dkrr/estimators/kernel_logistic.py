@@ -388,8 +388,6 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         labels = checked_labels(y if is_local(y) else load_labels(y))
         if is_local(X):
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
-        else:
-            self._forget_names()
         return as_rows(X), labels
 
     def _take(self, fitted: Fitted) -> None:

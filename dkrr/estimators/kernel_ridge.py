@@ -272,7 +272,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         else:
             if y is None:
                 raise InputError("y is None; give the targets")
-            self._forget_names()
         targets = load_array(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")

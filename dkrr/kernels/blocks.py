@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from dkrr import blas
 from dkrr.errors import InputError, InputTypeError, NotFiniteError
+from dkrr.sparse import check_structure
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Sparse: TypeAlias = Any  # a canonical scipy.sparse.csr_array of float64 or float32
@@ -61,7 +62,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
     InputTypeError
         For other types (a Dask array, say, which must not be computed by accident) and other dtypes.
     InputError
-        Unless there are two dimensions and at least one feature.
+        Unless there are two dimensions and at least one feature, and sparse indices are within them.
     """
     if not (isinstance(X, np.ndarray) or sp.issparse(X)):
         raise InputTypeError(
@@ -85,6 +86,7 @@ def as_rows(X: object, name: str = "X") -> Rows:
     dtype = np.float32 if block.dtype == np.float32 else np.float64
     if not sparse:
         return np.asarray(block, dtype=dtype)
+    check_structure(block, name)
     rows = sp.csr_array(block)
     if rows.dtype != dtype:
         rows = rows.astype(dtype)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.sparse import check_structure
 
 GRAPH_WIDTH = 2**31 - 1
 """Columns of encoded graphs, however large these are: rows of any two sets of graphs then fit each other."""
@@ -214,6 +215,7 @@ def read_graphs(X: Any, vocabulary: dict[bytes, int], name: str = "X") -> GraphB
             f"{name} has shape {X.shape}; expected graphs as encoded rows, CSR of {GRAPH_WIDTH} columns: give a list "
             "of graphs, or what the kernel's encode made of it"
         )
+    check_structure(X, name)
     starts = X.indptr.astype(np.int64)
     with np.errstate(invalid="ignore"):
         values = X.data.astype(np.int64)
@@ -279,7 +281,7 @@ def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integer
     kind, n_nodes, low, high, length = (int(value) for value in row[:_HEAD])
     n_edges, nodes_at = low - 1 + (high - 1) * _DIGIT, _HEAD + length - 1
     edges_at = nodes_at + (0 if kind == NO_LABELS else n_nodes)
-    if kind not in _KIND_NAMES or len(row) != edges_at + 2 * n_edges:
+    if kind not in _KIND_NAMES or n_nodes > MOST_NODES or len(row) != edges_at + 2 * n_edges:
         raise ValueError("another length")
     edges = row[edges_at:].reshape(-1, 2) - 1
     if n_edges and not (edges.max() < n_nodes and (edges[:, 0] < edges[:, 1]).all()):
@@ -374,6 +376,8 @@ def _from_adjacency(adjacency: Any, labels: Any) -> Graph:
         raise InputError(f"its adjacency has shape {adjacency.shape}; expected a square matrix")
     if adjacency.dtype.kind not in "fiub":
         raise InputTypeError(f"its adjacency has dtype {adjacency.dtype}; expected zeros and ones")
+    if sparse:
+        check_structure(adjacency, "its adjacency")
     table: Any = sp.csr_array(adjacency) if sparse else np.asarray(adjacency)
     if sparse and not table.has_canonical_format:
         table = table.copy()

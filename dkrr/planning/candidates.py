@@ -129,7 +129,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     cost = normal_cost(p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept)
     # No tasks here, and nothing to read if the rows are in memory already.
     cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
-    rows = parts * block * (2 * 8 * dimension + 2 * p.bytes_of_row + 8 * p.n_targets)
+    rows = parts * block * (2 * 8 * dimension + 2 * p.most_bytes_of_row + 8 * p.n_targets)
     rows += (parts - 1) * (8 * dimension * (dimension + p.n_targets) + p.read_overhead_bytes + feature_bytes(p))
     peak = (
         resources.local_baseline_bytes
@@ -248,7 +248,7 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     p, rates, m = problem, resources.rates, problem.n_right_sides + 1
     entry = rates.entry(p.kernel, p.d)
     form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
-    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_row, p.d) + 2 * p.read_overhead_bytes
+    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.most_bytes_of_row, p.d) + 2 * p.read_overhead_bytes
     peak = place.baseline_bytes + place.threads * cholesky_task_bytes(grid, m, form_bytes) + PROCESS_MARGIN_BYTES
     factor, solve = system_seconds(resources, place, grid, segment, m, peak, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms K once more.
@@ -298,9 +298,9 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
     staged = 0 if p.x_is_shared else p.stored_bytes
     groups, one = len(p.alphas), factor_bytes(grid)
     cost = cholesky_cost(grid, t, segment) + substitution_cost(grid, t)
-    rows = block * (4 * 8 * grid.tile + 2 * p.bytes_of_row + 8 * t)
+    rows = block * (4 * 8 * grid.tile + 2 * p.most_bytes_of_row + 8 * t)
     # The check of the residual holds all of Φ for a block of rows, and the coefficients and their gradient.
-    check = row_block(p, grid.n, grid.n) * (2 * 8 * grid.n + p.bytes_of_row) + 3 * 8 * grid.n * t
+    check = row_block(p, grid.n, grid.n) * (2 * 8 * grid.n + p.most_bytes_of_row) + 3 * 8 * grid.n * t
     check += 2 * 8 * t * -(-p.n // max(1, 2 * place.slots))
     forming_bytes = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
     extra_tile = 8 * grid.tile**2 if row_parts > 1 else 0
@@ -380,7 +380,7 @@ def checked_bytes(problem: Problem) -> int:
 
 def row_block(problem: Problem, tile: int, dimension: int) -> int:
     """Rows of Φ in memory at once: about ROW_BLOCK_BYTES of them, X included."""
-    width = 4 * 8 * min(tile, dimension) + 2 * problem.bytes_of_row
+    width = 4 * 8 * min(tile, dimension) + 2 * problem.most_bytes_of_row
     return int(max(1, min(problem.n, ROW_BLOCK_BYTES // max(width, 1), 65536)))
 
 

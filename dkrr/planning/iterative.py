@@ -316,7 +316,7 @@ def _tile_and_rows(p: Problem, place: Place, rank: int, m: int) -> tuple[int, bo
 def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
     """Memory of a process without tiles that are kept."""
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
-    needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_row, m) + p.read_overhead_bytes)
+    needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.most_bytes_of_row, m) + p.read_overhead_bytes)
     vectors = 12 if p.loss == "squared" else NEWTON_VECTORS
     needed += (4 if place.execution == "dask" else vectors) * 8 * p.n * m
     return needed + _factor_bytes(p, place, rank)
@@ -372,12 +372,13 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
         staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
         # Besides the products: the check of X, moments, squares, the true residual, errors, and means for an intercept.
         x_read = 0.0 if held else float(iterations + 5 + (1 if p.fit_intercept else 0)) * p.stored_bytes
-        width = p.bytes_of_row if sparse else 8 * dimension
+        width = p.most_bytes_of_row if sparse else 8 * dimension
         checkpoint = 5 * 8 * dimension * t if p.keeps_store else 0
         peak = (
             place.baseline_bytes
             + PROCESS_MARGIN_BYTES
-            + place.threads * (block * (3 * width + p.bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
+            + place.threads
+            * (block * (3 * width + p.most_bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
             + p.read_overhead_bytes
             + (12 * 8 * dimension * t + 3 * 8 * p.n * t if place.execution != "dask" else 0)
         )

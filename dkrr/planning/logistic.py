@@ -198,7 +198,7 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
     dimension = (p.dimension or 0) + (1 if p.fit_intercept else 0)
     is_direct = solver == "cholesky"
     sparse = p.is_sparse and not is_direct and p.feature_map is not None and p.feature_map.keeps_sparse
-    width = p.bytes_of_row if sparse else 8 * dimension
+    width = p.most_bytes_of_row if sparse else 8 * dimension
     block = row_block(p, 1 if sparse else dimension, 1 if sparse else dimension)
     n_blocks = -(-p.n // block)
     parts = p.layout.row_parts if p.layout else min(n_blocks, place.slots if is_direct else 2 * place.slots)
@@ -223,7 +223,7 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
     passes = (steps + 1) * (1 + inner)
     x_read = 0.0 if held else float(passes + 1) * p.stored_bytes
     checkpoint = 8 * dimension * m if p.keeps_store else 0
-    rows = block * (4 * width + 2 * p.bytes_of_row + 12 * 8 * m) + feature_bytes(p) + p.read_overhead_bytes
+    rows = block * (4 * width + 2 * p.most_bytes_of_row + 12 * 8 * m) + feature_bytes(p) + p.read_overhead_bytes
     if is_direct and p.is_coupled:
         rows += block * 8 * dimension * m
     caller = 4 * matrices + NEWTON_VECTORS * 8 * dimension * m + 4 * 8 * p.n

@@ -66,6 +66,8 @@ class Problem:
     """Rows whose weight is not zero; None: all."""
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
+    heavy_row_bytes: int | None = None
+    """The same where sparse rows are heaviest, which bounds the memory of a block; None: row_bytes."""
     x_bytes: int | None = None
     """Bytes of X where it is stored; None: n × row_bytes."""
     is_sparse: bool = False
@@ -112,6 +114,7 @@ class Problem:
             kernel=kernel,
             feature_map=feature_map(kernel, d),
             row_bytes=rows.row_bytes,
+            heavy_row_bytes=rows.heavy_row_bytes,
             x_bytes=rows.n_bytes,
             is_sparse=rows.is_sparse,
             x_is_shared=rows.is_shared,
@@ -129,6 +132,11 @@ class Problem:
     def bytes_of_row(self) -> int:
         """Bytes of one row of X in memory."""
         return 8 * self.d if self.row_bytes is None else self.row_bytes
+
+    @property
+    def most_bytes_of_row(self) -> int:
+        """Bytes of one row of a block, where rows are heaviest."""
+        return self.bytes_of_row if self.heavy_row_bytes is None else self.heavy_row_bytes
 
     @property
     def stored_bytes(self) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.rows.sources import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import array_url, is_dask_array, is_zarr_array, open_array
 
 
@@ -40,7 +41,9 @@ def open_path(path: str, name: str = "X") -> Any:
 def _from_npz(file: str, member: str, name: str) -> Any:
     with Path(file).open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         if not member and {"format", "shape"} <= set(archive.files):
-            return sp.load_npz(file).tocsr()
+            stored = sp.load_npz(file)
+            check_structure(stored, name)
+            return stored.tocsr()
         if member not in archive.files:
             raise InputError(
                 f"{name}: {file} has no array {member!r}; write {file}::NAME with one of {', '.join(archive.files)}"
@@ -49,7 +52,7 @@ def _from_npz(file: str, member: str, name: str) -> Any:
 
 
 def as_rows(X: Any, name: str = "X") -> Rows:
-    """Rows of an ndarray, scipy.sparse matrix, Dask array, Zarr array, or path of one.
+    """Rows of an ndarray, scipy.sparse matrix, Dask array or DataFrame, Zarr array, or path of one.
 
     Parameters
     ----------
@@ -60,12 +63,13 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     Raises
     ------
     InputError
-        If it is empty, not a matrix, not of numbers, or not there.
+        If it is empty, not a matrix, not of numbers, damaged (sparse), or not there.
     """
     if isinstance(X, str | Path):
         X = open_path(str(X), name)
     if isinstance(X, Rows):
         return X
+    X = unframed(X)
     if not (sp.issparse(X) or is_dask_array(X) or is_zarr_array(X)):
         X = _asarray(X, name)
     _check_dtype(X.dtype, name)
@@ -79,17 +83,28 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
     if is_dask_array(X):
-        return DaskRows(X)
+        return DaskRows(X, name)
     if is_zarr_array(X):
         url = array_url(X)
         return ZarrRows(url) if url is not None else MemoryRows(_column(np.asarray(X[:])))
     if sp.issparse(X):
+        check_structure(X, name)
         X = sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))
         if not X.has_canonical_format:
             X = X.copy()  # the user's matrix stays as it is
             X.sum_duplicates()
         return MemoryRows(X)
     return MemoryRows(_column(X))
+
+
+def is_dask_frame(X: Any) -> bool:
+    """Whether X is a DataFrame of Dask, told without importing dask.dataframe, which needs pandas."""
+    return type(X).__module__.startswith("dask.") and hasattr(X, "to_dask_array") and hasattr(X, "columns")
+
+
+def unframed(X: Any) -> Any:
+    """Return a Dask DataFrame as a Dask array (how many rows its partitions have is computed), others as they are."""
+    return X.to_dask_array(lengths=True) if is_dask_frame(X) else X
 
 
 def _asarray(X: Any, name: str) -> NDArray[Any]:

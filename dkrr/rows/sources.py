@@ -11,13 +11,18 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.errors import InputError, StoreError
 from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
+from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import open_array
 
 Block = Any
 """A 2-D ndarray or a scipy.sparse CSR array."""
 
 ALL = slice(None)
+
+WINDOW_ROWS = 256
+"""Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
 
 
 class Rows(ABC):
@@ -78,6 +83,11 @@ class Rows(ABC):
     def row_bytes(self) -> int:
         """Bytes of one row (an average, for sparse rows) in memory, as float64."""
         return self.shape[1] * 8
+
+    @property
+    def heavy_row_bytes(self) -> int:
+        """Bytes of one row where rows are heaviest: no block of WINDOW_ROWS or more has twice as many a row."""
+        return self.row_bytes
 
     @property
     def read_overhead_bytes(self) -> int:
@@ -145,6 +155,11 @@ class MemoryRows(Rows):
     def row_bytes(self) -> int:
         """See base class."""
         return -(-self.n_bytes // max(self.shape[0], 1)) + 8 if self.is_sparse else super().row_bytes
+
+    @property
+    def heavy_row_bytes(self) -> int:
+        """See base class."""
+        return _heavy_row_bytes(self, self.array.indptr) if self.is_sparse else self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -239,14 +254,25 @@ class SparseRows(Rows):
         """See base class."""
         return -(-self.n_bytes // max(self.shape[0], 1)) + 8
 
+    @cached_property
+    def heavy_row_bytes(self) -> int:
+        """See base class."""
+        return _heavy_row_bytes(self, self._parts[2][...])
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
         data, indices, indptr = self._parts
         pointers = indptr[start : stop + 1]
         inside = slice(int(pointers[0]), int(pointers[-1]))
-        block = sp.csr_array(
-            (data[inside], indices[inside], pointers - pointers[0]), shape=(stop - start, self.shape[1])
-        )
+        try:
+            if not 0 <= inside.start <= inside.stop <= indices.shape[0]:
+                raise InputError(f"rows {start} to {stop - 1} lie outside of the {indices.shape[0]} stored indices")
+            block = sp.csr_array(
+                (data[inside], indices[inside], pointers - pointers[0]), shape=(stop - start, self.shape[1])
+            )
+            check_structure(block)
+        except ValueError as error:  # SciPy's own, and ours
+            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Write them again") from error
         return block if columns == ALL else block[:, columns]
 
     def __getstate__(self) -> dict[str, str]:
@@ -259,9 +285,14 @@ class DaskRows(Rows):
     Parameters
     ----------
     array : dask.array.Array of shape (n, d) or (n,)
+        Sparse blocks are checked before anything is cut from them.
+    name : str
+        What it is called in error messages.
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, name: str = "X") -> None:
+        if sp.issparse(array._meta):
+            array = array.map_blocks(_checked, name, dtype=array.dtype, meta=array._meta)
         self.array = array if array.ndim == 2 else array[:, None]
 
     @property
@@ -287,13 +318,35 @@ class DaskRows(Rows):
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
-        block = self.array[start:stop, columns].compute()
-        return block.tocsr() if sp.issparse(block) else np.asarray(block)
+        return row_major(self.array[start:stop, columns].compute())
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         """See base class."""
-        block = self.array[indices].compute()
-        return block.tocsr() if sp.issparse(block) else np.asarray(block)
+        return row_major(self.array[indices].compute())
+
+
+def _checked(block: Block, name: str) -> Block:
+    """Block of a Dask array, whose blocks need not be what the array says they are."""
+    if sp.issparse(block):
+        check_structure(block, name)
+    return block
+
+
+def row_major(block: Block) -> Block:
+    """Block of a Dask array as an ndarray or a CSR array, checked."""
+    if not sp.issparse(block):
+        return np.asarray(block)
+    check_structure(block)
+    return block.tocsr()
+
+
+def _heavy_row_bytes(rows: Rows, indptr: NDArray[Any]) -> int:
+    """Bytes of a row, from the average by how many more entries than that the heaviest window of rows has."""
+    height = min(WINDOW_ROWS, rows.shape[0])
+    entries, most = int(indptr[-1]), int((indptr[height:] - indptr[:-height]).max(initial=0))
+    if entries == 0:
+        return rows.row_bytes
+    return max(rows.row_bytes, -(-rows.row_bytes * most * rows.shape[0] // (entries * height)))
 
 
 def dense(block: Block) -> NDArray[Any]:

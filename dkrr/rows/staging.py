@@ -4,9 +4,8 @@ from typing import Any
 
 import dask
 import numpy as np
-import scipy.sparse as sp
 
-from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, dense
+from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, dense, row_major
 from dkrr.tiles.arrays import chunk_rows, create_array, create_group, open_array
 
 _SPARSE_CHUNK = 2**20
@@ -77,5 +76,5 @@ def _write_dask(rows: DaskRows, url: str, rows_per_chunk: int | None, client: An
 
 
 def _write_block(block: Any, url: str, start: int) -> None:
-    block = dense(block.tocsr() if sp.issparse(block) else block)
+    block = dense(row_major(block))
     open_array(url, mode="r+")[start : start + block.shape[0]] = block

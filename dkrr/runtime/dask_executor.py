@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 from distributed import Client, as_completed
 from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import KilledWorker
 
@@ -177,6 +178,8 @@ class DaskExecutor:
                 raise self._died("of an iteration", error.allowed_failures + 1) from None
             except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
                 if attempt == MAX_ATTEMPTS - 1:
+                    if isinstance(error, OSError) and not isinstance(error, CommClosedError):
+                        raise  # of a task: its store, say
                     raise self._died("of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
                 self._wait_for_a_worker()
@@ -192,6 +195,8 @@ class DaskExecutor:
         error = result[1] if isinstance(result, tuple) else future.exception()
         if isinstance(error, KilledWorker):
             return self._died(task.key, error.allowed_failures + 1)
+        if isinstance(error, CancelledError | FutureCancelledError):
+            return self._died(task.key, 1)
         return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
     def _died(self, what: str, times: int, more: str = "") -> DkrrError:

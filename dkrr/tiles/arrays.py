@@ -1,5 +1,6 @@
 """Ordinary Zarr arrays: the user's, and the rows that dkrr stages or saves."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -111,6 +112,25 @@ def open_group(url: str, mode: Literal["r", "r+"] = "r") -> Any:
         return zarr.open_group(zarr_store(url), mode=mode)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{url} is not a Zarr store ({error})") from error
+
+
+def refuse_links(url: str) -> None:
+    """Refuse a store on this machine in which a symbolic link leads out of it.
+
+    Raises
+    ------
+    StoreError
+        Naming the link.
+    """
+    root = local_path(url)
+    if root is None or not root.is_dir():
+        return
+    whole = root.resolve()
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+                raise StoreError(f"{path} is a link out of {url}, and is not followed; copy what it leads to there")
 
 
 def create_group(url: str, attributes: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The store of one run: what problem it belongs to, and the arrays in it."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from dkrr.errors import StoreError
 from dkrr.tiles.chunks import local_path, zarr_store
 
 FORMAT_VERSION = 2
+
+_COPY = re.compile("rows(-[0-9a-z]+)?")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,12 @@ class RunStore:
 
     def staged_rows(self) -> str | None:
         """Name of the copy of X in the store, if it is complete."""
-        return self._attributes()["rows"]  # type: ignore[no-any-return]
+        name: str | None = self._attributes()["rows"]
+        if name is not None and not _COPY.fullmatch(name):
+            raise StoreError(
+                f"the store {self.url} is damaged: it names {name!r} as its copy of X. Give another store="
+            )
+        return name
 
     def set_staged_rows(self, name: str) -> None:
         """Remember that the copy of X is complete."""

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from dkrr import KernelLogisticRegression, KernelRidge, save
 from dkrr.cli import dkrr
+from dkrr.errors import ConvergenceWarning
 from dkrr.machine import Profile
 from dkrr.machine.profile import machine_fingerprint, save_profile
 from dkrr.planning import KernelRate, Rates
@@ -124,6 +125,12 @@ def test_calibrate_is_used_by_the_next_plan(tmp_path):
         (["plan", "--n", "100", "--d", "3", "--multi-class", "ovr"], "give --logistic"),
         (["plan", "--n", "100", "--d", "3", "--logistic", "--n-classes", "1"], "at least 2"),
         (["plan", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--logistic"], "continuous"),
+        (["info", "{}/nothing.zarr"], "does not exist"),
+        (["info", "{}/x.npy"], "not a Zarr store"),
+        (["convergence", "{}/nothing.zarr"], "does not exist"),
+        (["predict", "--model", "{}/nothing.zarr", "--x", "{}/x.npy", "--out", "{}/p.npy"], "does not exist"),
+        (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "exists already"),
+        (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/data.zarr", "--overwrite"], "is not an"),
         (["calibrate", "--folder", "{}/nowhere"], "is not there"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--scheduler", "tcp://127.0.0.1:9"],
@@ -137,12 +144,61 @@ def test_bad_input_is_one_readable_line_and_status_2(files, arguments, message):
 
 
 def test_failure_is_status_1(files):
-    result = run("info", files / "nothing.zarr", code=1)
-    assert "does not exist" in result.output
     np.savez(files / "twice.npz", X=np.ones((4, 2)), y=np.ones(4))
     fit = ["--x", f"{files}/twice.npz::X", "--y", f"{files}/twice.npz::y", "--alpha", 0, "--kernel", "rbf"]
     result = run("fit", *fit, "--model", files / "m.zarr", code=1)
     assert "not positive definite" in result.output and not (files / "m.zarr").exists()
+
+
+def test_overwrite(data, files):
+    fit = ["fit", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--model", files / "m.zarr", "--quiet"]
+    predict = ["predict", "--model", files / "m.zarr", "--x", files / "x.npy", "--out"]
+    found = []
+    for alpha in (1, 1e6):
+        run(*fit, "--alpha", alpha, "--overwrite")
+        for out in ("p.npy", "p.zarr"):
+            run(*predict, files / out, "--overwrite")
+        found.append(np.load(files / "p.npy"))
+        assert np.array_equal(zarr.open_array(str(files / "p.zarr"))[...], found[-1])
+    assert not np.allclose(found[0], found[1])
+    assert (
+        "exists already" in run(*fit, code=2).output and "exists already" in run(*predict, files / out, code=2).output
+    )
+
+
+def test_a_fit_that_does_not_converge_is_a_failure(files):
+    cg = ["--kernel", "rbf", "--alpha", 1e-9, "--solver", "cg", "--max-iterations", 1, "--tol", 1e-12]
+    for kind in (cg, ["--logistic", "--kernel", "rbf", "--max-iter", 1]):
+        model = files / f"{len(kind)}.zarr"
+        y = "data.zarr/labels" if "--logistic" in kind else "d.npz::w"
+        zarr.save_array(str(files / "data.zarr" / "labels"), (np.arange(211) % 2), overwrite=True)
+        fit = ["fit", "--x", files / "x.npy", "--y", f"{files}/{y}", *kind, "--model", model, "--quiet"]
+        with pytest.warns(ConvergenceWarning):
+            result = run(*fit, "--json", code=1)
+        report = json.loads(result.stdout)
+        assert report["model"] is None and report["status"] == "MAX_ITERATIONS" and not model.exists()
+        assert "--accept-unconverged" in result.stderr
+        with pytest.warns(ConvergenceWarning):
+            assert json.loads(run(*fit, "--json", "--accept-unconverged").stdout)["model"] == str(model)
+        assert model.exists()
+
+
+@pytest.mark.parametrize("out", ["p.npy", "p.zarr"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_prediction_that_fails_leaves_nothing(data, files, out, there):
+    save(KernelRidge(kernel="rbf").fit(data.X, data.y), files / "m.zarr")
+    predict = ["predict", "--model", files / "m.zarr", "--out", files / out, "--x"]
+    if there:
+        run(*predict, files / "x.npy")
+    X = data.X.copy()
+    X[-1, 2] = np.nan
+    np.save(files / "bad.npy", X)
+    before = sorted(p.name for p in files.iterdir())
+    message = run(*predict, files / "bad.npy", "--overwrite", code=2).output
+    assert "row 210, column 2" in message and sorted(p.name for p in files.iterdir()) == before
+    if there:
+        read = np.load if out == "p.npy" else lambda path: zarr.open_array(str(path))[...]
+        assert read(files / out).any()
 
 
 def test_is_a_command_of_its_own_and_of_dask():

@@ -12,9 +12,9 @@ from numpy.testing import assert_array_equal
 from zarr.codecs import BytesCodec
 
 from dkrr.errors import StoreError
-from dkrr.rows import MemoryRows, ZarrRows, as_rows
+from dkrr.rows import MemoryRows, Rows, ZarrRows, as_rows, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
-from dkrr.rows.sources import dense
+from dkrr.rows.sources import WINDOW_ROWS, dense, n_bytes
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -192,3 +192,21 @@ def test_blocks_read_a_chunk_once(kind, height, tmp_path, monkeypatch):
     assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
     assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
     assert {a for a, _ in reads} <= set(edges)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("order", ["even", "dense rows first", "dense rows spread"])
+def test_the_heaviest_block_of_sparse_rows_is_known(tmp_path, stored, order):
+    counts = np.full(2000, 5)
+    if order != "even":
+        counts[slice(100) if order == "dense rows first" else slice(None, None, 20)] = 400
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices = np.concatenate([np.arange(count) for count in counts])
+    rows: Rows = MemoryRows(sp.csr_array((np.ones(len(indices)), indices, indptr), shape=(2000, 500)))
+    if stored:
+        rows = write_rows(rows, str(tmp_path / "rows"))
+    for height in (WINDOW_ROWS, 700):
+        most = max(n_bytes(rows.read(k, min(k + height, 2000))) for k in range(0, 2000, 50))
+        assert most <= 2 * height * rows.heavy_row_bytes
+        assert height * rows.heavy_row_bytes <= 3 * most + 32 * height
+    assert (rows.heavy_row_bytes > 5 * rows.row_bytes) == (order == "dense rows first")

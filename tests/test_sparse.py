@@ -1,0 +1,192 @@
+"""Damaged sparse matrices are refused before SciPy follows their indices out of memory."""
+
+import json
+import shutil
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+import dkrr
+from dkrr.errors import InputError, StoreError
+from dkrr.kernels import RandomWalk
+from dkrr.rows import SparseRows, as_rows, write_rows
+from dkrr.sparse import check_structure
+
+FAR = 2**30
+
+
+def matrix(kind="csr"):
+    return sp.random_array((60, 20), density=0.3, format=kind, rng=np.random.default_rng(0))
+
+
+def with_entry(kind, part, place, value):
+    damaged = matrix(kind)
+    getattr(damaged, part)[place] = value
+    return damaged
+
+
+def coo(axis, value):
+    damaged = matrix("coo")
+    damaged.coords[axis][7] = value
+    return damaged
+
+
+def lil(places, values):
+    damaged = matrix("lil")
+    damaged.rows[3], damaged.data[3] = places, values
+    return damaged
+
+
+def replaced(part, values):
+    damaged = matrix()
+    setattr(damaged, part, values)
+    return damaged
+
+
+DAMAGED = {
+    "index far away": lambda: with_entry("csr", "indices", 7, FAR),
+    "index of the next column": lambda: with_entry("csr", "indices", 7, 20),
+    "negative index": lambda: with_entry("csr", "indices", 7, -1),
+    "pointer far away": lambda: with_entry("csr", "indptr", 5, FAR),
+    "falling pointer": lambda: with_entry("csr", "indptr", 5, 0),
+    "negative pointer": lambda: with_entry("csr", "indptr", 5, -FAR),
+    "last pointer": lambda: with_entry("csr", "indptr", 60, FAR),
+    "first pointer": lambda: with_entry("csr", "indptr", 0, 1),
+    "too few pointers": lambda: replaced("indptr", matrix().indptr[:-1]),
+    "too few values": lambda: replaced("data", matrix().data[:-1]),
+    "too few indices": lambda: replaced("indices", matrix().indices[:-1]),
+    "indices that are no integers": lambda: replaced("indices", matrix().indices.astype(float)),
+    "csc index": lambda: with_entry("csc", "indices", 7, FAR),
+    "csc pointer": lambda: with_entry("csc", "indptr", 7, FAR),
+    "bsr index": lambda: _block_sparse(),
+    "coo row": lambda: coo(0, FAR),
+    "coo column": lambda: coo(1, -1),
+    "lil column": lambda: lil([FAR], [1.0]),
+    "lil lengths": lambda: lil([1, 2], [1.0]),
+}
+
+
+def _block_sparse():
+    damaged = matrix().tobsr(blocksize=(2, 2))
+    damaged.indices[7] = 10  # of 10 blocks
+    return damaged
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_structure_is_refused(kind):
+    with pytest.raises(InputError, match="X is a damaged sparse matrix"):
+        check_structure(DAMAGED[kind]())
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr", "coo", "lil", "dok", "dia"])
+@pytest.mark.parametrize("of", [sp.csr_array, sp.csr_matrix], ids=["array", "matrix"])
+def test_whole_matrices_pass(kind, of):
+    for X in (matrix(), sp.csr_array((3, 4)), sp.csr_array((0, 4)), sp.csr_array(np.eye(2))):
+        check_structure(of(X).asformat(kind))
+
+
+def test_vectors_and_spare_room_pass():
+    check_structure(sp.coo_array(np.array([0.0, 2.0])))
+    check_structure(sp.csr_array(np.array([0.0, 2.0])))
+    X = matrix()
+    # SciPy allows more room than the pointers use; what is there does not count.
+    check_structure(sp.csr_array((np.append(X.data, 1.0), np.append(X.indices, FAR), X.indptr), shape=X.shape))
+
+
+ENTRANCES = {
+    "fit": lambda X, y, model: dkrr.KernelRidge(kernel="linear").fit(X, y),
+    "fit to labels": lambda X, y, model: dkrr.KernelLogisticRegression(kernel="rbf").fit(X, y > 0),
+    "predict": lambda X, y, model: model.predict(X),
+    "plan": lambda X, y, model: dkrr.plan(X, y),
+    "gram": lambda X, y, model: dkrr.gram(X).compute(),
+    "kernel": lambda X, y, model: dkrr.kernels.RBF(1.0)(X),
+    "rows": lambda X, y, model: as_rows(X),
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("kind", ["index far away", "negative index", "falling pointer", "csc index", "coo row"])
+def test_every_entrance_refuses(entrance, kind):
+    y = np.arange(60.0) - 30
+    model = dkrr.KernelRidge(kernel="linear").fit(matrix(), y)
+    with pytest.raises(InputError, match="damaged sparse matrix"):
+        ENTRANCES[entrance](DAMAGED[kind](), y, model)
+
+
+@pytest.mark.parametrize("kind", ["index far away", "falling pointer", "csc index"])
+@pytest.mark.parametrize("says_so", [True, False])
+def test_sparse_blocks_of_dask(kind, says_so):
+    whole, damaged = matrix().toarray(), DAMAGED[kind]()
+    model = dkrr.KernelRidge(kernel="linear").fit(whole, np.ones(60))
+    meta = sp.csr_array((0, 0)) if says_so else np.empty((0, 0))
+
+    def lazy(block):
+        return da.map_blocks(lambda _: block, da.zeros((60, 20), chunks=(60, 20)), dtype=float, meta=meta)
+
+    assert np.allclose(model.predict(lazy(matrix())).compute(), model.predict(whole))
+    for use in (
+        lambda X: model.predict(X).compute(),
+        lambda X: dkrr.gram(X).compute(),
+        lambda X: dkrr.KernelRidge(kernel="rbf").fit(X, np.ones(60)),
+    ):
+        with pytest.raises(InputError, match="damaged sparse matrix"):
+            use(lazy(damaged))
+
+
+def test_npz_file(tmp_path):
+    sp.save_npz(tmp_path / "x.npz", with_entry("csc", "indices", 7, FAR))
+    with pytest.raises(InputError, match="damaged sparse matrix"):
+        as_rows(str(tmp_path / "x.npz"))
+
+
+@pytest.mark.parametrize(
+    ("part", "place", "value"),
+    [("indices", 7, FAR), ("indices", 7, -1), ("indptr", 5, FAR), ("indptr", 5, -1), ("indptr", 60, FAR)],
+)
+def test_stored_rows(tmp_path, part, place, value):
+    rows = write_rows(as_rows(matrix()), str(tmp_path / "rows"))
+    zarr.open_array(str(tmp_path / "rows" / part), mode="r+")[place] = value
+    with pytest.raises(StoreError, match="damaged"):
+        list(SparseRows(rows.url).blocks(0, 60, 4))
+
+
+def test_saved_model_and_stored_run(tmp_path):
+    y = np.arange(60.0)
+    store = str(tmp_path / "run.zarr")
+    fit = dkrr.KernelRidge(kernel="rbf", store=store, tile=16, form="dual").fit
+    dkrr.save(fit(matrix(), y), tmp_path / "m.zarr")
+    for rows in (tmp_path / "m.zarr" / "rows", tmp_path / "run.zarr" / "rows"):
+        stored = zarr.open_array(str(rows / "indices"), mode="r+")
+        stored[3] = int(stored[3]) ^ 2**40  # one bit
+    with pytest.raises(StoreError, match="damaged"):
+        dkrr.load(tmp_path / "m.zarr")
+    shutil.rmtree(tmp_path / "run.zarr" / "system-0")  # the run goes on from its copy of X
+    with pytest.raises(StoreError, match="damaged"):
+        fit(matrix(), y)
+
+
+def test_run_that_names_another_copy_of_its_rows(tmp_path):
+    y = np.arange(60.0)
+    fit = dkrr.KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr"), tile=16, form="dual").fit
+    fit(matrix(), y)
+    file = tmp_path / "run.zarr" / "zarr.json"
+    content = json.loads(file.read_text())
+    content["attributes"]["dkrr"]["rows"] = "../elsewhere"
+    file.write_text(json.dumps(content))
+    with pytest.raises(StoreError, match="copy of X"):
+        fit(matrix(), y)
+
+
+@pytest.mark.parametrize(("part", "value"), [("indices", FAR * 2), ("indptr", FAR), ("data", 2.0**30)])
+def test_saved_model_of_graphs(tmp_path, part, value):
+    ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    graphs = [(4, ring[: k + 1], None) for k in range(4)]
+    model = dkrr.KernelRidge(kernel=RandomWalk(0.1)).fit(graphs, np.arange(4.0))
+    dkrr.save(model, tmp_path / "m.zarr")
+    stored = zarr.open_array(str(tmp_path / "m.zarr" / "rows" / part), mode="r+")
+    stored[1] = value
+    with pytest.raises((StoreError, InputError), match=r"damaged|no encoded graph"):
+        dkrr.load(tmp_path / "m.zarr").predict(graphs)
