@@ -14,7 +14,8 @@ An outcome is **dishonest** if
 - its status is a success (SOLVED or CONVERGED), and coefficients, intercept, predictions, probabilities or the reported
   residual are not finite; or
 - the true residual, that of the returned coefficients computed in 180 digits (`precise_checks`), exceeds ten
-  times the reported one by more than n · eps times its sensitivity (1 at least), whatever the status; or
+  times the reported one by more than n · eps, or, in the primal form, n · eps times its sensitivity, whatever the
+  status; or
 - a logistic regression is CONVERGED, and its true relative gradient exceeds ten times the `tol` that was asked for by
   more than that; or
 - the fit ended in an error that is not one of `dkrr.errors`.
@@ -210,7 +211,7 @@ def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, f
         features = np.asarray(model.coef_).reshape(-1, one.y.shape[1])
         return primal_residual(one.kernel, one.X, one.y, one.alpha, features, **problem)
     assert dual is not None
-    return dual_residual(one.kernel, one.X, one.y, one.alpha, dual, **problem)
+    return dual_residual(one.kernel, one.X, one.y, one.alpha, dual, **problem), 0.0
 
 
 def _length(values: Array) -> float:

@@ -3,6 +3,11 @@
 `precise` says what the solution is; here coefficients that a fit returned are put into the equations that they should
 solve, as the exact numbers that they are. That separates a fit that is inaccurate and says so from one that is not
 what it says.
+
+In the primal form a residual has a *sensitivity* beside it: what it moves by if every feature is off by its own size.
+Features that are right to eps, and are centred, cannot tell it better than to some eps times that, and nothing in their
+arithmetic shows it. (Linear features are centred first, which loses nothing. In the dual form the product Kα rounds
+as much as the entries of K do, and what is computed from them shows that.)
 """
 
 from math import factorial, inf, prod
@@ -37,8 +42,8 @@ def dual_residual(
     *,
     sample_weight: ArrayLike | None = None,
     fit_intercept: bool = False,
-) -> tuple[float, float]:
-    """Largest ‖√W(y − b − Kα − λW⁻¹α)‖ / ‖√W(y − ȳ)‖ over the targets, and its sensitivity.
+) -> float:
+    """Largest ‖√W(y − b − Kα − λW⁻¹α)‖ / ‖√W(y − ȳ)‖ over the targets.
 
     With an intercept, α is first moved to 1ᵀα = 0 exactly and b is the constant that suits it best: what rounding
     does to the sum and to b is an error of the predictions, not of the system that was solved. Without one, b and the
@@ -59,8 +64,7 @@ def dual_residual(
     with _precision():
         k, targets, coef = gram(kernel, X), matrix(y), matrix(dual_coef)
         used, weights = _weights(targets.nrows(), sample_weight)
-        sizes = _absolute(_centred_rows(k, fit_intercept and isinstance(kernel, Linear)))
-        largest = sensitivity = 0.0
+        largest = 0.0
         for c in range(targets.ncols()):
             a = [coef[i, c] for i in used]
             if fit_intercept:
@@ -72,13 +76,8 @@ def dual_residual(
                 for i, w, u in zip(used, weights, a, strict=True)
             ]
             left = _centred(left, weights, fit_intercept)
-            whole = [
-                sum((sizes[i, j] * abs(v) for j, v in zip(used, a, strict=True)), arb(0)) + arb(alpha) / w * abs(u)
-                for i, w, u in zip(used, weights, a, strict=True)
-            ]
             largest = max(largest, ratio(_squares(left, weights), _squares(right, weights)))
-            sensitivity = max(sensitivity, ratio(_squares(whole, weights), _squares(right, weights)))
-        return largest, sensitivity
+        return largest
 
 
 def primal_residual(
@@ -140,7 +139,7 @@ def logistic_gradient(
     sample_weight: ArrayLike | None = None,
     fit_intercept: bool = True,
 ) -> tuple[float, float]:
-    """Norm of the gradient of a binary logistic regression, relative to that where all scores are 0; its sensitivity.
+    """Norm of the gradient of a binary logistic regression, relative to that where all scores are 0.
 
     √(rᵀKr + (1ᵀg)²) with g = v(p − y) and r = g + 2λα, or √(‖Φᵀg + 2λw‖² + (1ᵀg)²). With an intercept the origin of
     the features is nobody's choice, and the smaller of the two ratios with K as it is and centred is returned.
@@ -159,6 +158,12 @@ def logistic_gradient(
     intercept : float
     sample_weight : array of shape (n,), optional
     fit_intercept : bool
+
+    Returns
+    -------
+    gradient : float
+    sensitivity : float
+        0 in the dual form.
     """
     with _precision():
         signs = [1 if v else 0 for v in np.asarray(labels)]
@@ -176,34 +181,31 @@ def logistic_gradient(
             if fit_intercept:
                 middle = sum(a, arb(0)) / n
                 a = [v - middle for v in a]
-            table, w = None, a
-            scores = _product(k, a)
-            sizes = _absolute(_centred_rows(k, fit_intercept and isinstance(kernel, Linear)))
-            moved = _product(sizes, [abs(v) for v in a])
-        else:
-            assert coef is not None
-            table, w = features(kernel, X), [arb(float(v)) for v in np.ravel(coef)]
-            scores = [sum((p * q for p, q in zip(row, w, strict=True)), arb(0)) for row in table]
-            moved = [sum((abs(p * q) for p, q in zip(row, w, strict=True)), arb(0)) for row in table]
-        g = gradient([f + b for f, b in zip(scores, free, strict=True)])
+            g = gradient([f + b for f, b in zip(_product(k, a), free, strict=True)])
+            total = sum(g, arb(0)) if fit_intercept else arb(0)
+            r = [gi + 2 * arb(alpha) * ai for gi, ai in zip(g, a, strict=True)]
+            forms = [[_form(k, _moved(v, centred)) for v in (r, at_zero)] for centred in choices]
+            return min(ratio(above + total**2, below + total_at_zero**2) for above, below in forms), 0.0
+        assert coef is not None
+        table, w = features(kernel, X), [arb(float(v)) for v in np.ravel(coef)]
+        g = gradient([_dot(row, w) + b for row, b in zip(table, free, strict=True)])
+        total = sum(g, arb(0)) if fit_intercept else arb(0)
         # p(1 − p) times what the scores move by.
         of_score = [abs(gi) * (1 - abs(gi) / v) if v > 0 else arb(0) for gi, v in zip(g, weights, strict=True)]
-        shift = [c * (m + abs(b)) for c, m, b in zip(of_score, moved, free, strict=True)]
-        total, total_shift = (sum(v, arb(0)) if fit_intercept else arb(0) for v in (g, shift))
+        sizes = [[abs(v) for v in row] for row in table]
+        lengths = [abs(v) for v in w]
+        shift = [c * (_dot(row, lengths) + abs(b)) for c, row, b in zip(of_score, sizes, free, strict=True)]
+        moved = [abs(gi) + si for gi, si in zip(g, shift, strict=True)]
         found = []
         for centred in choices:
-            if table is None:
-                r = [gi + 2 * arb(alpha) * ai for gi, ai in zip(g, w, strict=True)]
-                above, below, change = (_form(k, _moved(v, centred)) for v in (r, at_zero, shift))
-            else:
-                above = below = change = arb(0)
-                for j, wj in enumerate(w):
-                    column = _moved([row[j] for row in table], centred)
-                    above += (_dot(column, g) + 2 * arb(alpha) * wj) ** 2
-                    below += _dot(column, at_zero) ** 2
-                    change += _dot([abs(v) for v in column], shift) ** 2
+            above = below = change = arb(0)
+            for j, wj in enumerate(w):
+                column = _moved([row[j] for row in table], centred)
+                above += (_dot(column, g) + 2 * arb(alpha) * wj) ** 2
+                below += _dot(column, at_zero) ** 2
+                change += _dot([row[j] for row in sizes], moved) ** 2
             denominator = below + total_at_zero**2
-            found.append((ratio(above + total**2, denominator), ratio(change + total_shift**2, denominator)))
+            found.append((ratio(above + total**2, denominator), ratio(change, denominator)))
         return min(found)
 
 
@@ -273,20 +275,6 @@ def _dot(left: list[arb], right: list[arb]) -> arb:
 def _lengths(values: list[arb]) -> arb:
     """Squared Euclidean norm."""
     return _dot(values, values)
-
-
-def _centred_rows(k: arb_mat, is_asked: bool) -> arb_mat:
-    """Gram matrix of rows less their mean."""
-    if not is_asked:
-        return k
-    n = k.nrows()
-    means = [sum((k[i, j] for j in range(n)), arb(0)) / n for i in range(n)]
-    middle = sum(means, arb(0)) / n
-    return arb_mat([[k[i, j] - means[i] - means[j] + middle for j in range(n)] for i in range(n)])
-
-
-def _absolute(k: arb_mat) -> arb_mat:
-    return arb_mat(k.nrows(), k.ncols(), [abs(v) for v in k.entries()])
 
 
 def _product(k: arb_mat, values: list[arb]) -> list[arb]:
