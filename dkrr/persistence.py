@@ -11,10 +11,11 @@ import numpy as np
 
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
-from dkrr.features import Nystroem, arrays_of, feature_map_from_dict
-from dkrr.features.descriptions import parts_of
-from dkrr.kernels import kernel_from_dict
+from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict
+from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
+from dkrr.kernels import CallableKernel, Kernel, kernel_from_dict
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
 from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
 from dkrr.tiles.arrays import create_array, create_group, open_array, open_group, refuse_links
@@ -166,8 +167,9 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     Parameters
     ----------
     path : str or Path
-    kernel : callable, optional
-        The function of a model with a kernel function of the user's own: a file cannot hold it.
+    kernel : callable, Kernel, FeatureMap or class, optional
+        The function or feature map of a model that has one of the user's own: a file cannot hold it. What `fit` was
+        given as kernel will do; the values of its settings are read from the file.
 
     Returns
     -------
@@ -299,14 +301,27 @@ def _check(fitted: FittedFunction) -> None:
         raise KeyError(f"coefficients of shape {found}, expected {expected}")
 
 
-def _callables(description: Any, function: Any) -> dict[str, Any]:
-    """The user's function under every name that the description has for one."""
+def _callables(description: Any, given: Any) -> dict[str, Any]:
+    """What a user gave under every name that the description has for something of the user's own."""
+    named = _named(description, given)
+    if isinstance(given, Kernel | FeatureMap):  # of several such parts, each is known by its name
+        for part in parts_of(given):
+            if isinstance(part, CallableKernel | CallableMap):
+                named[str(part.name)] = part.function if isinstance(part, CallableKernel) else part
+            else:
+                named[qualified_name(type(part))] = type(part)
+    return named
+
+
+def _named(description: Any, given: Any) -> dict[str, Any]:
     names: dict[str, Any] = {}
     if isinstance(description, dict):
-        if description.get("kernel") == "callable":
-            names[description["name"]] = getattr(function, "function", function)
+        if description.get("kernel") == CallableKernel.tag:
+            names[description["name"]] = getattr(given, "function", given)
+        if description.get("feature_map") in GIVEN_AGAIN:
+            names[description["name"]] = given
         for value in description.values():
-            names.update(_callables(value, function))
+            names.update(_named(value, given))
     return names
 
 

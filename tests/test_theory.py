@@ -206,6 +206,40 @@ def test_the_norm_without_the_matrix(kernel, sample):
     assert_allclose(np.einsum("it,it->t", values, np.linalg.solve(K, values)), squared_norm(model), rtol=1e-5)
 
 
+@pytest.mark.parametrize("phi", [IdentityMap(), PolynomialMap(3), TaylorMap(4, gamma=0.3)], ids=str)
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_the_lagrangian_dual(phi, form, sample):
+    # minimise ½‖z‖² + ½λ‖w‖² subject to z = Φw − y: L = ½‖z‖² + ½λ‖w‖² + μᵀ(Φw − y − z).
+    features, y = phi.transform(sample.X), sample.Y
+    alpha = fitted(phi, sample, form).dual_coef_
+    w, mu = features.T @ alpha, -LAMBDA * alpha
+    z = features @ w - y
+
+    def lagrangian(z, w, mu):
+        return ((z**2).sum(axis=0) + LAMBDA * (w**2).sum(axis=0)) / 2 + (mu * (features @ w - y - z)).sum(axis=0)
+
+    def dual(mu):
+        return -(mu**2).sum(axis=0) / 2 - ((features.T @ mu) ** 2).sum(axis=0) / (2 * LAMBDA) - (mu * y).sum(axis=0)
+
+    # The multipliers are −λα and the residuals Φw − y: L is stationary there in all three.
+    assert_allclose(z, mu, rtol=1e-8, atol=1e-9)
+    assert_allclose(LAMBDA * w + features.T @ mu, 0, atol=1e-8 * np.abs(w).max())
+    # Strong duality, and both values are ½λ yᵀα.
+    primal = ((z**2).sum(axis=0) + LAMBDA * (w**2).sum(axis=0)) / 2
+    assert_allclose(dual(mu), primal, rtol=1e-9)
+    assert_allclose(LAMBDA * (y * alpha).sum(axis=0) / 2, primal, rtol=1e-9)
+    # A saddle: other multipliers bound the objective from below, other z and w from above.
+    rng = np.random.default_rng(2)
+    for size in (1e-2, 1.0):
+        other = mu + size * rng.standard_normal(mu.shape)
+        near = w + size * rng.standard_normal(w.shape)
+        assert (dual(other) < primal).all()
+        assert (lagrangian(features @ near - y, near, mu) > primal).all()
+        # The dual function is the smallest value of L over z and w, which it has at z = μ and w = −Φᵀμ/λ.
+        assert_allclose(lagrangian(other, -features.T @ other / LAMBDA, other), dual(other), rtol=1e-9)
+        assert (lagrangian(other + size, near, other) > dual(other)).all()
+
+
 @each_kernel
 def test_reproducing_property_bounds_values_by_the_norm(kernel, sample):
     model = fitted(kernel, sample)

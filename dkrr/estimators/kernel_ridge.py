@@ -43,8 +43,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     kernel : str, Kernel, FeatureMap or callable, default="linear"
         A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
         "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map, such
-        as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000): an approximation, and the only way to one.
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map: your
+        own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
+        one.
     gamma : float, optional
         γ > 0 of the kernels that have one; None means 1 / n_features.
     degree : float, default=3

@@ -2,6 +2,7 @@
 
 from dkrr.features.base import FeatureMap
 from dkrr.features.columns import ColumnsMap
+from dkrr.features.custom import CallableMap
 from dkrr.features.descriptions import arrays_of, feature_map, feature_map_from_dict
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
@@ -11,6 +12,7 @@ from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
 from dkrr.features.taylor import TaylorMap
 
 __all__ = [
+    "CallableMap",
     "ColumnsMap",
     "ConcatenatedMap",
     "FeatureMap",

@@ -13,6 +13,7 @@ from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows
+from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
 
 COPY_SECONDS = 1.6e-9
 """Time of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
@@ -20,6 +21,8 @@ GEMM_FLOPS = 55e9
 """Rate of matrix products on the core that the other times of an entry were measured on."""
 PRODUCT_ENTRIES = 2**22
 """Entries of Φ that a product with it has in memory at once (32 MiB)."""
+OWN_CLASS = "own"
+"""Tag in the description of a map whose class is the user's own."""
 
 Array = npt.NDArray[np.float64]
 
@@ -27,10 +30,31 @@ Array = npt.NDArray[np.float64]
 class FeatureMap(ABC):
     """A finite feature map φ: ℝᵈ → ℝᴰ, as an immutable value that is called on blocks of rows.
 
-    Subclasses are frozen dataclasses. They give `dimension`, `kernel` and `_fill`.
+    Subclasses are frozen dataclasses, of settings that JSON can say (or kernels and feature maps). They give
+    `dimension` and `_fill`; `kernel` where it has a closed form from which `feature_map` finds the way back. A subclass
+    of a user's own is saved by name and given again to `dkrr.load`, as a kernel function is.
+
+    Examples
+    --------
+    `_fill` writes columns start … stop of the features of dense or CSR rows in float64:
+
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from dkrr.features import FeatureMap
+    >>> @dataclass(frozen=True)
+    ... class Powers(FeatureMap):
+    ...     degree: int = 3
+    ...     def dimension(self, n_features):
+    ...         return self.degree * n_features
+    ...     def _fill(self, X, start, stop, out):
+    ...         out[...] = np.hstack([X**p for p in range(1, self.degree + 1)])[:, start:stop]
+    >>> Powers().transform(np.array([[2.0, 3.0]]))
+    array([[ 2.,  3.,  4.,  9.,  8., 27.]])
+    >>> Powers(degree=2).kernel()(np.array([[1.0]]), np.array([[2.0]]))
+    array([[6.]])
     """
 
-    tag: ClassVar[str]
+    tag: ClassVar[str] = OWN_CLASS
     """Name in a description (`to_dict`)."""
 
     @abstractmethod
@@ -62,9 +86,11 @@ class FeatureMap(ABC):
         known = {k: v.resolved(n_features) for k, v in parts.items() if isinstance(v, FeatureMap | Kernel)}
         return self if all(v is parts[k] for k, v in known.items()) else replace(self, **known)  # type: ignore[type-var]
 
-    @abstractmethod
     def kernel(self) -> Kernel:
         """Return the kernel k(x, z) = ⟨φ(x), φ(z)⟩."""
+        from dkrr.features.map_kernel import MapKernel  # which is made of this class
+
+        return MapKernel(self)
 
     def transform(self, X: Rows, columns: slice | None = None) -> npt.NDArray[np.float64]:
         """Return Φ, the features of each row.
@@ -85,6 +111,8 @@ class FeatureMap(ABC):
             If X is not two-dimensional and real, or the slice has a step.
         """
         rows = as_rows(X)
+        if rows.dtype != np.float64 and self._has_own_class():
+            rows = rows.astype(np.float64)  # whose authors need not know that float32 stays float32 in NumPy
         start, stop = column_range(columns, self.dimension(rows.shape[1]))
         out = np.empty((rows.shape[0], stop - start))
         if out.size:
@@ -134,12 +162,24 @@ class FeatureMap(ABC):
         return self._adjoint(rows, _matrix(values, rows.shape[0], "values", "row of X"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only, from which `feature_map_from_dict` makes the value."""
-        description: dict[str, Any] = {"feature_map": self.tag}
+        """Return a description of JSON's types only, from which `feature_map_from_dict` makes the value.
+
+        That of a user's own class names it, and needs it again.
+        """
+        settings: dict[str, Any] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            description[field.name] = value.to_dict() if isinstance(value, FeatureMap | Kernel) else value
-        return description
+            settings[field.name] = value.to_dict() if isinstance(value, FeatureMap | Kernel) else value
+        kind = type(self)
+        if is_dkrrs(kind):
+            return {"feature_map": self.tag, **settings}
+        name, digest = qualified_name(kind), identity_of_class(kind)
+        return {"feature_map": OWN_CLASS, "name": name, "digest": digest, "settings": settings}
+
+    def _has_own_class(self) -> bool:
+        """Whether the class of the map, or of a part, is a user's own."""
+        parts = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        return not is_dkrrs(type(self)) or any(p._has_own_class() for p in parts if isinstance(p, FeatureMap))
 
     def _multiply(self, X: Rows, coef: Array) -> Array:
         """`multiply` of checked arguments."""

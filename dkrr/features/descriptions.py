@@ -6,9 +6,10 @@ from functools import singledispatch
 from typing import Any
 
 from dkrr.errors import InputError
-from dkrr.features.base import FeatureMap
+from dkrr.features.base import OWN_CLASS, FeatureMap
 from dkrr.features.centred import CentredMap
 from dkrr.features.columns import ColumnsMap
+from dkrr.features.custom import CallableMap, given_map
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
@@ -39,6 +40,9 @@ _DESCRIBED: dict[str, type[FeatureMap]] = {
         InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap, CentredMap,
     )
 }  # fmt: skip
+
+GIVEN_AGAIN = (CallableMap.tag, OWN_CLASS)
+"""Tags of the maps that descriptions only name."""
 
 
 @singledispatch
@@ -184,7 +188,8 @@ def feature_map_from_dict(
     description : mapping
         For example ``{"feature_map": "polynomial", "degree": 2, "gamma": 1.0, "coef0": 1.0}``.
     callables : mapping from name to function, optional
-        The functions of callable kernels, as for `kernel_from_dict`.
+        The functions of callable kernels, as for `kernel_from_dict`, and the user's own feature maps: values of
+        CallableMap, and classes.
     arrays : mapping from checksum to ndarray or CSR, optional
         What `arrays_of` gave for the map.
 
@@ -194,22 +199,36 @@ def feature_map_from_dict(
         If the description is damaged, or an array is needed and not given.
     """
     name = description.get("feature_map") if isinstance(description, Mapping) else None
+    if name in GIVEN_AGAIN:
+        parts = dict(description)
+        if isinstance(parts.get("settings"), Mapping):
+            parts["settings"] = _settings(parts["settings"], callables, arrays)
+        return given_map(parts, callables or {})
     if not isinstance(name, str) or name not in _DESCRIBED:
         raise InputError(
             f"{description!r} describes no known feature map; expected "
             f'{{"feature_map": name, ...}} with one of {", ".join(map(repr, _DESCRIBED))}'
         )
-    settings = {
-        key: _part_from_dict(value, callables, arrays or {}) if isinstance(value, Mapping) else value
-        for key, value in description.items()
-        if key != "feature_map"
-    }
+    settings = _settings(description, callables, arrays)
     known = [field.name for field in fields(_DESCRIBED[name])]  # type: ignore[arg-type]
     if set(settings) != set(known):
         raise InputError(
             f"the description of feature map {name!r} has the parameters {sorted(settings)}; expected {known}"
         )
     return _DESCRIBED[name](**settings)
+
+
+def _settings(
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None,
+    arrays: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the parameters that a description holds, with the values that it describes in them."""
+    return {
+        key: _part_from_dict(value, callables, arrays or {}) if isinstance(value, Mapping) else value
+        for key, value in description.items()
+        if key != "feature_map"
+    }
 
 
 def _part_from_dict(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dkrr import blas
 from dkrr.errors import InputTypeError
 from dkrr.features.base import FeatureMap
+from dkrr.features.custom import check_own_class
 from dkrr.kernels import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows
 
@@ -44,6 +45,7 @@ class MapKernel(Kernel):
     def __post_init__(self) -> None:
         if not isinstance(self.base, FeatureMap):
             raise InputTypeError(f"{self.base!r} is not a feature map; expected a dkrr.features.FeatureMap")
+        check_own_class(self.base)
 
     def resolved(self, n_features: int) -> Kernel:
         """Return the kernel of the resolved map."""

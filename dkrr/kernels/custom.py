@@ -71,12 +71,12 @@ class CallableKernel(Kernel):
         if not callable(self.function):
             raise InputTypeError(f"{self.function!r} is not callable; expected a function of blocks (X, Y)")
         if self.name is None:
-            object.__setattr__(self, "name", _qualified_name(self.function))
+            object.__setattr__(self, "name", qualified_name(self.function))
 
     @property
     def digest(self) -> str:
         """SHA-256 of the function's source and of what it has bound: whether it looks the same as before."""
-        return hashlib.sha256(_text(self.function).encode()).hexdigest()
+        return identity_of(self.function)
 
     def fitted(self, X: Any) -> Kernel:
         """See base class."""
@@ -239,9 +239,31 @@ def _check_square(K: Rows) -> None:
         )
 
 
-def _qualified_name(function: Callable[..., Any]) -> str:
+def identity_of(*values: Any) -> str:
+    """SHA-256 of what identifies functions, and values that they use, in every process."""
+    return hashlib.sha256(" ".join(map(_text, values)).encode()).hexdigest()
+
+
+def identity_of_class(kind: type) -> str:
+    """SHA-256 of the methods and constants that a class, or a parent that is not dkrr's own, defines."""
+    members: dict[str, Any] = {}
+    for one in kind.__mro__:
+        for name, member in vars(one).items():
+            is_defined = name not in getattr(kind, "__dataclass_fields__", {}) and not name.startswith("__")
+            if is_defined and not is_dkrrs(one):
+                members.setdefault(name, getattr(member, "__func__", getattr(member, "fget", member)))
+    return identity_of(*(part for name in sorted(members) for part in (name, members[name])))
+
+
+def is_dkrrs(kind: type) -> bool:
+    """Whether a class is dkrr's own, so that its name says what it does."""
+    return kind.__module__.startswith("dkrr.")
+
+
+def qualified_name(function: Callable[..., Any]) -> str:
+    """Return module and name of a function, a class, or the class of a callable value."""
     if isinstance(function, functools.partial):
-        return _qualified_name(function.func)
+        return qualified_name(function.func)
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -278,4 +300,4 @@ def _source(thing: Any) -> str:
         return inspect.getsource(thing)
     except (OSError, TypeError):  # made in an interpreter
         code = getattr(thing, "__code__", None)
-        return _qualified_name(thing) + ("" if code is None else code.co_code.hex() + _text(code.co_consts, 1))
+        return qualified_name(thing) + ("" if code is None else code.co_code.hex() + _text(code.co_consts, 1))

@@ -1,5 +1,7 @@
 """KernelRidge against the textbook formula and scikit-learn, in every form, place and input type."""
 
+from functools import cache
+
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -57,19 +59,25 @@ def close(actual, expected, tolerance=1e-8):
     assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1e-300, np.abs(expected).max()))
 
 
+@pytest.fixture(scope="module")
+def naive_grams(data):
+    """By kernel, the naive loops' matrices of the training rows and of the new ones: the same for every way to fit."""
+    return cache(lambda kernel: (naive_gram(kernel, data.X, data.X), naive_gram(kernel, data.X_new, data.X)))
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("fit_intercept", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
-def test_dual_form_is_the_textbook_formula(data, kernel, weighted, fit_intercept, place):
+def test_dual_form_is_the_textbook_formula(data, naive_grams, kernel, weighted, fit_intercept, place):
     weights = data.weights if weighted else None
     alpha = np.array([0.1, 0.7, 0.1])
     model = KernelRidge(alpha=alpha, kernel=kernel, form="dual", fit_intercept=fit_intercept, **PLACES[place])
     model.fit(data.X, data.y, sample_weight=weights)
-    K = naive_gram(kernel, data.X, data.X)
+    K, of_new = naive_grams(kernel)
     coef, intercept = naive_kernel_ridge(K, data.y, alpha, weights, fit_intercept)
     close(model.dual_coef_, coef)
-    close(model.predict(data.X_new), naive_gram(kernel, data.X_new, data.X) @ coef + intercept)
+    close(model.predict(data.X_new), of_new @ coef + intercept)
     if fit_intercept:
         close(model.intercept_, intercept)
     assert model.plan_.execution == ("memory" if place == "memory" else "serial")

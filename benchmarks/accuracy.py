@@ -1,0 +1,281 @@
+"""Small fits at the edges of float64 against arithmetic of 180 digits: how wrong they are, and whether they say so.
+
+::
+
+    python -m benchmarks.accuracy [--fits 60] [--only duplicates] [--write docs/accuracy.md]
+    python -m benchmarks.accuracy --trial duplicates:17
+
+Every class of `trials` is fitted `--fits` times, ridge and logistic, in either form, by Cholesky in memory and in tiles
+and by conjugate gradient, and compared with `precise`. The table goes to stdout as Markdown, every dishonest and every
+surprising outcome to stderr, with the name of its trial, which is its seed.
+
+An outcome is **dishonest** if
+
+- its status is a success (SOLVED or CONVERGED), and coefficients, intercept, predictions, probabilities or the reported
+  residual are not finite; or
+- the true residual, that of the returned coefficients computed in 180 digits (`precise_checks`), exceeds ten
+  times the reported one by more than n · eps, or, in the primal form, n · eps times its sensitivity, whatever the
+  status; or
+- a logistic regression is CONVERGED, and its true relative gradient exceeds ten times the `tol` that was asked for by
+  more than that; or
+- the fit ended in an error that is not one of `dkrr.errors`.
+
+It is **surprising**, and listed but not counted, if it is a success whose predictions are off by more than 1e-6 of the
+largest |f|, or probabilities by more than 1e-6; or if it warned of anything but its accuracy; or if an ordinary problem
+was refused. A problem that is close to singular can have such predictions and a residual at the level of rounding.
+
+Where 180 digits do not suffice for the solution (K from 1e-600 to 1e600 beside a λ of 1) its errors are left out; the
+residual is checked all the same.
+"""
+
+import math
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import threadpoolctl
+from numpy.typing import NDArray
+
+from benchmarks import precise
+from benchmarks.precise_checks import dual_residual, logistic_gradient, primal_residual
+from benchmarks.trials import CLASSES, Trial, label, trial
+from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.errors import ConvergenceWarning, DkrrError
+from dkrr.solvers import Status
+
+Array = NDArray[np.float64]
+
+SUCCESS = (Status.SOLVED, Status.CONVERGED)
+FACTOR = 10.0
+"""By which a true residual may exceed the one that is reported."""
+SURPRISING = 1e-6
+BEGIN, END = "<!-- table of trials: begin -->", "<!-- table of trials: end -->"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one trial."""
+
+    trial: Trial
+    ended: str
+    """Name of the status, or of the error."""
+    is_success: bool = False
+    reported: float = math.nan
+    """Residual, or relative gradient."""
+    true: float = math.nan
+    """The same in 180 digits, of the coefficients that were returned."""
+    dual_coef: float = math.nan
+    """‖α − α*‖ / ‖α*‖, largest over the targets; nan where there is no α."""
+    predictions: float = math.nan
+    """Largest |f − f*| / max |f*|, training rows and new ones."""
+    probabilities: float = math.nan
+    """Largest |p − p*|."""
+    dishonest: tuple[str, ...] = ()
+    surprising: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        one = self.trial
+        what = f"{'logistic' if one.is_logistic else 'ridge'} {one.kernel!r} n={one.X.shape[0]} λ={one.alpha:.2g}"
+        also = [
+            *(f"{k}={v}" for k, v in one.settings.items()),
+            *(["intercept"] if one.fit_intercept else []),
+            *(["weights"] if one.sample_weight is not None else []),
+        ]
+        return (
+            f"{one.name} {what} {' '.join(also)}: {self.ended}, reported {self.reported:.1e}, true {self.true:.1e}, "
+            f"α {self.dual_coef:.1e}, f {self.predictions:.1e}, p {self.probabilities:.1e}"
+        )
+
+
+@dataclass
+class Line:
+    """One class of the table."""
+
+    name: str
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def largest(self, of: str) -> str:
+        """Largest error over the fits that ended as successes."""
+        found = [vars(o)[of] for o in self.outcomes if o.is_success and not math.isnan(vars(o)[of])]
+        return f"{max(found):.0e}" if found else "–"
+
+    def __str__(self) -> str:
+        ended = ", ".join(f"{n} {how}" for how, n in Counter(o.ended for o in self.outcomes).most_common())
+        errors = " | ".join(self.largest(of) for of in ("dual_coef", "predictions", "probabilities"))
+        dishonest = sum(bool(o.dishonest) for o in self.outcomes)
+        return f"| {label(self.name)} | {len(self.outcomes)} | {ended} | {errors} | {dishonest} |"
+
+
+def run(one: Trial) -> Outcome:
+    """Fit one trial and compare it."""
+    make = KernelLogisticRegression if one.is_logistic else KernelRidge
+    model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, progress=False, **one.settings)
+    y = one.y if one.is_logistic else one.y.copy()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(one.X, y, sample_weight=one.sample_weight)
+            found = [_scores(model, X) for X in (one.X, one.X_new)]
+            chances = model.predict_proba(one.X_new)[:, 1] if one.is_logistic else None
+    except DkrrError as error:
+        refused = (f"refused: {error}",) if one.name.startswith("ordinary:") else ()
+        return Outcome(one, type(error).__name__, surprising=refused)
+    except Exception as error:  # what a user would see, whatever it is
+        return Outcome(one, type(error).__name__, dishonest=(f"an error that is not dkrr's own: {error}",))
+    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
+    return judge(one, model, np.vstack(found), chances, sorted(others))
+
+
+def _scores(model: Any, X: Any) -> Array:
+    """Return f of each row, (m, t)."""
+    found = model.decision_function(X) if isinstance(model, KernelLogisticRegression) else model.predict(X)
+    return np.asarray(found, np.float64).reshape(X.shape[0], -1)
+
+
+def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: list[str]) -> Outcome:
+    """Compare a fitted model with the exact solution, and what it reports with what is true.
+
+    Parameters
+    ----------
+    one : Trial
+    model : KernelRidge or KernelLogisticRegression
+        Fitted.
+    found : ndarray of shape (n + N_NEW, t)
+        Predictions, or scores, of the training rows and the new ones.
+    chances : ndarray of shape (N_NEW,), optional
+        Probabilities of the new rows.
+    others : list of str
+        What it warned of besides its accuracy.
+    """
+    solve = model.solve_result_
+    n, is_success = one.X.shape[0], solve.status in SUCCESS
+    dual = np.asarray(model.dual_coef_).reshape(n, -1) if hasattr(model, "dual_coef_") else None
+    returned = [model.intercept_, found, solve.residual, *(v for v in (dual, chances) if v is not None)]
+    if not all(np.isfinite(v).all() for v in returned):
+        wrong = ("not finite, and a success",) if is_success else ()
+        return Outcome(one, solve.status.name, is_success, solve.residual, dishonest=wrong, surprising=tuple(others))
+    (true, sensitivity), errors = _true_residual(one, model, dual), _errors(one, found, dual, chances)
+    rounding, dishonest = n * np.finfo(float).eps * max(sensitivity, 1.0), []
+    if true > FACTOR * solve.residual + rounding:
+        dishonest.append(f"a residual of {true:.1e} is reported as {solve.residual:.1e}")
+    if one.is_logistic and solve.status is Status.CONVERGED and true > FACTOR * model.tol + rounding:
+        dishonest.append(f"converged at a gradient of {true:.1e} where tol is {model.tol:.0e}")
+    if is_success:
+        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "dual_coef" and e > SURPRISING]
+    return Outcome(
+        one, solve.status.name, is_success, solve.residual, true, **errors, dishonest=tuple(dishonest),
+        surprising=tuple(others),
+    )  # fmt: skip
+
+
+def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None) -> dict[str, float]:
+    """Compare with the exact solution; nothing to compare where 180 digits do not do either."""
+    try:
+        exact = _exact(one)
+    except ArithmeticError:
+        return {}
+    assert exact.predictions is not None
+    expected = np.vstack([exact.fitted, exact.predictions])
+    errors = {"predictions": _relative(np.abs(found - expected).max(), np.abs(expected).max())}
+    if dual is not None:
+        off = dual - exact.dual_coef
+        errors["dual_coef"] = max(map(_relative, map(_length, off.T), map(_length, exact.dual_coef.T)))
+    if chances is not None:
+        errors["probabilities"] = float(np.abs(chances - precise.probabilities(exact.predictions)).max())
+    return errors
+
+
+def _exact(one: Trial) -> precise.Exact:
+    solve = precise.logistic if one.is_logistic else precise.ridge
+    return solve(
+        one.kernel, one.X, one.y, one.alpha, sample_weight=one.sample_weight, fit_intercept=one.fit_intercept,
+        X_new=one.X_new,
+    )  # fmt: skip
+
+
+def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, float]:
+    """In 180 digits, of the equations that the fit's form solves, and how sensitive it is."""
+    problem: dict[str, Any] = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept}
+    is_primal = model.plan_.form == "primal"
+    if one.is_logistic:
+        problem["coef" if is_primal else "dual_coef"] = model.coef_ if is_primal else dual
+        problem["intercept"] = float(np.ravel(model.intercept_)[0])
+        return logistic_gradient(one.kernel, one.X, one.y, one.alpha, **problem)
+    if is_primal:
+        features = np.asarray(model.coef_).reshape(-1, one.y.shape[1])
+        return primal_residual(one.kernel, one.X, one.y, one.alpha, features, **problem)
+    assert dual is not None
+    return dual_residual(one.kernel, one.X, one.y, one.alpha, dual, **problem), 0.0
+
+
+def _length(values: Array) -> float:
+    """Euclidean norm, of numbers of any size."""
+    largest = float(np.abs(values).max())
+    return largest * float(np.linalg.norm(values / largest)) if 0 < largest < math.inf else largest
+
+
+def _relative(error: float, size: float) -> float:
+    return float(error / size) if size > 0 else (0.0 if error == 0 else math.inf)
+
+
+def table(lines: Iterable[Line]) -> str:
+    """Return the table in Markdown."""
+    head = (
+        "| trials | fits | ended as | largest error of α | of predictions | of probabilities | dishonest |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    return "\n".join([head, *map(str, lines)])
+
+
+def replaced(page: str, block: str) -> str:
+    """Return a page with another block between the two markers.
+
+    Raises
+    ------
+    click.ClickException
+        If the page has no such markers.
+    """
+    if BEGIN not in page or END not in page:
+        raise click.ClickException(f"the page has no lines {BEGIN} and {END} for the table to stand between")
+    before, rest = page.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END, 1)[1]}"
+
+
+@click.command()
+@click.option("--fits", default=60, show_default=True, help="Trials of each class.")
+@click.option("--only", multiple=True, type=click.Choice(list(CLASSES)), help="These classes alone.")
+@click.option("--trial", "names", multiple=True, metavar="CLASS:NUMBER", help="These trials alone.")
+@click.option(
+    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the table."
+)
+def main(fits: int, only: tuple[str, ...], names: tuple[str, ...], write: Path | None) -> None:
+    """Fit small problems at the edges of float64 and compare them with 180 digits."""
+    wanted = [(name.split(":")[0], int(name.split(":")[1])) for name in names]
+    if not wanted:
+        wanted = [(name, k) for name in only or CLASSES for k in range(fits)]
+    lines: dict[str, Line] = {}
+    with threadpoolctl.threadpool_limits(1, "blas"):
+        for of_class, number in wanted:
+            outcome = run(trial(of_class, number))
+            lines.setdefault(of_class, Line(of_class)).outcomes.append(outcome)
+            for kind in ("dishonest", "surprising"):
+                for text in vars(outcome)[kind]:
+                    click.echo(f"{kind}: {outcome}: {text}", err=True)
+            if names:
+                click.echo(f"{outcome}", err=True)
+    block = table(lines.values())
+    click.echo(block)
+    if write is not None:
+        write.write_text(replaced(write.read_text(), block))
+    if any(o.dishonest for line in lines.values() for o in line.outcomes):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Feature maps that come from outside: a function of blocks of rows, and classes of the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+
+from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
+from dkrr.features.base import Array, FeatureMap
+from dkrr.features.settings import whole
+from dkrr.kernels.blocks import STRIP_ROWS, Rows, is_sparse
+from dkrr.kernels.custom import identity_of, qualified_name
+
+FEATURE_SECONDS = 20e-9
+"""Time of a feature: a guess, as nothing is known of a user's function before it has run."""
+
+
+@dataclass(frozen=True)
+class CallableMap(FeatureMap):
+    """A feature map given as a function of a block of rows, and the number of features.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(X)`` returns all φ(x) as an (n_rows, D) array of real numbers, for a block X (n_rows, n_features) of
+        float64 rows (a CSR array where the rows are sparse). The features of a row must not depend on the other rows.
+    size : int or callable
+        D, or ``size(n_features)`` that returns it.
+    name : str, optional
+        Name in messages and descriptions; None means the function's qualified name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.features import CallableMap
+    >>> def waves(X):
+    ...     return np.hstack([np.cos(X), np.sin(X)])
+    >>> phi = CallableMap(waves, lambda n_features: 2 * n_features)
+    >>> phi.transform(np.array([[0.0, 0.0]]))
+    array([[1., 1., 0., 0.]])
+    >>> KernelRidge(kernel=phi, form="primal").fit(np.eye(3), [1.0, 2.0, 3.0]).coef_.shape
+    (6,)
+    """
+
+    tag: ClassVar[str] = "callable"
+
+    function: Callable[..., Any]
+    size: int | Callable[[int], int]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputTypeError(f"{self.function!r} is not callable; expected a function of a block of rows X")
+        if not callable(self.size):
+            object.__setattr__(self, "size", whole(self.size, "the size of a feature map", 1))
+        if self.name is None:
+            object.__setattr__(self, "name", qualified_name(self.function))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the functions' sources and of what they have bound: whether they look the same as before."""
+        return identity_of(self.function, self.size)
+
+    def dimension(self, n_features: int) -> int:
+        """Return D."""
+        return whole(self.size(n_features), f"the size of {self._subject}", 1) if callable(self.size) else self.size
+
+    def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
+        """See base class."""
+        return FEATURE_SECONDS
+
+    def held_bytes(self, n_features: int) -> int:
+        """Return the memory of the function's result for a strip of rows, and of a copy; its own is unknown."""
+        return 2 * 8 * STRIP_ROWS * self.dimension(n_features)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description that names the function but cannot bring it back."""
+        size = None if callable(self.size) else self.size
+        return {"feature_map": self.tag, "name": self.name, "digest": self.digest, "size": size}
+
+    @property
+    def _subject(self) -> str:
+        return f"the feature function {self.name!r}"
+
+    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+        # All features of a strip of rows, as the function knows nothing of ranges.
+        for top in range(0, X.shape[0], STRIP_ROWS):
+            rows = slice(top, top + STRIP_ROWS)
+            out[rows] = self._block(X[rows].astype(np.float64, copy=False))[:, start:stop]
+
+    def _block(self, X: Rows) -> Array:
+        """Return function(X), checked."""
+        expected = X.shape[0], self.dimension(X.shape[1])
+        try:
+            block = self.function(X)
+        except (DkrrError, MemoryError):
+            raise
+        except Exception as error:
+            kind = "CSR" if is_sparse(X) else "dense"
+            raise KernelFunctionError(
+                f"{self._subject} failed on a {kind} block of {X.shape[0]} rows and {X.shape[1]} columns: "
+                f"{type(error).__qualname__}: {error}"
+            ) from error
+        if sp.issparse(block):
+            raise InputTypeError(f"{self._subject} returned a sparse matrix; expected a dense array: toarray()")
+        if np.shape(block) != expected:
+            raise InputError(
+                f"{self._subject} returned shape {np.shape(block)} for {expected[0]} rows; expected {expected}: a row "
+                "of features for each row of X, and as many features as size= says"
+            )
+        block = np.asarray(block)
+        if block.dtype.kind not in "fiub":
+            raise InputTypeError(f"{self._subject} returned dtype {block.dtype}; expected real numbers")
+        if not np.isfinite(block).all():
+            raise InputError(f"{self._subject} returned NaN or infinite features; expected finite numbers")
+        return block
+
+
+def check_own_class(value: FeatureMap) -> None:
+    """Refuse a map of a user's own class whose value is not determined by its fields.
+
+    Raises
+    ------
+    InputTypeError
+        If its class is not a frozen dataclass.
+    """
+    parameters = vars(type(value)).get("__dataclass_params__")  # of the class itself, not of a parent
+    if parameters is None or not parameters.frozen:
+        raise InputTypeError(
+            f"the feature map {type(value).__qualname__} is not a frozen dataclass; put @dataclass(frozen=True) before "
+            "its class and make its settings fields, so that values can be compared, described and sent to workers"
+        )
+
+
+def given_map(description: Mapping[str, Any], given: Mapping[str, Any]) -> FeatureMap:
+    """Return a user's own feature map, for what was given under the name in its description.
+
+    Parameters
+    ----------
+    description : mapping
+        As `CallableMap.to_dict` or `FeatureMap.to_dict` gave it.
+    given : mapping from name to function, feature map or class
+
+    Raises
+    ------
+    InputError
+        If the description is damaged, or nothing that fits was given.
+
+    Warns
+    -----
+    UserWarning
+        If what is given has another source than what was described.
+    """
+    name = description.get("name")
+    if not isinstance(name, str):
+        raise InputError(f"{description!r} describes a feature map without a name")
+    if name not in given:
+        raise InputError(
+            f"the custom feature map {name!r} is needed, and files never hold code; it must be given again: "
+            "dkrr.load(path, kernel=...)"
+        )
+    value = given[name]
+    of_function = description["feature_map"] == CallableMap.tag
+    made = _of_function(description, name, value) if of_function else _of_class(description, name, value)
+    if made.to_dict()["digest"] != description.get("digest"):
+        warnings.warn(
+            f"the feature map given for {name!r} has another source text than the one that was saved; "
+            "results are right only if it computes the same features",
+            UserWarning,
+            stacklevel=3,
+        )
+    return made
+
+
+def _of_function(description: Mapping[str, Any], name: str, value: Any) -> CallableMap:
+    if isinstance(value, CallableMap):
+        return CallableMap(value.function, value.size, name)
+    if description.get("size") is None:
+        raise InputError(
+            f"{value!r} is given for the feature map {name!r}, whose size is a function too, which files do not hold; "
+            "expected the CallableMap: dkrr.load(path, kernel=CallableMap(function, size))"
+        )
+    return CallableMap(value, description["size"], name)
+
+
+def _of_class(description: Mapping[str, Any], name: str, value: Any) -> FeatureMap:
+    kind = value if isinstance(value, type) else type(value)
+    settings = description.get("settings")
+    if not issubclass(kind, FeatureMap) or not isinstance(settings, Mapping):
+        raise InputError(f"{value!r} is given for the feature map {name!r}; expected its class or a value of it")
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if set(settings) != set(known):
+        raise InputError(f"the feature map {name!r} was saved with the fields {sorted(settings)}; {kind} has {known}")
+    return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """Return JSON's lists as tuples, which frozen values have."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
