@@ -59,6 +59,11 @@ STORED = ["float32", "float16", "int16", "bool"]
 in_every_type = pytest.mark.parametrize("stored", STORED)
 
 
+def name_of(value):
+    """Return a name without the address of a function, which differs from process to process."""
+    return type(value).__name__
+
+
 def rows(stored, n=17, seed=0):
     """Rows that have no short product in their own type."""
     X = np.abs(np.random.default_rng(seed).standard_normal((n, 6)))
@@ -76,7 +81,7 @@ def as_float64(X, sparse):
     return sp.csr_array(X.astype(np.float64)) if sparse else X.astype(np.float64)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 @in_every_type
 def test_kernels(kernel, sparse, stored):
@@ -95,7 +100,7 @@ def test_kernels(kernel, sparse, stored):
         assert_array_equal(piece, expected)
 
 
-@pytest.mark.parametrize("phi", MAPS, ids=str)
+@pytest.mark.parametrize("phi", MAPS, ids=name_of)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
 @in_every_type
 def test_feature_maps(phi, sparse, stored):
