@@ -9,45 +9,51 @@ import os
 import sys
 import sysconfig
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import dask
 
 import dkrr
+from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine.profile import create_profile_folder, profile_folder
 
-_here: dict[str, int] = {}
-"""What this process noted, by environment: there may be no folder to write to."""
+_known: dict[tuple[str, str], int] = {}
+"""What this process read or noted, by folder and environment: every fit asks, and the folder may be read-only."""
 
 
 def recorded_baseline() -> int:
     """Bytes that workers of this environment were found to hold; 0 if no more than planned for."""
-    name = _environment()
-    if name in _here:
-        return _here[name]
-    try:
-        return int(json.loads((profile_folder() / name).read_text())["worker_baseline_bytes"])
-    except (InputError, OSError, ValueError, KeyError, TypeError):
-        return 0
+    key = _key()
+    if key not in _known:
+        try:
+            _known[key] = int(json.loads((profile_folder() / key[1]).read_text())["worker_baseline_bytes"])
+        except (InputError, OSError, ValueError, KeyError, TypeError):
+            _known[key] = 0
+    return _known[key]
 
 
 def record_baseline(n_bytes: int) -> None:
     """Keep what workers of this environment hold, for later plans."""
-    name = _environment()
-    _here[name] = n_bytes
+    key = _key()
+    _known[key] = n_bytes
     with suppress(InputError, OSError):
-        path = create_profile_folder() / name
+        path = create_profile_folder() / key[1]
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps({"worker_baseline_bytes": n_bytes}))
         partial.replace(path)
 
 
-def _environment() -> str:
-    """Name of this environment's file: another one where a package was installed or removed."""
+def _key() -> tuple[str, str]:
+    """Configured folder, and name of this environment's file."""
+    return str(setting("profile-directory")), _name(str(dask.config.get("distributed.worker.preload", [])))
+
+
+@cache
+def _name(preloads: str) -> str:
+    """Name of the file of this process's libraries with these preloads: another where a package was installed."""
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     changed = [p.stat().st_mtime_ns for p in installed if p.exists()]
-    preloads = dask.config.get("distributed.worker.preload", [])
     parts = [sys.prefix, sys.version, dkrr.__version__, changed, preloads]
-    digest = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
-    return f"workers-{digest}.json"
+    return f"workers-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.json"
