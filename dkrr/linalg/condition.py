@@ -16,6 +16,7 @@ A. van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,10 +43,16 @@ def with_probe(right_sides: Array, diagonal: Array | None = None) -> Array:
     n, m = right_sides.shape
     both = np.empty((n, m + 1))
     both[:, :m] = right_sides
-    both[:, m] = np.random.default_rng(0).standard_normal(n)
+    both[:, m] = _random_vector(n)
     if diagonal is not None:
         both[:, m] *= np.sqrt(_positive(diagonal))
     return both
+
+
+@lru_cache(maxsize=2)
+def _random_vector(n: int) -> Array:
+    """z, of shape (n,): drawn once for fits of one size after another."""
+    return np.random.default_rng(0).standard_normal(n)
 
 
 def multiplied_probe(probe: Array, diagonal: Array | None) -> Array:
