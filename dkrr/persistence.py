@@ -26,7 +26,7 @@ MODEL_FORMAT = 1
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
 
-_ARRAYS = ("coef", "dual_coef", "intercept")
+_ARRAYS = ("coef", "dual_coef", "intercept", "intercept_shift")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 Estimator = KernelRidge | KernelLogisticRegression
@@ -70,12 +70,8 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     if fitted is None:
         raise InputError("this model is not fitted yet; call fit before dkrr.save")
     check_model_path(path, overwrite=overwrite)
-    arrays = {
-        "intercept": fitted.intercept,
-        "coef": fitted.coef,
-        "dual_coef": getattr(model, "dual_coef_", fitted.dual_coef),
-        "intercept_shift": fitted.intercept_shift,
-    }
+    dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
+    arrays = dict(zip(_ARRAYS, (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift), strict=True))
     kept = {name: np.asarray(array, np.float64) for name, array in arrays.items() if array is not None}
     of_features = {digest: MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     # What cannot be described is found before anything is written.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
+from dkrr.linalg.sources import located
 from dkrr.rows import Rows
 from dkrr.rows.sources import dense
 
@@ -69,9 +70,11 @@ def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:
     diagonal = np.empty(n)
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
+        here = slice(start, stop)
         if kernel.is_precomputed:
             # Only entries around the diagonal are read.
-            diagonal[start:stop] = dense(rows.read(start, stop, slice(start, stop))).diagonal()
+            diagonal[here] = dense(rows.read(start, stop, here)).diagonal()
         else:
-            diagonal[start:stop] = kernel.diagonal(rows.read(start, stop))
+            with located(here, here):
+                diagonal[here] = kernel.diagonal(rows.read(start, stop))
     return diagonal

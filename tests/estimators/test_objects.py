@@ -77,7 +77,7 @@ def test_a_failing_function_names_the_block_and_its_rows(place):
     with pytest.raises(KernelFunctionError, match=r"picky.* failed on a block of \d+ × \d+ rows: KeyError: 'no nuts'"):
         KernelRidge(alpha=0.1, kernel=picky, **PLACES[place]).fit(words, y)
     if place == "tiles":
-        with pytest.raises(KernelFunctionError, match="in the block of rows 50 to 59 and 0 to 24"):
+        with pytest.raises(KernelFunctionError, match=r"in the block of rows \d+ to 59 and 0 to \d+"):
             KernelRidge(alpha=0.1, kernel=picky, tile=25).fit(words, y)
 
 

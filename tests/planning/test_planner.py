@@ -361,7 +361,7 @@ class TestExtremes:
     @pytest.mark.parametrize("keeps_store", [False, True])
     def test_more_rows_than_tiles_can_hold(self, keeps_store):
         with pytest.raises(PlanError, match="Nothing was computed"):
-            make_plan(problem(50_000_000, 10, keeps_store=keeps_store), machine())
+            make_plan(direct(50_000_000, 10, keeps_store=keeps_store), machine())
 
     def test_more_features_than_tiles_can_hold_are_streamed(self):
         plan = make_plan(problem(10, 3001, "poly", form="primal"), machine())

@@ -57,7 +57,7 @@ class TestInATask:
 
     def test_in_place_and_the_plan_says_so(self, client):
         with dask.config.set(SLOW):
-            expected = model().set_params(tile=None, memory_limit="1GiB").fit(*problem()).dual_coef_
+            expected = model().set_params(tile=None, memory_limit="4GiB").fit(*problem()).dual_coef_
             execution, reasons, found = client.submit(fit, pure=False).result(timeout=60)
         assert execution == "serial" and TASK in reasons
         np.testing.assert_allclose(found, expected, rtol=1e-9)
