@@ -21,6 +21,7 @@ from dkrr.requests import (
     checked_tile,
     checked_tol,
     checked_weights,
+    place_of_targets,
     plan_for_rows,
 )
 from dkrr.rows import MemoryRows, Rows, as_rows, load_array
@@ -194,7 +195,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             "tile": tile,
             "solver": solver,
             "tol": tol,
-        }
+        } | place_of_targets(columns)
         plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
         # What has no plan is refused above, before anything is drawn; what is drawn may be smaller.
         known = drawn(plan.problem.kernel, rows)
