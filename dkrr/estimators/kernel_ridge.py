@@ -154,6 +154,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
         y : the same, of shape (n_samples,) or (n_samples, n_targets)
+            The path of a .npy file of float64 in C order is not read into memory by the primal form; `dual_coef_` is
+            then in a temporary file as well, mapped into memory.
         sample_weight : float or array-like of shape (n_samples,), optional
 
         Returns
