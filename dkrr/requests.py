@@ -17,8 +17,10 @@ from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Loss, Spectrum
 from dkrr.rows import DaskRows, Rows, as_rows, load_array, load_labels
+from dkrr.rows.open import open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.tiles import RunStore
+from dkrr.tiles.mapped import is_mapped
 
 SMALLEST_TOL = 1e-15
 SAMPLED_FROM = 4 * SAMPLE
@@ -117,6 +119,7 @@ def plan(
         refuse_more_components_than_rows(value, rows.shape[0])
         targets = columns if y is None or loss == "logistic" else _width(y)
         alphas = checked_alphas(alpha, targets) if loss == "squared" else np.array(checked_path(np.atleast_1d(alpha)))
+        settings |= {} if y is None or loss == "logistic" else place_of_targets(y)
         problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
     else:
         n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (columns, "n_targets")))
@@ -129,6 +132,7 @@ def plan(
             n_targets=targets,
             kernel=value,
             feature_map=feature_map(value, d),
+            y_in_memory=False,
             alphas=tuple(np.unique(alphas).tolist()),
             **settings,
         )
@@ -329,6 +333,14 @@ def _columns_of_classes(y: Any, n_classes: int | None, multi_class: str) -> tupl
     if _size(n_classes, "n_classes") < 2:
         raise InputError(f"n_classes={n_classes!r} must be at least 2")
     return (1, False) if n_classes == 2 else (n_classes, is_softmax)
+
+
+def place_of_targets(y: Any) -> dict[str, Any]:
+    """Fields of Problem that say where the targets are: a file of float64 in C order is used as it is."""
+    if isinstance(y, str | Path):
+        y = open_path(str(y), "y")
+    mapped = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
+    return {"y_in_memory": isinstance(y, np.ndarray) and not mapped, "y_is_mapped": mapped}
 
 
 def _width(y: Any) -> int:

@@ -21,6 +21,7 @@ from dkrr.requests import (
     checked_tile,
     checked_tol,
     checked_weights,
+    place_of_targets,
     plan_for_rows,
 )
 from dkrr.rows import MemoryRows, Rows, as_rows, load_array
@@ -153,6 +154,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
         y : the same, of shape (n_samples,) or (n_samples, n_targets)
+            The path of a .npy file of float64 in C order is not read into memory by the primal form; `dual_coef_` is
+            then in a temporary file as well, mapped into memory.
         sample_weight : float or array-like of shape (n_samples,), optional
 
         Returns
@@ -194,7 +197,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             "tile": tile,
             "solver": solver,
             "tol": tol,
-        }
+        } | place_of_targets(columns)
         plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
         # What has no plan is refused above, before anything is drawn; what is drawn may be smaller.
         known = drawn(plan.problem.kernel, rows)

@@ -6,14 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.config import setting
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
+from dkrr.tiles.mapped import is_mapped, mapped_array
 
 Array = NDArray[np.float64]
+
+MEAN_BYTES = 2 * 2**20
+"""Of targets, in a temporary array while their means are found."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,19 @@ class TrainingData:
         """Weighted means of the targets with a free intercept, else zeros; shape (t,)."""
         if not self.fit_intercept:
             return np.zeros(self.targets.shape[1])
-        return np.asarray(np.average(self.targets, axis=0, weights=self.weights))
+        # Differences from the first row: the mean of a constant is then that constant, to the last digit.
+        first, total = self.targets[0], np.zeros(self.targets.shape[1])
+        block = max(1, MEAN_BYTES // (8 * len(total)))
+        for start in range(0, self.n, block):
+            part = self.targets[start : start + block] - first
+            total += part.sum(axis=0) if self.weights is None else self.weights[start : start + block] @ part
+        return np.asarray(first + total / (self.n if self.weights is None else self.weights.sum()))
+
+    def room_for_errors(self) -> Array:
+        """Array for the training errors, of the targets' shape: in memory, or in a mapped file if the targets are."""
+        if not is_mapped(self.targets):
+            return np.empty(self.targets.shape)
+        return mapped_array(self.targets.shape, setting("temporary-directory"))
 
     def dual_scale(self) -> Array | None:
         """√w, of shape (n,); None without weights."""

@@ -43,7 +43,7 @@ from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, T
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import Iteration, Outcome
 from dkrr.solvers.settings import Pivoted, RPCholesky
-from dkrr.tiles import TileGrid
+from dkrr.tiles import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
 
@@ -334,9 +334,10 @@ def fit_primal_here(
     scan(data.rows, "X", meter)
     weights = None if data.weights is None else data.weights[:, None]
     with Team.of_threads(plan, progress) as team:
-        targets = data.targets - data.target_means()
+        errors = data.room_for_errors()
         assert data.feature_map is not None
-        return _fit_primal(data, plan, team, data.rows, targets, weights, data.feature_map), team.record
+        solution = _fit_primal(data, plan, team, data.rows, data.targets, weights, errors, data.feature_map)
+        return solution, team.record
 
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
@@ -344,22 +345,35 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block)
     by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
     work.store.create_group("normal")
-    targets = work.vectors("normal", "targets", by_rows, data.targets.shape[1], data.targets - data.target_means())
+    width = data.targets.shape[1]
+    targets = work.vectors("normal", "targets", by_rows, width, data.targets)
     weights = None if data.weights is None else work.vectors("normal", "weights", by_rows, 1, data.weights)
     team = Team.of_workspace(plan, work)
     assert data.feature_map is not None
-    return _fit_primal(data, plan, team, rows, targets, weights, by_name(data.feature_map, work))
+    errors = work.vectors("normal", "errors", by_rows, width)
+    solution = _fit_primal(data, plan, team, rows, targets, weights, errors, by_name(data.feature_map, work))
+    work.store.delete("normal/errors")
+    return solution
 
 
 def _fit_primal(
-    data: TrainingData, plan: Plan, team: Team, rows: Rows, targets: Any, weights: Any, phi: FeatureMap
+    data: TrainingData,
+    plan: Plan,
+    team: Team,
+    rows: Rows,
+    targets: Array | ChunkedArray,
+    weights: Array | ChunkedArray | None,
+    errors: Array | ChunkedArray,
+    phi: FeatureMap,
 ) -> PrimalSolution:
-    c, n = plan.chosen, data.n
+    """Solve on segments of the rows; `errors` takes the training errors, of shape (n, t)."""
+    c, n, means = plan.chosen, data.n, data.target_means()
+    less = means if data.fit_intercept else None
     dimension = phi.dimension(rows.shape[1])
     n_blocks = -(-n // c.row_block)
     parts = min(n_blocks, 2 * team.slots)
     cuts = [min(n, round(k * n_blocks / parts) * c.row_block) for k in range(parts + 1)]
-    segments = tuple(Segment(rows, a, b, c.row_block, targets, weights) for a, b in pairwise(cuts) if b > a)
+    segments = tuple(Segment(rows, a, b, c.row_block, targets, weights, less) for a, b in pairwise(cuts) if b > a)
 
     def total(function: Any, *arguments: Any) -> Array:
         tasks = [Task(f"{function.__name__}-{k}", function, (phi, s, *arguments[:-1])) for k, s in enumerate(segments)]
@@ -383,11 +397,11 @@ def _fit_primal(
         preconditioner = Diagonal(diagonal[:, None], shift)
     operator = NormalOperator(phi, segments, team.executor, dimension, centre)
     outcome, _ = _iterate(plan, team, operator, preconditioner, shift, moments, None)
-    tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre)) for k, s in enumerate(segments)]
-    record = team.executor.map(tasks, outcome.x)
-    errors = np.concatenate([t.value for t in record.tasks])
+    tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre, errors)) for k, s in enumerate(segments)]
+    team.executor.map(tasks, outcome.x)
+    found = errors if isinstance(errors, np.ndarray) else errors.load(data.room_for_errors())
     return replace(
-        PrimalSolution.build(data, outcome.x, data.target_means(), centre, errors, float(outcome.residuals.max())),
+        PrimalSolution.build(data, outcome.x, means, centre, found, float(outcome.residuals.max())),
         outcome=outcome,
         condition=outcome.condition,
     )

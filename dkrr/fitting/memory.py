@@ -93,9 +93,9 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
     phi, means, record = data.feature_map, data.target_means(), RunRecord()
     assert phi is not None
     weights = None if data.weights is None else data.weights[:, None]
-    targets = data.targets - means if data.fit_intercept else data.targets
+    less = means if data.fit_intercept else None
     cuts = [round(k * data.n / parts) for k in range(parts + 1)]
-    segments = [Segment(data.rows, a, b, row_block, targets, weights) for a, b in pairwise(cuts) if b > a]
+    segments = [Segment(data.rows, a, b, row_block, data.targets, weights, less) for a, b in pairwise(cuts) if b > a]
     with ThreadExecutor(parts) if parts > 1 else nullcontext(SerialExecutor()) as executor:
 
         def of_each(function: Any, *arguments: Any) -> Iterator[Any]:
@@ -123,8 +123,7 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
                 raise not_positive_definite(error, alpha, "primal") from None
             coef[:, columns] = x[:, :-1]
             conditions.append(Cholesky().check_dense(system, shift, right_sides, x).condition)
-        checked = list(of_each(primal_residual, centre, coef))
-    errors = np.concatenate([errors for errors, _ in checked])
-    gradient = np.sum([gradient for _, gradient in checked], axis=0) - coef * data.alphas
+        errors = data.room_for_errors()
+        gradient = sum(of_each(primal_residual, centre, coef, errors)) - coef * data.alphas
     residual = relative([(column_norms(gradient), column_norms(moments))])
     return PrimalSolution.build(data, coef, means, centre, errors, residual, worst(conditions)), record

@@ -99,11 +99,11 @@ class PrimalSolution:
     ) -> Self:
         """From the solution of the centred problem and its training errors y − f(X).
 
-        The dual coefficients come free: y − f(X) = λ W⁻¹ α.
+        The dual coefficients come free: y − f(X) = λ W⁻¹ α. They take the place of the errors.
         """
         dual = None
         if (data.alphas > 0).all():
-            dual = errors / data.alphas
+            dual = np.divide(errors, data.alphas, out=errors)
             if data.weights is not None:
                 dual *= data.weights[:, None]
         intercept = means if centre is None else means - centre @ coef

@@ -174,13 +174,14 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     by_rows = TileGrid(data.n, chosen.row_block, chosen.row_block)
     means, n_targets = data.target_means(), data.targets.shape[1]
     work.store.create_group("normal")
-    targets = work.vectors("normal", "targets", by_rows, n_targets, data.targets - means)
+    targets = work.vectors("normal", "targets", by_rows, n_targets, data.targets)
     weights = None if data.weights is None else work.vectors("normal", "weights", by_rows, 1, data.weights)
 
     def segments(count: int) -> list[Segment]:
         cuts = [round(k * by_rows.n_tiles / count) * chosen.row_block for k in range(count + 1)]
         pairs = zip(cuts, [min(c, data.n) for c in cuts[1:]], strict=False)
-        return [Segment(rows, a, b, chosen.row_block, targets, weights) for a, b in pairs if b > a]
+        less = means if data.fit_intercept else None
+        return [Segment(rows, a, b, chosen.row_block, targets, weights, less) for a, b in pairs if b > a]
 
     spread = segments(2 * work.slots)
     centre, stored_centre = None, None
@@ -208,13 +209,15 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
         found = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "primal"))
         coef[:, columns], coef[:, -1] = found.x, found.probe
         solved.append(found.solved)
+    stored_errors = work.vectors("normal", "errors", by_rows, n_targets)
     tasks = [
-        Task(f"error-{k}", primal_residual, (phi, s, centre, coef), flops=s.stop - s.start)
+        Task(f"error-{k}", primal_residual, (phi, s, centre, coef, stored_errors), flops=s.stop - s.start)
         for k, s in enumerate(spread)
     ]
     values = work.run("training errors", tasks).values()
-    errors = np.concatenate([values[t.key][0] for t in tasks])
-    gradient = np.sum([values[t.key][1] for t in tasks], axis=0)
+    gradient = sum(values[t.key] for t in tasks)
+    errors = stored_errors.load(data.room_for_errors())
+    work.store.delete("normal/errors")
     coef, z, product = np.ascontiguousarray(coef[:, :-1]), coef[:, -1], -gradient[:, -1]
     gradient = gradient[:, :-1] - coef * data.alphas
     residual = relative([(column_norms(gradient), column_norms(moments))])

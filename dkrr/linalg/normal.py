@@ -43,15 +43,17 @@ class Segment:
     block: int
     """Rows that are in memory at once."""
     targets: Matrix | ChunkedArray
-    """Centred targets (n, t), in memory or in the store."""
+    """Targets (n, t), in memory or in the store."""
     weights: Matrix | ChunkedArray | None = None
     """Sample weights (n, 1); None means ones."""
+    means: Matrix | None = None
+    """Of the targets (t,), subtracted where they are used: centred ones would be as large again; None: zeros."""
 
     def __iter__(self) -> Iterator[slice]:
         return (slice(k, min(k + self.block, self.stop)) for k in range(self.start, self.stop, self.block))
 
     def strips(self, meter: Meter, width: int) -> Iterator[tuple[slice, Block]]:
-        """Rows in strips of which `width` features stay in cache, checked for NaN and infinity.
+        """Rows in strips of which `width` features and targets stay in cache, checked for NaN and infinity.
 
         Raises
         ------
@@ -73,14 +75,36 @@ class Segment:
 
 @dataclass
 class _Window:
-    """Rows of targets or weights for one strip after another; what is stored is read a block of the segment at once."""
+    """Rows of targets or weights for one strip after another, each valid until the next one is asked for.
+
+    What is stored is read a block of the segment at once.
+    """
 
     vectors: Matrix | ChunkedArray
     segment: Segment
+    means: Matrix | None = None
+    """Subtracted from each row, of shape (t,)."""
     _start: int = 0
     _held: Matrix = field(default_factory=lambda: np.empty((0, 0)))
+    _centred: Matrix = field(default_factory=lambda: np.empty((0, 0)))
 
     def __getitem__(self, rows: slice) -> Matrix:
+        found = self._raw(rows)
+        if self.means is None:
+            return found
+        if len(self._centred) < len(found):
+            self._centred = np.empty(found.shape)
+        centred = self._centred[: len(found)]  # fresh memory for each strip would take longer than its products
+        return np.subtract(found, self.means, out=centred)
+
+    def into(self, out: Matrix, rows: slice) -> None:
+        """Write the rows to an array of their shape."""
+        if self.means is None:
+            out[...] = self._raw(rows)
+        else:
+            np.subtract(self._raw(rows), self.means, out=out)
+
+    def _raw(self, rows: slice) -> Matrix:
         if isinstance(self.vectors, np.ndarray):
             return self.vectors[rows]
         if not (self._start <= rows.start and rows.stop <= self._start + len(self._held)):
@@ -91,6 +115,44 @@ class _Window:
 
 def _weights(segment: Segment) -> _Window | None:
     return None if segment.weights is None else _Window(segment.weights, segment)
+
+
+def target_rows(segment: Segment) -> _Window:
+    """Targets of a segment less their means, by slices of rows."""
+    return _Window(segment.targets, segment, segment.means)
+
+
+@dataclass
+class RowWriter:
+    """Takes the rows of a segment one strip after another, into an array in memory or into the chunks of a stored one.
+
+    A segment begins where a chunk does, and ends where one does or with the array.
+    """
+
+    array: Matrix | ChunkedArray
+    segment: Segment
+    meter: Meter
+    _chunk: Matrix | None = None
+
+    def write(self, rows: slice, values: Matrix) -> None:
+        """Take the next rows."""
+        if isinstance(self.array, np.ndarray):
+            self.array[rows] = values
+            return
+        height, width = self.array.chunks
+        first = rows.start
+        while first < rows.stop:
+            k = first // height
+            top, bottom = k * height, min((k + 1) * height, self.segment.stop)
+            stop = min(rows.stop, bottom)
+            if self._chunk is None:
+                self._chunk = np.empty((bottom - top, width))
+            self._chunk[first - top : stop - top] = values[first - rows.start : stop - rows.start]
+            if stop == bottom:
+                with self.meter.time("write"):
+                    self.meter.bytes_written += self.array.write((k, 0), self._chunk)
+                self._chunk = None
+            first = stop
 
 
 def feature_sums(meter: Meter, feature_map: FeatureMap, segment: Segment) -> Matrix:
@@ -131,8 +193,8 @@ def accumulate(
     rows, columns : slice
         Ranges of features.
     """
-    weights, targets = _weights(segment), _Window(segment.targets, segment)
-    for where, x in segment.strips(meter, rows.stop - rows.start):
+    weights, targets = _weights(segment), target_rows(segment)
+    for where, x in segment.strips(meter, rows.stop - rows.start + (0 if moments is None else moments.shape[1])):
         with meter.time("features"):
             root = None if weights is None else np.sqrt(weights[where])
             left = _features(feature_map, x, rows, centre, root)
@@ -225,9 +287,14 @@ def normal_tile(
 
 
 def primal_residual(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Matrix | None, coef: Matrix
-) -> tuple[Matrix, Matrix]:
-    """Task: training residuals y − Φw of a segment, and its part of ΦᵀW(y − Φw).
+    meter: Meter,
+    feature_map: FeatureMap,
+    segment: Segment,
+    centre: Matrix | None,
+    coef: Matrix,
+    residuals: Matrix | ChunkedArray,
+) -> Matrix:
+    """Task: write the training residuals y − Φw of a segment, and return its part of ΦᵀW(y − Φw).
 
     Parameters
     ----------
@@ -236,30 +303,34 @@ def primal_residual(
     segment : Segment
     centre : ndarray of shape (D,), optional
     coef : ndarray of shape (D, m)
-        w, and possibly more columns than there are targets: those have targets of 0, and no residuals are returned.
+        w, and possibly more columns than there are targets: those have targets of 0, and no residuals are written.
+    residuals : ndarray or ChunkedArray of shape (n, t)
+        Where those of the centred problem are written: with many targets they are as large as y, and must not be
+        gathered from parts.
 
     Returns
     -------
-    residuals : ndarray of shape (rows of the segment, t)
-        Of the centred problem.
     gradient : ndarray of shape (D, m)
     """
     gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
-    residuals = np.empty((segment.stop - segment.start, n_targets))
-    everything = slice(0, coef.shape[0])
-    weights, targets = _weights(segment), _Window(segment.targets, segment)
-    for where, x in segment.strips(meter, coef.shape[0]):
+    everything, out = slice(0, coef.shape[0]), RowWriter(residuals, segment, meter)
+    weights, targets, room = _weights(segment), target_rows(segment), np.empty((0, 0))
+    for where, x in segment.strips(meter, coef.shape[0] + n_targets):
         with meter.time("features"):
             phi = _features(feature_map, x, everything, centre)
         with meter.time("gemm"):
-            r = np.zeros((len(phi), coef.shape[1]))
-            r[:, :n_targets] = targets[where]
+            if len(room) < len(phi):
+                room = np.empty((len(phi), coef.shape[1]))
+            r = room[: len(phi)]
+            targets.into(r[:, :n_targets], where)
+            r[:, n_targets:] = 0.0
             blas.gemm(r, phi, coef, alpha=-1.0, beta=1.0)
-            residuals[where.start - segment.start : where.stop - segment.start] = r[:, :n_targets]
+        out.write(where, r[:, :n_targets])
+        with meter.time("gemm"):
             if weights is not None:
                 r *= weights[where]
             blas.gemm(gradient, phi, r, transpose_a=True, beta=1.0)
-    return residuals, gradient
+    return gradient
 
 
 def normal_cost(

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.features import FeatureMap, IdentityMap
-from dkrr.linalg.normal import Segment
+from dkrr.linalg.normal import RowWriter, Segment
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.sources import read_range
 from dkrr.rows.sources import Block, n_bytes
 from dkrr.runtime import Executor, Meter, RunRecord, Task
+from dkrr.tiles import ChunkedArray
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,8 @@ def normal_moments(
         x = _read(meter, segment, where)
         with meter.time("multiply"):
             u = np.array(_range(segment.targets, where))
+            if segment.means is not None:
+                u -= segment.means
             if coef is not None:
                 u -= feature_map.multiply(x, coef)
                 if centre is not None:
@@ -85,16 +88,25 @@ def weighted_squares(meter: Meter, feature_map: FeatureMap, segment: Segment, _:
 
 
 def training_errors(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Array | None, coef: Array
-) -> Array:
-    """Task: Y − (Φ − 1φ̄ᵀ) w over a segment, of shape (its rows, t)."""
-    errors = []
+    meter: Meter,
+    feature_map: FeatureMap,
+    segment: Segment,
+    centre: Array | None,
+    errors: Array | ChunkedArray,
+    coef: Array,
+) -> None:
+    """Task: write Y − (Φ − 1φ̄ᵀ) w over a segment to its rows of `errors`, of shape (n, t)."""
+    out, offset = RowWriter(errors, segment, meter), None if centre is None else centre @ coef
     for where in segment:
         x = _read(meter, segment, where)
         with meter.time("multiply"):
-            u = _range(segment.targets, where) - feature_map.multiply(x, coef)
-            errors.append(u if centre is None else u + centre @ coef)
-    return np.concatenate(errors)
+            u = np.array(_range(segment.targets, where))
+            if segment.means is not None:
+                u -= segment.means
+            u -= feature_map.multiply(x, coef)
+            if offset is not None:
+                u += offset
+        out.write(where, u)
 
 
 def _read(meter: Meter, segment: Segment, where: slice) -> Block:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import ceil, log10
+from typing import NamedTuple
 
 from dkrr.linalg.cholesky import (
     cholesky_cost,
@@ -38,6 +39,11 @@ THREAD_SHARE = 0.6
 """Of a core that every further BLAS thread adds to the products of tiles (measured with 2 threads, tiles of 2,048)."""
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that the primal form holds at once."""
+TARGET_COPIES = 5
+"""Blocks of targets that a task holds: a chunk and what is cut from it, residuals, and a chunk of them as written."""
+TARGET_PASSES = 7
+"""Over targets in a mapped file: two for their sizes, one for means, moments and residuals each, and two over the
+errors, divided by λ and checked."""
 PARALLEL_FEATURES = 2048
 """Up to this D each core forms a ΦᵀΦ of its own (at D = 100 twice as fast as BLAS's threads together, at D = 1,900 as
 fast) ..."""
@@ -129,14 +135,14 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     cost = normal_cost(p.n, p.bytes_of_row, dimension, p.n_targets, 1, feature_seconds(p), centred=p.fit_intercept)
     # No tasks here, and nothing to read if the rows are in memory already.
     cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
-    rows = parts * block * (2 * 8 * dimension + 2 * p.most_bytes_of_row + 8 * p.n_targets)
+    rows = parts * block * (2 * 8 * dimension + 2 * p.most_bytes_of_row + TARGET_COPIES * 8 * p.n_targets)
     rows += (parts - 1) * (8 * dimension * (dimension + p.n_targets) + p.read_overhead_bytes + feature_bytes(p))
     peak = (
         resources.local_baseline_bytes
         + dense_bytes(dimension, p.n_targets + 1)
         + rows
         + feature_bytes(p)
-        + 3 * 8 * p.n * p.n_targets
+        + p.y_bytes_to_come
         + p.read_overhead_bytes
         + threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES
@@ -144,6 +150,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     rates = rates_of_rows(p, resources, 1, peak, on_workers=False)
     # Parts of the rows share everything among the cores, BLAS's threads the products only.
     forming = rates.seconds(cost) / parts if parts > 1 else rates.seconds(cost, threads)
+    mapped = mapped_target_cost(p, resources, 1, peak)
     return Candidate(
         form="primal",
         execution="memory",
@@ -153,10 +160,13 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         segment=0,
         row_parts=parts,
         row_block=block,
-        seconds=forming + rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads),
-        read_bytes=cost.read_bytes,
-        written_bytes=0,
-        disk_bytes=0,
+        seconds=forming
+        + mapped.seconds
+        + p.y_bytes / rates.fresh_bytes
+        + rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads),
+        read_bytes=cost.read_bytes + mapped.read_bytes,
+        written_bytes=mapped.written_bytes,
+        disk_bytes=mapped.disk_bytes,
         peak_bytes=peak,
         limit_bytes=resources.local_limit_bytes,
     )
@@ -298,10 +308,9 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
     staged = 0 if p.x_is_shared else p.stored_bytes
     groups, one = len(p.alphas), factor_bytes(grid)
     cost = cholesky_cost(grid, t, segment) + substitution_cost(grid, t)
-    rows = block * (4 * 8 * grid.tile + 2 * p.most_bytes_of_row + 8 * t)
+    rows = block * (4 * 8 * grid.tile + 2 * p.most_bytes_of_row + TARGET_COPIES * 8 * t) + 8 * grid.tile * t
     # The check of the residual holds all of Φ for a block of rows, and the coefficients and their gradient.
-    check = row_block(p, grid.n, grid.n) * (2 * 8 * grid.n + p.most_bytes_of_row) + 3 * 8 * grid.n * t
-    check += 2 * 8 * t * -(-p.n // max(1, 2 * place.slots))
+    check = block * (2 * 8 * grid.n + p.most_bytes_of_row + TARGET_COPIES * 8 * t) + 3 * 8 * grid.n * t
     forming_bytes = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
     extra_tile = 8 * grid.tile**2 if row_parts > 1 else 0
     solving_bytes = cholesky_task_bytes(grid, t, extra_tile + 8 * grid.tile * grid.panel)
@@ -313,6 +322,12 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
     form = rates_of_rows(p, resources, place.n_workers, peak, on_workers=place.execution == "dask").seconds(forming)
     sum_seconds = 8.0 * grid.tile**2 * row_parts / rates.read_bytes
     factor, solve = system_seconds(resources, place, grid, segment, t, peak, sum_seconds)
+    here = p.y_bytes_to_come if place.execution != "dask" else 0
+    peak += here
+    mapped = mapped_target_cost(p, resources, place.n_workers, peak)
+    # Targets are copied to the store and read by every tile of the diagonal and at the check, errors go there and back.
+    targets_read = p.y_bytes * (grid.n_tiles + 2)
+    moved = 2 * p.y_bytes / rates.write_bytes + targets_read / rates.read_bytes
     return Candidate(
         form="primal",
         execution=place.execution,
@@ -322,17 +337,56 @@ def primal_tiled(problem: Problem, resources: Resources, place: Place, grid: Til
         segment=segment,
         row_parts=row_parts,
         row_block=block,
-        seconds=place.start_seconds + 2 * staged / rates.write_bytes + form / place.slots + groups * (factor + solve),
-        read_bytes=checked_bytes(p) + forming.read_bytes + groups * (cost.read_bytes + row_parts * one),
-        written_bytes=staged + row_parts * one + groups * cost.written_bytes,
+        seconds=place.start_seconds
+        + 2 * staged / rates.write_bytes
+        + form / place.slots
+        + mapped.seconds
+        + moved
+        + groups * (factor + solve),
+        read_bytes=checked_bytes(p)
+        + forming.read_bytes
+        + targets_read
+        + mapped.read_bytes
+        + groups * (cost.read_bytes + row_parts * one),
+        written_bytes=staged + row_parts * one + 2 * p.y_bytes + mapped.written_bytes + groups * cost.written_bytes,
         disk_bytes=staged
+        + mapped.disk_bytes
         + row_parts * one
         + (groups if p.keeps_store else 1) * (one + 8 * grid.n * (4 * t + 2))
         + partial_bytes(grid, t, segment)
-        + 8 * p.n * (t + 1),
+        + 2 * p.y_bytes
+        + 8 * p.n,
         peak_bytes=peak,
         limit_bytes=place.limit_bytes,
     )
+
+
+class MappedTargets(NamedTuple):
+    """What targets in a mapped file cost besides, and the dual coefficients in another."""
+
+    seconds: float
+    read_bytes: float
+    written_bytes: int
+    disk_bytes: int
+
+
+def mapped_target_cost(p: Problem, resources: Resources, n_workers: int, peak_bytes: float) -> MappedTargets:
+    """Passes over targets that are not in memory: for their sizes, means, moments and residuals, and over the errors.
+
+    Parameters
+    ----------
+    p : Problem
+    resources : Resources
+    n_workers : int
+    peak_bytes : float
+        Memory of every process, which the system's cache of files does not have.
+    """
+    if not p.y_is_mapped:
+        return MappedTargets(0.0, 0.0, 0, 0)
+    cache = resources.cache_bytes(n_workers, peak_bytes, on_workers=n_workers > 1)
+    rates = resources.rates.reading(cold_part(2 * p.y_bytes, cache))
+    read = float(TARGET_PASSES * p.y_bytes)
+    return MappedTargets(read / rates.read_bytes + p.y_bytes / rates.write_bytes, read, p.y_bytes, p.y_bytes)
 
 
 def cache_bytes(resources: Resources, place: Place, peak_bytes: float) -> float:
@@ -379,8 +433,8 @@ def checked_bytes(problem: Problem) -> int:
 
 
 def row_block(problem: Problem, tile: int, dimension: int) -> int:
-    """Rows of Φ in memory at once: about ROW_BLOCK_BYTES of them, X included."""
-    width = 4 * 8 * min(tile, dimension) + 2 * problem.most_bytes_of_row
+    """Rows of Φ in memory at once: about ROW_BLOCK_BYTES of them, X and the targets included."""
+    width = 4 * 8 * min(tile, dimension) + 2 * problem.most_bytes_of_row + TARGET_COPIES * 8 * problem.n_targets
     return int(max(1, min(problem.n, ROW_BLOCK_BYTES // max(width, 1), 65536)))
 
 

@@ -15,11 +15,13 @@ from dkrr.linalg.sources import gram_cost
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     ROWS_PART,
+    TARGET_COPIES,
     THREAD_BUFFER_BYTES,
     cache_bytes,
     checked_bytes,
     feature_bytes,
     feature_seconds,
+    mapped_target_cost,
     rates_of_rows,
     row_block,
 )
@@ -378,10 +380,17 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
             place.baseline_bytes
             + PROCESS_MARGIN_BYTES
             + place.threads
-            * (block * (3 * width + p.most_bytes_of_row + 16 * t) + 6 * 8 * dimension * t + feature_bytes(p))
+            * (
+                block * (3 * width + p.most_bytes_of_row + TARGET_COPIES * 8 * t)
+                + 6 * 8 * dimension * t
+                + feature_bytes(p)
+            )
             + p.read_overhead_bytes
-            + (12 * 8 * dimension * t + 3 * 8 * p.n * t if place.execution != "dask" else 0)
+            + (12 * 8 * dimension * t + p.y_bytes_to_come if place.execution != "dask" else 0)
         )
+        mapped = mapped_target_cost(p, resources, place.n_workers, peak)
+        # Targets are copied to a store and read twice, errors go there and back.
+        copied = 0 if place.execution == "memory" else 2 * p.y_bytes
         reading = rates_of_rows(p, resources, place.n_workers, peak, on_workers=place.execution == "dask")
         candidates.append(
             Candidate(
@@ -396,10 +405,13 @@ def primal_iterative(problem: Problem, resources: Resources) -> list[Candidate]:
                 seconds=place.start_seconds
                 + 2 * staged / rates.write_bytes
                 + iterations * one
+                + mapped.seconds
+                + copied / rates.write_bytes
+                + 1.5 * copied / rates.read_bytes
                 + x_read / reading.read_bytes / place.slots,
-                read_bytes=x_read,
-                written_bytes=staged + checkpoint,
-                disk_bytes=staged + 2 * checkpoint,
+                read_bytes=x_read + mapped.read_bytes + 1.5 * copied,
+                written_bytes=staged + checkpoint + copied + mapped.written_bytes,
+                disk_bytes=staged + 2 * checkpoint + copied + mapped.disk_bytes,
                 peak_bytes=peak,
                 limit_bytes=place.limit_bytes,
                 solver="cg",

@@ -76,6 +76,10 @@ class Problem:
     """X is in a store that workers can read; otherwise they get a copy of it."""
     x_in_memory: bool = True
     """X is in this process's memory already."""
+    y_in_memory: bool = True
+    """The targets are in this process's memory already."""
+    y_is_mapped: bool = False
+    """The targets lie in a mapped file, and so will the training errors, which become the dual coefficients."""
     read_overhead_bytes: int = 0
     """Most bytes that reading a block of X needs besides the block."""
     keeps_store: bool = False
@@ -142,6 +146,16 @@ class Problem:
     def stored_bytes(self) -> int:
         """Bytes of X in a store."""
         return self.n * self.bytes_of_row if self.x_bytes is None else self.x_bytes
+
+    @property
+    def y_bytes(self) -> int:
+        """Bytes of the targets, and of the training errors."""
+        return 8 * self.n * self.n_targets
+
+    @property
+    def y_bytes_to_come(self) -> int:
+        """Memory of the calling process for targets that are not there yet, and for the training errors."""
+        return 0 if self.y_is_mapped else self.y_bytes * (1 if self.y_in_memory else 2)
 
     @property
     def wants_tiles(self) -> bool:

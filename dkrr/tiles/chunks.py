@@ -229,15 +229,15 @@ class ChunkedArray:
                     found.add(c)
         return found
 
-    def load(self) -> NDArray[Any]:
-        """Whole array in memory.
+    def load(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Whole array in memory, in `out` if that is given.
 
         Raises
         ------
         StoreError
             If a chunk is missing or damaged.
         """
-        out = np.empty(self.shape, self.dtype)
+        out = np.empty(self.shape, self.dtype) if out is None else out
         buffer = np.empty(self.chunks, self.dtype)
         for c in np.ndindex(*(-(-s // k) for s, k in zip(self.shape, self.chunks, strict=True))):
             self.read(c, buffer)

@@ -29,6 +29,9 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
+    n_targets = settings.pop("targets", None)
+    if n_targets is not None:
+        y = y[:, :1] * np.linspace(0.5, 2.0, n_targets) + 1.0
     workers = settings.pop("workers", None)
     # With workers asked for, let the planner believe that starting them costs nothing, and that BLAS's threads add
     # nothing to one task at a time: small fits then use them.

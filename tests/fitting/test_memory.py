@@ -14,6 +14,7 @@ from tests.fitting.running import finish, start
         (4000, 300, {"kernel": "laplacian", "memory_limit": "500MiB", "tile": 800}),
         (4000, 8, {"kernel": "rbf", "memory_limit": "3GiB", "tile": 2000}),
         (3000, 60, {"kernel": "polynomial", "degree": 2, "form": "primal", "memory_limit": "450MiB", "tile": 500}),
+        (6000, 8, {"targets": 1200, "fit_intercept": True, "memory_limit": "550MiB", "tile": 8}),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
@@ -108,10 +108,45 @@ def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, c
         feature_sums(Meter(), MAP, segment), ((1.0 if w is None else w) * phi)[here].sum(axis=0), **TOLERANCE
     )
     coef = np.random.default_rng(3).standard_normal((DIMENSION, 2))
-    residuals, gradient = primal_residual(Meter(), MAP, segment, centre, coef)
-    assert_allclose(residuals, y[here] - part @ coef, **TOLERANCE)
-    _, of_residuals = naive_normal(part, np.ones(25) if w is None else w[here, 0], residuals)
+    residuals = np.full_like(y, np.inf)
+    gradient = primal_residual(Meter(), MAP, segment, centre, coef, residuals)
+    assert_allclose(residuals[here], y[here] - part @ coef, **TOLERANCE)
+    assert np.isinf(residuals[:2]).all() and np.isinf(residuals[27:]).all(), "rows of other segments"
+    _, of_residuals = naive_normal(part, np.ones(25) if w is None else w[here, 0], residuals[here])
     assert_allclose(gradient, of_residuals, **TOLERANCE)
+
+
+@pytest.mark.parametrize("strip", [1, 3, 4, 7, 50])
+@pytest.mark.parametrize("block", [1, 4, 5, 8, 50])
+def test_residuals_in_a_store(tmp_path, monkeypatch, strip, block):
+    """In chunks that neither the strips nor the rows as they are stored begin or end with."""
+    monkeypatch.setattr(normal, "STRIP_ROWS", strip)
+    monkeypatch.setattr(normal, "STRIP_BYTES", 0)
+    X, y, w, phi = samples()
+    by_rows, coef = TileGrid(N, block, block), np.random.default_rng(3).standard_normal((DIMENSION, 3))
+    rows = write_rows(as_rows(X), str(tmp_path / "rows"), 6)
+    targets, weights, found = (
+        vectors(tmp_path, by_rows, y),
+        vectors(tmp_path, by_rows, w),
+        empty_vectors(tmp_path, by_rows, 2),
+    )
+    middle, gradient = N // 2 // block * block, 0.0
+    for a, b in ((0, middle), (middle, N)):
+        if a < b:
+            segment = Segment(rows, a, b, block, targets, weights, np.array([0.5, -2.0]))
+            gradient = gradient + primal_residual(Meter(), MAP, segment, None, coef, found)
+    y3 = np.column_stack([y - [0.5, -2.0], np.zeros(N)])  # a column more than there are targets has targets of 0
+    assert_allclose(found.load(), (y3 - phi @ coef)[:, :2], **TOLERANCE)
+    assert_allclose(gradient, phi.T @ (w * (y3 - phi @ coef)), **TOLERANCE)
+
+
+def test_targets_less_their_means():
+    X, y, w, _ = samples()
+    means, before = np.array([3.0, -1e3]), y.copy()
+    plain, less = Segment(as_rows(X), 3, 25, 5, y - means, w), Segment(as_rows(X), 3, 25, 5, y, w, means)
+    for a, b in zip(normal_part(Meter(), MAP, less, None), normal_part(Meter(), MAP, plain, None), strict=True):
+        assert_array_equal(a, b)
+    assert_array_equal(y, before, err_msg="the targets are the caller's")
 
 
 def test_a_bad_value_is_named_where_it_is_read():
@@ -153,10 +188,11 @@ def test_residual(weighted, centred, block):
     _, _, centre = expected(phi, y, w, centred)
     coef = np.random.default_rng(3).standard_normal((DIMENSION, 2))
     segment = Segment(as_rows(X), 4, 25, block, y, w)
-    residuals, gradient = primal_residual(Meter(), MAP, segment, centre, coef)
+    residuals = np.zeros_like(y)
+    gradient = primal_residual(Meter(), MAP, segment, centre, coef, residuals)
     part = phi[4:25] - (0.0 if centre is None else centre)
-    assert_allclose(residuals, y[4:25] - part @ coef, **TOLERANCE)
-    _, moments = naive_normal(part, np.ones(21) if w is None else w[4:25, 0], residuals)
+    assert_allclose(residuals[4:25], y[4:25] - part @ coef, **TOLERANCE)
+    _, moments = naive_normal(part, np.ones(21) if w is None else w[4:25, 0], residuals[4:25])
     assert_allclose(gradient, moments, **TOLERANCE)
 
 

@@ -1,6 +1,7 @@
 """Products with the normal matrix, streamed over dense and sparse rows, against sums over single samples."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,8 +101,13 @@ class TestTasks:
     def test_errors(self, which, sparse, weighted, centred, block):
         case = Case(which, sparse, weighted, centred, slice(3, 25), block)
         W = case.coef(T)
-        found = training_errors(Meter(), case.map, case.segment, case.centre, W)
-        assert_allclose(found, case.targets - case.phi @ W, **TOLERANCE)
+        found, means = np.zeros_like(case.y), np.array([4.0] * T)
+        assert training_errors(Meter(), case.map, case.segment, case.centre, found, W) is None
+        assert_allclose(found[3:25], case.targets - case.phi @ W, **TOLERANCE)
+        assert (found[:3] == 0).all() and (found[25:] == 0).all(), "rows of other segments"
+        centred = replace(case.segment, means=means)
+        training_errors(Meter(), case.map, centred, case.centre, found, W)
+        assert_allclose(found[3:25], case.targets - means - case.phi @ W, **TOLERANCE)
 
     def test_operator(self, which, sparse, weighted, centred):
         case, passes = Case(which, sparse, weighted, centred), []

@@ -489,3 +489,37 @@ class TestNumbersThatAreLarge:
     def test_a_lower_rank_where_none_of_the_usual_ones_fits(self):
         plan = make_plan(problem(10**7, 5), machine(8 * GIB))
         assert 0 < plan.chosen.rank < 250 and plan.peak_bytes <= 8 * GIB
+
+
+class TestManyTargets:
+    """Targets are cut by rows as X is, so that they take no more memory than a block of rows does."""
+
+    @pytest.mark.parametrize("centred", [False, True])
+    @pytest.mark.parametrize("limit", [8 * GIB, 24 * GIB])
+    @pytest.mark.parametrize("n", [100_000, 1_000_000])
+    def test_more_than_features(self, n, limit, centred):
+        p = problem(n, 10, "linear", 10_000, y_in_memory=False, fit_intercept=centred)
+        plan = make_plan(p, machine(limit=limit, local_baseline_bytes=150 * MIB))
+        assert (plan.form, plan.solver) == ("primal", "cholesky")
+        assert plan.seconds < 1800
+        assert plan.peak_bytes <= usable(plan)
+        if plan.execution == "memory":
+            assert plan.peak_bytes > 2 * p.y_bytes, "the targets and their errors are counted"
+        else:
+            assert plan.peak_bytes < 1 * GIB and plan.chosen.disk_bytes > 2 * p.y_bytes
+
+    def test_targets_in_a_file_take_disk_and_not_memory(self):
+        p = problem(1_000_000, 10, "linear", 10_000, y_in_memory=False, y_is_mapped=True)
+        plan = make_plan(p, machine(limit=8 * GIB))
+        assert (plan.form, plan.execution) == ("primal", "memory")
+        assert plan.peak_bytes < 1 * GIB and plan.chosen.disk_bytes == p.y_bytes
+        assert plan.chosen.read_bytes > 3 * p.y_bytes and 60 < plan.seconds < 7200
+
+    @pytest.mark.parametrize("solver", [Cholesky(), ConjugateGradient()])
+    @pytest.mark.parametrize("tile", [None, 20])
+    def test_memory_hardly_grows_with_the_targets(self, tile, solver):
+        def needed(t):
+            p = problem(100_000, 20, "linear", t, form="primal", solver=solver, tile=tile, y_is_mapped=True)
+            return make_plan(p, machine(limit=64 * GIB)).peak_bytes
+
+        assert needed(10_000) < needed(1) + 300 * MIB

@@ -1,0 +1,50 @@
+"""Arrays in mapped files: larger than memory may be, since the system takes their pages back when it needs the room."""
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import DiskSpaceError
+from dkrr.units import format_bytes
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether the numbers of an array lie in a mapped file."""
+    while isinstance(array, np.ndarray | memoryview):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return isinstance(array, mmap.mmap)
+
+
+def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float64]:
+    """Array in a temporary file without a name, which is gone with the array.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    folder : str or None
+        Where the file is; None: the system's folder of temporary files.
+
+    Raises
+    ------
+    DiskSpaceError
+        If there is no room for it.
+    """
+    n_bytes = 8 * int(np.prod(shape))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            # A page of a mapped file that the disk has no room for would end the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, n_bytes)
+            else:  # macOS
+                file.truncate(n_bytes)
+        except OSError as error:
+            raise DiskSpaceError(
+                f"no room for {format_bytes(n_bytes)} of dual coefficients in {folder or tempfile.gettempdir()}: "
+                f"{error.strerror or error}. y is read from a file, so they are kept in one; free some space, or give "
+                f"dkrr.temporary-directory on a larger disk"
+            ) from error
+        return np.frombuffer(mmap.mmap(file.fileno(), n_bytes), np.float64).reshape(shape)
