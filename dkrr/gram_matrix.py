@@ -53,7 +53,8 @@ def gram(
     store : str or Path, optional
         Path or URL of a Zarr store. The matrix (Y must be None) is then computed now, its lower triangle kept there in
         tiles by the workers of the ambient Dask client, or in this process, and the array that is returned reads them.
-        Tiles that are there from an earlier call are kept.
+        Tiles that are there from an earlier call are kept. The path of a complete store is also what
+        ``KernelRidge(kernel="precomputed")`` takes as X, and reads tile by tile.
 
     Returns
     -------

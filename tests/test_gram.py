@@ -1,5 +1,7 @@
 """The Gram matrix as a lazy array, computed block by block or kept in a store."""
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import InputError, StoreError
 from dkrr.kernels import RBF, Laplacian
+from dkrr.rows import as_rows
+from dkrr.rows.sources import ALL
 from tests.oracles import naive_gram
 
 
@@ -58,6 +62,45 @@ def test_kept_in_a_store_and_handed_back(data, tmp_path):
     assert_allclose(model.dual_coef_, same.dual_coef_, rtol=0, atol=1e-9)
     with pytest.raises(StoreError, match="another problem"):
         dkrr.gram(data.X, kernel="rbf", gamma=0.4, chunks=64, store=store)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tile": 50}, {"solver": "cg"}], ids=["in memory", "in tiles", "iterative"])
+def test_the_path_of_a_store_is_a_precomputed_matrix(data, tmp_path, settings):
+    store = tmp_path / "gram.zarr"
+    K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store).compute()
+    model = KernelRidge(kernel="precomputed", **settings).fit(store, data.y)
+    expected = KernelRidge(kernel="precomputed").fit(K, data.y)
+    assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=0, atol=1e-7)
+    assert_allclose(model.predict(K), expected.predict(K), rtol=0, atol=1e-7)
+    assert dkrr.plan(str(store), data.y, kernel="precomputed").form == "dual"
+
+
+def test_rows_of_a_store_are_those_of_the_matrix(data, tmp_path):
+    store = tmp_path / "gram.zarr"
+    K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store).compute()
+    rows = pickle.loads(pickle.dumps(as_rows(store)))
+    assert rows.shape == K.shape and rows.is_shared
+    for start, stop, columns in [(0, 211, slice(None)), (63, 65, slice(60, 130)), (200, 211, slice(0, 1)), (5, 5, ALL)]:
+        assert_array_equal(rows.read(start, stop, columns), K[start:stop, columns])
+    assert_array_equal(rows.take(np.array([210, 3, 64])), K[[210, 3, 64]])
+
+
+def test_a_store_that_is_damaged_or_not_complete_is_refused(data, tmp_path):
+    store = tmp_path / "gram.zarr"
+    dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)
+    chunk = store / "gram" / "c.2.1"
+    stored = bytearray(chunk.read_bytes())
+    stored[100] ^= 1
+    chunk.write_bytes(stored)
+    with pytest.raises(StoreError, match="checksum"):
+        KernelRidge(kernel="precomputed").fit(store, data.y)
+    chunk.unlink()
+    with pytest.raises(StoreError, match="9 of 10 tiles.*dkrr.gram again"):
+        KernelRidge(kernel="precomputed").fit(store, data.y)
+    with pytest.raises(StoreError, match="9 of 10 tiles"):
+        dkrr.plan(store, data.y, kernel="precomputed")
+    with pytest.raises(InputError, match="cannot read"):
+        as_rows(store.parent)
 
 
 def test_bad_input(data):

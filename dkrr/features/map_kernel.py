@@ -58,11 +58,11 @@ class MapKernel(Kernel):
         features = 2.0 * dimension / BLOCK_ROWS * self.base.entry_seconds(n_features)
         return EntryCost(2.0 * dimension, features)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: the features of both blocks, and what those need."""
         features = 8 * (n_rows + n_columns) * self.base.dimension(n_features)
         held = self.base.held_bytes(n_features)
-        return features + held + super().workspace_bytes(n_rows, n_columns, n_features)
+        return features + held + super()._dense_workspace_bytes(n_rows, n_columns, n_features)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description of JSON's types only; arrays are named by their checksum."""

@@ -306,7 +306,7 @@ def rates_of_growth(plan: Plan) -> tuple[float, Any]:
     c, p, r = plan.chosen, plan.problem, plan.resources
     n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
     kept = min(1.0, c.kept_tiles * c.slots / n_tiles)
-    product = pass_cost(r.rates.entry(p.kernel, p.d, c.precision), p.n**2 / 2, p.n_right_sides, c.precision, kept)
+    product = pass_cost(p.entry(r.rates, c.precision), p.n**2 / 2, p.n_right_sides, c.precision, kept)
     apply = APPLY_SECONDS * p.n * p.n_right_sides / c.slots
 
     def pivot_seconds(rank: int) -> float:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from dkrr.errors import InputError
 from dkrr.kernels.blocks import (
     PIECE_ENTRIES,
+    PIECE_ROWS,
+    STRIP_COLUMNS,
     STRIP_ENTRIES,
     Fill,
     FloatArray,
@@ -35,6 +37,9 @@ _UNIT_DIAGONAL = frozenset({"rbf", "laplacian", "matern", "cosine", "chi2"})
 
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024
+
+# Copies of CSR rows that are there at a time: cut out, converted to float64 (or scaled), and transposed.
+CSR_COPIES = 3
 
 FINITE_MAPS: list[Callable[[Kernel, int], Any]] = []
 """From a kernel and a number of columns to its feature map or None: dkrr.features, a higher room, enrols here."""
@@ -69,6 +74,10 @@ class Kernel(ABC):
     _strip_buffers: ClassVar[int] = 0
     _piece_buffers: ClassVar[int | None] = None
     """Of those, how many are as large as a piece in `pieces`; None means all."""
+    _takes_csr: ClassVar[bool] = False
+    """CSR rows are worked on strip by strip as they are, and never made dense."""
+    _csr_buffers: ClassVar[int] = 3
+    """Further strips for CSR rows: a sparse product (a value and an index for each entry), and the same made dense."""
 
     # numpy scalars then leave ``np.float64(2) * kernel`` to __rmul__ instead of making an object array.
     __array_ufunc__: ClassVar[None] = None
@@ -254,26 +263,68 @@ class Kernel(ABC):
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry for dense rows of `n_features` columns."""
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory of one call, besides X, Y and out (dense blocks).
+    @property
+    def sparse_parts(self) -> int:
+        """Number of parts (of a sum or product, else 1) that take CSR rows as they are; 0 if some part does not.
+
+        Cost and memory then follow the stored entries, not the number of columns.
+        """
+        return int(self._takes_csr)
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        """Return the number of columns for which `entry_cost` is that of an entry of CSR rows.
+
+        Parameters
+        ----------
+        n_features : int
+        stored : int
+            Stored entries of a row.
+        """
+        return min(n_features, stored) if self._takes_csr else n_features
+
+    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
+        """Return an upper bound of the temporary memory of one call, besides X, Y and out.
 
         Parameters
         ----------
         n_rows, n_columns, n_features : int
             Shape of the block, and number of columns of X and Y.
+        row_bytes : int, optional
+            Bytes of a CSR row; None means dense rows.
         """
+        if row_bytes is None or not self.sparse_parts:
+            return self._dense_workspace_bytes(n_rows, n_columns, n_features)
+        rows = (n_rows + n_columns) * (CSR_COPIES * row_bytes + 64)
+        # One is made while the one before it is still there.
+        panels = _panel_bytes(n_features) * (-(-n_columns // STRIP_COLUMNS) + 1)
+        # The rest is what a single column would need: strips, and vectors as long as the rows.
+        rest = self._dense_workspace_bytes(n_rows, n_columns, 1)
+        return self.sparse_parts * (rows + panels) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
+
+    def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
+        """Return the same for `pieces`, the piece itself included."""
+        is_sparse = row_bytes is not None and self.sparse_parts > 0
+        buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
+        more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
+        if is_sparse:
+            # A square on the diagonal has a panel of its own, and all of them are kept.
+            further = -(-n_columns // PIECE_ROWS) - -(-n_columns // STRIP_COLUMNS)
+            more += self.sparse_parts * further * _panel_bytes(n_features)
+        return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
+
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        """Return `workspace_bytes` for dense rows."""
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
         rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
-    def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return the same for `pieces`, the piece itself included."""
-        more = self._buffers() * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
-        return self.workspace_bytes(n_rows, n_columns, n_features) + more
-
     def _buffers(self) -> int:
         """Return how many buffers grow to the size of a piece."""
         return self._strip_buffers if self._piece_buffers is None else self._piece_buffers
+
+    def _csr_strips(self) -> int:
+        """Return how many further buffers CSR rows need."""
+        return self._csr_buffers
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description of JSON's types only, from which `kernel_from_dict` makes the same value."""
@@ -327,3 +378,8 @@ class Kernel(ABC):
     def __rmul__(self, other: object) -> Kernel:
         """Return the kernel scaled by a number above 0."""
         return self * other if isinstance(other, Real) else NotImplemented
+
+
+def _panel_bytes(n_features: int) -> int:
+    """Row pointers of a transposed panel of CSR rows: it has a row for each column, there or not."""
+    return 8 * (n_features + 1)

@@ -131,10 +131,12 @@ class Columns(Kernel):
         """Return the cost of one entry: that of the part."""
         return self.base.entry_cost(self.width(n_features))
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return the memory of the part, and of the columns that are cut out."""
         width = self.width(n_features)
-        return self.base.workspace_bytes(n_rows, n_columns, width) + 8 * (n_rows + n_columns) * min(width, 10_000)
+        return self.base._dense_workspace_bytes(n_rows, n_columns, width) + 8 * (n_rows + n_columns) * min(
+            width, 10_000
+        )
 
     def _buffers(self) -> int:
         return self.base._buffers()

@@ -54,14 +54,27 @@ class _Pair(Kernel):
         both = self.left.entry_cost(n_features) + self.right.entry_cost(n_features)
         return both + EntryCost(0.0, PASS_SECONDS)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: both parts at once, and one strip."""
         shape = n_rows, n_columns, n_features
-        parts = self.left.workspace_bytes(*shape) + self.right.workspace_bytes(*shape)
+        parts = self.left._dense_workspace_bytes(*shape) + self.right._dense_workspace_bytes(*shape)
         return parts + 8 * STRIP_ENTRIES
 
     def _buffers(self) -> int:
         return self.left._buffers() + self.right._buffers() + 1
+
+    @property
+    def sparse_parts(self) -> int:
+        """See base class."""
+        each = self.left.sparse_parts, self.right.sparse_parts
+        return sum(each) if all(each) else 0
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        """See base class: that of the part which counts more."""
+        return max(part.sparse_width(n_features, stored) for part in (self.left, self.right))
+
+    def _csr_strips(self) -> int:
+        return max(self.left._csr_strips(), self.right._csr_strips())
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
@@ -162,12 +175,24 @@ class Scaled(Kernel):
         """Return the cost of one entry: that of the part and one pass."""
         return self.base.entry_cost(n_features) + EntryCost(0.0, PASS_SECONDS)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: that of the part."""
-        return self.base.workspace_bytes(n_rows, n_columns, n_features)
+        return self.base._dense_workspace_bytes(n_rows, n_columns, n_features)
 
     def _buffers(self) -> int:
         return self.base._buffers()
+
+    @property
+    def sparse_parts(self) -> int:
+        """See base class."""
+        return self.base.sparse_parts
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        """See base class."""
+        return self.base.sparse_width(n_features, stored)
+
+    def _csr_strips(self) -> int:
+        return self.base._csr_strips()
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         base = self.base._filler(X, Y, dtype)
@@ -234,12 +259,24 @@ class Normalized(Kernel):
         """Return the cost of one entry: that of the part and two passes."""
         return self.base.entry_cost(n_features) + EntryCost(0.0, 2 * PASS_SECONDS)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory: that of the part, and the lengths of the rows."""
-        return self.base.workspace_bytes(n_rows, n_columns, n_features) + 4 * 8 * (n_rows + n_columns)
+        return self.base._dense_workspace_bytes(n_rows, n_columns, n_features) + 4 * 8 * (n_rows + n_columns)
 
     def _buffers(self) -> int:
         return self.base._buffers()
+
+    @property
+    def sparse_parts(self) -> int:
+        """See base class."""
+        return self.base.sparse_parts
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        """See base class."""
+        return self.base.sparse_width(n_features, stored)
+
+    def _csr_strips(self) -> int:
+        return self.base._csr_strips()
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         # Lengths first: what they need in memory is free again when the part's filler is made.

@@ -92,10 +92,10 @@ class CallableKernel(Kernel):
         """Return the cost of one entry: a guess, since nothing is known of the function."""
         return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return the memory of the function's result, of a copy and of a mask; its own is unknown."""
         width = OBJECT_BYTES if self.takes_objects else n_features
-        return 2 * 8 * n_rows * n_columns + super().workspace_bytes(n_rows, n_columns, width)
+        return 2 * 8 * n_rows * n_columns + super()._dense_workspace_bytes(n_rows, n_columns, width)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description that names the function but cannot bring it back."""

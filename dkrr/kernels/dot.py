@@ -38,6 +38,7 @@ class Linear(Kernel):
     """
 
     tag: ClassVar[str] = "linear"
+    _takes_csr: ClassVar[bool] = True
 
     @property
     def row_degree(self) -> float | None:
@@ -77,6 +78,7 @@ class Polynomial(Kernel):
     """
 
     tag: ClassVar[str] = "polynomial"
+    _takes_csr: ClassVar[bool] = True
     _strip_buffers: ClassVar[int] = 1
 
     degree: float = 3
@@ -146,6 +148,7 @@ class Sigmoid(Kernel):
     """
 
     tag: ClassVar[str] = "sigmoid"
+    _takes_csr: ClassVar[bool] = True
 
     gamma: float | None = None
     coef0: float = 1.0
@@ -193,6 +196,7 @@ class Cosine(Kernel):
     """
 
     tag: ClassVar[str] = "cosine"
+    _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
 
     @property

@@ -61,6 +61,7 @@ class RBF(Kernel):
     """
 
     tag: ClassVar[str] = "rbf"
+    _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     # Only where entries are computed again: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
@@ -127,6 +128,7 @@ class Matern(Kernel):
     """
 
     tag: ClassVar[str] = "matern"
+    _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 1
@@ -275,7 +277,9 @@ class ScaledSquaredDistances:
         if not is_sparse(X) and len(i) * GATHER_ENTRIES > out.size:
             np.multiply(cdist(X, Y, "sqeuclidean"), self._scale, out=out, casting="same_kind")
             return
-        chunk = max(1, STRIP_ENTRIES // X.shape[1])
+        # Gathering CSR rows takes an index for each value, and subtracting them as many entries again.
+        width = 4 * int(np.diff(X.indptr).max(initial=1)) if is_sparse(X) else X.shape[1]
+        chunk = max(1, STRIP_ENTRIES // width)
         for start in range(0, len(i), chunk):
             some, others = i[start : start + chunk], j[start : start + chunk]
             pairs = X[some], Y[others]

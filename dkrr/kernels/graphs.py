@@ -131,7 +131,7 @@ class RandomWalk(Kernel):
         """Return the cost of one entry: that of small molecules, since the sizes of the graphs are not known here."""
         return EntryCost(0.0, PAIR_SECONDS)
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:  # noqa: ARG002
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:  # noqa: ARG002
         """Return the temporary memory of one call, for graphs of up to 30 nodes and edges and products of some 10⁴.
 
         The number of columns says nothing here. Graphs many times larger take more in proportion, and a single pair

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Fill, FloatArray, Rows, Scratch, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows, Scratch, is_sparse, positive
 from dkrr.kernels.costs import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS
 
 # CSR columns made dense at a time: with strips of 128 and 1024 rows, at most 4.5 MiB.
@@ -34,6 +34,9 @@ class Laplacian(Kernel):
     """
 
     tag: ClassVar[str] = "laplacian"
+    _takes_csr: ClassVar[bool] = True
+    # Panels of columns made dense take 4.5 of them.
+    _csr_buffers: ClassVar[int] = 6
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 1
 
@@ -46,6 +49,10 @@ class Laplacian(Kernel):
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: absolute differences, which no GEMM gives, and an exp."""
         return EntryCost(0.0, n_features * CITYBLOCK_SECONDS + PASS_SECONDS + EXP_SECONDS)
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        """See base class: at most the columns in which a strip has entries."""
+        return min(n_features, STRIP_ROWS * stored)
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         assert self.gamma is not None, "the kernel must be resolved first"

@@ -50,6 +50,7 @@ class TaylorRBF(Kernel):
     """
 
     tag: ClassVar[str] = "taylor_rbf"
+    _takes_csr: ClassVar[bool] = True
     # Dot products, and the sum where `out` is float32.
     _strip_buffers: ClassVar[int] = 2
 

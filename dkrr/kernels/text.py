@@ -202,7 +202,7 @@ class BagOfWords(Kernel):
         """Return the cost of one entry for CSR rows of documents: that of the terms they have, whatever d is."""
         return EntryCost(0.0, WRITE_SECONDS + TERM_SECONDS * min(n_features, TYPICAL_TERMS))
 
-    def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Return an upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average.
 
         Parameters

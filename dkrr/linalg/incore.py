@@ -216,7 +216,7 @@ def dense_bytes(n: int, n_right_sides: int) -> int:
     return 8 * n * n + 5 * 8 * n * n_right_sides
 
 
-def gram_block_bytes(kernel: Kernel, n: int, n_features: int) -> int:
+def gram_block_bytes(kernel: Kernel, n: int, n_features: int, csr_bytes: int | None = None) -> int:
     """Memory for the kernel's temporaries while a dense Gram matrix is formed."""
     block = min(n, KERNEL_BLOCK)
-    return kernel.workspace_bytes(block, block, n_features)
+    return kernel.workspace_bytes(block, block, n_features, csr_bytes)

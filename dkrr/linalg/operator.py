@@ -385,6 +385,9 @@ def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, 
     )
 
 
-def multiply_bytes(kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int) -> int:
+def multiply_bytes(
+    kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int, *, is_sparse: bool = False
+) -> int:
     """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
-    return 2 * tile * row_bytes + kernel.pieces_bytes(tile, tile, n_features) + 4 * 8 * n * m
+    temporary = kernel.pieces_bytes(tile, tile, n_features, row_bytes if is_sparse else None)
+    return 2 * tile * row_bytes + temporary + 4 * 8 * n * m

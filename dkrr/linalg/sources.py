@@ -262,10 +262,13 @@ def gram_cost(entry: EntryCost, n_entries: float) -> Cost:
     return Cost(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
 
 
-def gram_workspace_bytes(kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int) -> int:
+def gram_workspace_bytes(
+    kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int, *, is_sparse: bool = False
+) -> int:
     """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries."""
     block = min(KERNEL_BLOCK, grid_tile)
-    return 2 * grid_tile * row_bytes + kernel.workspace_bytes(block, block, n_features)
+    temporary = kernel.workspace_bytes(block, block, n_features, row_bytes if is_sparse else None)
+    return 2 * grid_tile * row_bytes + temporary
 
 
 def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:

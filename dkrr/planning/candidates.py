@@ -97,13 +97,13 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
     """The whole Gram matrix in the calling process."""
     p, n = problem, problem.n
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
-    entry = resources.rates.entry(p.kernel, p.d)
+    entry = p.entry(resources.rates)
     cost = dense_cost(n, p.n_right_sides + 1, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
     peak = (
         resources.local_baseline_bytes
         + loaded
         + dense_bytes(n, p.n_right_sides + 1)
-        + gram_block_bytes(p.kernel, n, p.d)
+        + gram_block_bytes(p.kernel, n, p.d, p.csr_bytes)
         + resources.local_threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES
     )
@@ -222,9 +222,9 @@ def dual_factored(problem: Problem, resources: Resources, place: Place, grid: Ti
     cache, groups, stored = cache_bytes(resources, place, whole.peak_bytes), len(p.alphas), factor_bytes(grid, 4)
     cost = cholesky_cost(grid, 0, segment, 4)
     cold = cold_cholesky_bytes(grid, cache, segment, 4) / max(cost.read_bytes, 1.0)
-    form_seconds = rates.seconds(gram_cost(rates.entry(p.kernel, p.d, "float32"), float(grid.tile**2)))
+    form_seconds = rates.seconds(gram_cost(p.entry(rates, "float32"), float(grid.tile**2)))
     factor = factorisation_seconds(grid, segment, place.slots, fast.reading(cold), form_seconds)
-    product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots
+    product = rates.seconds(pass_cost(p.entry(rates), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     apply = apply_cost(grid, m, 4, place.slots if resources.cluster_is_running else None)
     iterations = factored_iterations(p.tol)
     passes = iterations + 1
@@ -256,9 +256,12 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     """Tiled Cholesky of K + λW⁻¹; K is computed tile by tile where it is used."""
     # One more right-hand side is the probe of the condition number.
     p, rates, m = problem, resources.rates, problem.n_right_sides + 1
-    entry = rates.entry(p.kernel, p.d)
+    entry = p.entry(rates)
     form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
-    form_bytes = gram_workspace_bytes(p.kernel, grid.tile, p.most_bytes_of_row, p.d) + 2 * p.read_overhead_bytes
+    form_bytes = (
+        gram_workspace_bytes(p.kernel, grid.tile, p.most_bytes_of_row, p.d, is_sparse=p.is_sparse)
+        + 2 * p.read_overhead_bytes
+    )
     peak = place.baseline_bytes + place.threads * cholesky_task_bytes(grid, m, form_bytes) + PROCESS_MARGIN_BYTES
     factor, solve = system_seconds(resources, place, grid, segment, m, peak, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms K once more.

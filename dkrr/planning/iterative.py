@@ -144,7 +144,7 @@ def _fits(c: Candidate, resources: Resources) -> bool:
 def _is_costly(problem: Problem, resources: Resources) -> bool:
     """Whether an entry takes longer to compute than to read."""
     rates = resources.rates
-    return rates.seconds(gram_cost(rates.entry(problem.kernel, problem.d), 1.0)) > COSTLY * 8 / rates.read_bytes
+    return rates.seconds(gram_cost(problem.entry(rates), 1.0)) > COSTLY * 8 / rates.read_bytes
 
 
 def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient, place: Place, rank: int) -> Candidate:
@@ -156,7 +156,7 @@ def _stored(problem: Problem, resources: Resources, settings: ConjugateGradient,
     n_tiles = ceil(p.n / tile)
     disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
     entries = float(p.n) ** 2 / 2
-    one = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), entries, 1, "float64", 0.0))
+    one = rates.seconds(pass_cost(p.entry(rates), entries, 1, "float64", 0.0))
     peak = formed.peak_bytes + place.threads * 2 * 8 * tile**2
     cold = cold_part(disk, cache_bytes(resources, place, peak))
     read = (entries * USE_SECONDS["float64"] + disk / rates.reading(cold).read_bytes) / place.slots
@@ -208,9 +208,9 @@ def cg_tile(problem: Problem, place_limit: int, slots: int) -> int:
         return min(wanted, n)
     n_tiles = max(ceil(n / LARGEST_TILE), min(ceil(n / LEAST_TILE), 5 + ceil(2 * sqrt(slots))))
     tile = ceil(n / n_tiles)
-    fixed = problem.kernel.pieces_bytes(1, 1, problem.d)
+    fixed = problem.kernel.pieces_bytes(1, 1, problem.d, problem.csr_bytes)
     most = place_limit // WORKSPACE_PART
-    while tile > LEAST_TILE and problem.kernel.pieces_bytes(tile, tile, problem.d) - fixed > most:
+    while tile > LEAST_TILE and problem.kernel.pieces_bytes(tile, tile, problem.d, problem.csr_bytes) - fixed > most:
         tile = max(LEAST_TILE, ceil(tile / 2))
     return tile
 
@@ -239,12 +239,12 @@ def _dual(
     kept_part = min(1.0, kept * place.slots / all_tiles)
     entries = float(p.n) ** 2 / 2
     iterations, cycles = _iterations_and_checks(p, rank, precision)
-    entry = rates.entry(p.kernel, p.d, precision)
+    entry = p.entry(rates, precision)
     one = rates.seconds(pass_cost(entry, entries, m, precision, kept_part)) / place.slots
     one += TILE_SECONDS * (1.0 - kept_part) * all_tiles / place.slots
     check = one
     if precision == "float32":
-        check = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), entries, m, "float64", 0.0)) / place.slots
+        check = rates.seconds(pass_cost(p.entry(rates), entries, m, "float64", 0.0)) / place.slots
     apply = APPLY_SECONDS * p.n * rank * m / place.slots
     trips = ROUND_TRIPS * rates.round_trip_seconds if place.execution == "dask" else 0.0
     # The first pass forms what is kept.
@@ -318,7 +318,8 @@ def _tile_and_rows(p: Problem, place: Place, rank: int, m: int) -> tuple[int, bo
 def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
     """Memory of a process without tiles that are kept."""
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
-    needed += place.threads * (multiply_bytes(p.kernel, p.n, tile, p.d, p.most_bytes_of_row, m) + p.read_overhead_bytes)
+    product = multiply_bytes(p.kernel, p.n, tile, p.d, p.most_bytes_of_row, m, is_sparse=p.is_sparse)
+    needed += place.threads * (product + p.read_overhead_bytes)
     vectors = 12 if p.loss == "squared" else NEWTON_VECTORS
     needed += (4 if place.execution == "dask" else vectors) * 8 * p.n * m
     return needed + _factor_bytes(p, place, rank)
@@ -331,7 +332,7 @@ def _middle_seconds(problem: Problem, resources: Resources, slots: int, rank: in
 
 def factor_seconds(problem: Problem, resources: Resources, slots: int, rank: int) -> float:
     """Time to make the preconditioner's factor and the small matrix that goes with it."""
-    cost = pivoted_cost(problem.n, rank, resources.rates.entry(problem.kernel, problem.d))
+    cost = pivoted_cost(problem.n, rank, problem.entry(resources.rates))
     return resources.rates.seconds(cost) / slots + rank**3 / resources.rates.gemm_flops
 
 

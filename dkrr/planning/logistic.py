@@ -116,7 +116,7 @@ def _dense(p: Problem, r: Resources) -> Candidate:
     # A product passes over K, a substitution twice over a factor; independent models have both to themselves.
     products = steps * (PASSES_A_STEP + _inner(p)) * (1 if p.is_coupled else m)
     substitutions = steps * m * (_inner(p) + 1)
-    cost = gram_cost(r.rates.entry(p.kernel, p.d), n * (n + 1) / 2) + dense_cost(n, 1, steps * m)
+    cost = gram_cost(p.entry(r.rates), n * (n + 1) / 2) + dense_cost(n, 1, steps * m)
     cost = replace(
         cost,
         gemm_flops=cost.gemm_flops + (products + substitutions) * 2.0 * n * n,
@@ -162,7 +162,7 @@ def _factored(p: Problem, r: Resources, place: Place, grid: TileGrid, segment: i
         keeps_store=False,
     )
     whole = dual_tiled(alike, replace(r, rates=fast), place, grid, segment)
-    product = rates.seconds(pass_cost(rates.entry(p.kernel, p.d), p.n**2 / 2, m, "float64", 0.0)) / place.slots
+    product = rates.seconds(pass_cost(p.entry(rates), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     inner = _inner(p) + (2 if itemsize == 4 else 0)
     apply = apply_cost(grid, 1, itemsize, place.slots if r.cluster_is_running else None)
     products = steps * (PASSES_A_STEP + inner)

@@ -5,6 +5,9 @@ from typing import Any, Literal, Self
 
 from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import EntryCost
+from dkrr.linalg.operator import Precision
+from dkrr.planning.resources import Rates
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.solvers.newton import expected_steps
@@ -141,6 +144,20 @@ class Problem:
     def most_bytes_of_row(self) -> int:
         """Bytes of one row of a block, where rows are heaviest."""
         return self.bytes_of_row if self.heavy_row_bytes is None else self.heavy_row_bytes
+
+    @property
+    def csr_bytes(self) -> int | None:
+        """The same where X is sparse, for the price of a kernel's memory; None where it is dense."""
+        return self.most_bytes_of_row if self.is_sparse else None
+
+    @property
+    def stored_entries(self) -> int | None:
+        """Entries of a row where X is sparse, each of 12 bytes at least; None where it is dense."""
+        return -(-self.bytes_of_row // 12) if self.is_sparse else None
+
+    def entry(self, rates: Rates, precision: Precision = "float64") -> EntryCost:
+        """Cost of one entry of the kernel of these rows."""
+        return rates.entry(self.kernel, self.d, precision, self.stored_entries)
 
     @property
     def stored_bytes(self) -> int:

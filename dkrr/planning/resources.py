@@ -30,6 +30,9 @@ DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
 FLOAT32_ELEMENTS = 0.6
 """Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not measured."""
+SPARSE_FLOP_SECONDS = 0.25e-9
+"""An operation of a product of CSR rows, counting two for each stored entry of one row, whatever the other one has in
+that column (measured: 0.1 to 0.3 with 50 entries in 1,000 columns, 200 in two million, and text)."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,23 @@ class Rates:
         overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
         return min(self.dense_flops, self.gemm_flops / (1.0 + overhead / max(side, 1)))
 
-    def entry(self, kernel: Kernel, n_features: int, precision: Precision = "float64") -> EntryCost:
-        """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes."""
+    def entry(
+        self, kernel: Kernel, n_features: int, precision: Precision = "float64", stored: int | None = None
+    ) -> EntryCost:
+        """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        n_features : int
+        precision : {"float64", "float32"}
+        stored : int, optional
+            Stored entries of a CSR row; None means dense rows.
+        """
+        if stored is not None and kernel.sparse_parts:
+            # What is measured is dense; and SciPy's products gain next to nothing from float32.
+            cost = kernel.entry_cost(kernel.sparse_width(n_features, stored))
+            return EntryCost(0.0, cost.element_seconds + SPARSE_FLOP_SECONDS * cost.gemm_flops)
         cost = self._uncalibrated(kernel, n_features, precision)
         measured = sorted(
             (k.n_features, k.entry_seconds)

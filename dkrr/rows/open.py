@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.rows.sources import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.rows.stored_gram import stored_gram
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import array_url, is_dask_array, is_zarr_array, open_array
 
@@ -52,7 +53,7 @@ def _from_npz(file: str, member: str, name: str) -> Any:
 
 
 def as_rows(X: Any, name: str = "X") -> Rows:
-    """Rows of an ndarray, scipy.sparse matrix, Dask array or DataFrame, Zarr array, or path of one.
+    """Rows of an ndarray, scipy.sparse matrix, Dask array or DataFrame, Zarr array, or path of one or of a Gram store.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         If it is empty, not a matrix, not of numbers, damaged (sparse), or not there.
     """
     if isinstance(X, str | Path):
-        X = open_path(str(X), name)
+        X = _open_rows(str(X), name)
     if isinstance(X, Rows):
         return X
     X = unframed(X)
@@ -95,6 +96,16 @@ def as_rows(X: Any, name: str = "X") -> Rows:
             X.sum_duplicates()
         return MemoryRows(X)
     return MemoryRows(_column(X))
+
+
+def _open_rows(path: str, name: str) -> Any:
+    try:
+        return open_path(path, name)
+    except InputError:
+        found = stored_gram(path)
+        if found is None:
+            raise
+        return found
 
 
 def is_dask_frame(X: Any) -> bool:

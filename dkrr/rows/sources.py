@@ -154,7 +154,7 @@ class MemoryRows(Rows):
     @property
     def row_bytes(self) -> int:
         """See base class."""
-        return -(-self.n_bytes // max(self.shape[0], 1)) + 8 if self.is_sparse else super().row_bytes
+        return _csr_row_bytes(self, self.array.indices) if self.is_sparse else super().row_bytes
 
     @property
     def heavy_row_bytes(self) -> int:
@@ -252,7 +252,7 @@ class SparseRows(Rows):
     @property
     def row_bytes(self) -> int:
         """See base class."""
-        return -(-self.n_bytes // max(self.shape[0], 1)) + 8
+        return _csr_row_bytes(self, self._parts[1])
 
     @cached_property
     def heavy_row_bytes(self) -> int:
@@ -338,6 +338,12 @@ def row_major(block: Block) -> Block:
         return np.asarray(block)
     check_structure(block)
     return block.tocsr()
+
+
+def _csr_row_bytes(rows: Rows, indices: Any) -> int:
+    """Bytes of a row on average, with its values as float64, and two pointers."""
+    entries, width = int(indices.shape[0]), 8 + int(indices.dtype.itemsize)
+    return -(-entries * width // max(rows.shape[0], 1)) + 16
 
 
 def _heavy_row_bytes(rows: Rows, indptr: NDArray[Any]) -> int:

@@ -139,8 +139,15 @@ class ChunkedArray:
             raise StoreError(self._damaged(key))
         return n_read
 
-    def mapped(self, coordinates: tuple[int, ...]) -> NDArray[Any] | None:
+    def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk, checked, where it lies in the system's cache: nothing is copied. None for a remote store.
+
+        Parameters
+        ----------
+        coordinates : tuple of int
+            Position of the chunk in the grid of chunks.
+        check : bool
+            False where a part is wanted of a chunk whose checksum has been compared: only that part is then read.
 
         Raises
         ------
@@ -156,11 +163,12 @@ class ChunkedArray:
                 size = os.fstat(file.fileno()).st_size
                 if size != self.chunk_bytes:
                     raise StoreError(self._truncated(key, size))
-                content = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED | _POPULATE)
+                flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
+                content = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=flags)
         except FileNotFoundError:
             raise StoreError(_missing(self.url, key)) from None
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(np.prod(self.chunks))).reshape(self.chunks)
-        if int.from_bytes(content[-_CRC_BYTES:], "little") != google_crc32c.value(chunk):
+        if check and int.from_bytes(content[-_CRC_BYTES:], "little") != google_crc32c.value(chunk):
             raise StoreError(self._damaged(key))
         return chunk
 

@@ -10,8 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.kernels import EntryCost, kernel_from_dict
+from dkrr.kernels import (
+    RBF,
+    CallableKernel,
+    Chi2,
+    Columns,
+    Cosine,
+    EntryCost,
+    Laplacian,
+    Linear,
+    Matern,
+    Normalized,
+    Polynomial,
+    TaylorRBF,
+    kernel_from_dict,
+)
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ENTRIES, STRIP_ROWS
+from dkrr.rows import MemoryRows
 from tests.kernels.cases import CASES
 from tests.oracles import naive_gram
 
@@ -168,8 +183,54 @@ def test_workspace_when_every_entry_is_refined(case):
     assert peak_bytes(case.kernel, X, X.copy(), np.float64) <= case.kernel.workspace_bytes(1200, 1200, 5)
 
 
+SPARSE = [
+    Linear(),
+    Polynomial(degree=3),
+    Cosine(),
+    RBF(),
+    Matern(1.5),
+    Laplacian(),
+    TaylorRBF(degree=3),
+    Normalized(Polynomial(2)),
+    RBF(0.1) + 2 * Linear(),
+]
+
+
+@pytest.mark.parametrize("kernel", SPARSE, ids=str)
+@pytest.mark.parametrize(
+    ("n", "d", "stored", "dtype", "index"),
+    [(260, 100_000, 10, "f8", "i8"), (300, 1000, 100, "f4", "i4")],
+    ids=["wide", "of float32"],
+)
+def test_workspace_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype, index):
+    rng = np.random.default_rng(0)
+    columns = np.sort(rng.integers(0, d // stored, (n, stored)) + d // stored * np.arange(stored), axis=1)
+    pointers = np.arange(0, n * stored + 1, stored)
+    values = rng.random(n * stored).astype(dtype)
+    X = sp.csr_array((values, columns.ravel().astype(index), pointers.astype(index)), shape=(n, d))
+    row_bytes = MemoryRows(X).row_bytes
+    bound = kernel.workspace_bytes(n, n, d, row_bytes)
+    if d > 1000:
+        assert bound < 8 * n * d / 5, "not that of dense rows"
+    for Y in (None, X.copy()):
+        assert peak_bytes(kernel, X, Y, np.float64) <= bound
+        tracemalloc.start()
+        for _ in kernel.pieces(X, Y):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= kernel.pieces_bytes(n, n, d, row_bytes)
+
+
+@pytest.mark.parametrize("kernel", [CallableKernel(np.dot), Chi2(), RBF() + Chi2(), Columns(RBF(), [0])], ids=str)
+def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
+    assert kernel.sparse_parts == 0
+    assert kernel.workspace_bytes(10, 10, 5000, 24) == kernel.workspace_bytes(10, 10, 5000)
+    assert kernel.sparse_width(5000, 2) == 5000
+
+
 def peak_bytes(kernel, X, Y, dtype):
-    out = np.empty((len(X), len(X if Y is None else Y)), dtype=dtype)
+    out = np.empty((X.shape[0], (X if Y is None else Y).shape[0]), dtype=dtype)
     tracemalloc.start()
     kernel(X, Y, out=out)
     peak = tracemalloc.get_traced_memory()[1]

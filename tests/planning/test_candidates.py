@@ -89,3 +89,15 @@ def test_row_block(n, d, tile):
     rows = row_block(problem(n, d, "linear"), tile, d)
     assert 1 <= rows <= n
     assert rows == 1 or rows * (2 * 8 * d + 4 * 8 * min(tile, d)) <= ROW_BLOCK_BYTES
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_sparse_rows_are_priced_by_their_entries(kernel):
+    # 500 rows of two million columns with 200 entries each: K, and panels with a pointer for each column.
+    wide = problem(500, 2_000_000, kernel, is_sparse=True, row_bytes=2416, x_bytes=500 * 2416)
+    found = dual_in_memory(wide, machine())
+    assert found.peak_bytes < 400 * MIB
+    assert found.seconds < 1
+    more = dual_in_memory(problem(500, 2_000_000, kernel, is_sparse=True, row_bytes=24160), machine())
+    assert found.peak_bytes < more.peak_bytes < 500 * MIB
+    assert more.seconds > 3 * found.seconds
