@@ -24,7 +24,7 @@ def release_pages(array: Any) -> None:
     while isinstance(array, np.ndarray) and not isinstance(array.base, mmap.mmap):
         array = array.base
     # Of a private mapping that may be written to, the changes would be lost.
-    base = array.base if isinstance(array, np.memmap) and array.mode == "r" else None
+    base: Any = array.base if isinstance(array, np.memmap) and array.mode == "r" else None
     if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         base.madvise(mmap.MADV_DONTNEED)
 
