@@ -28,6 +28,7 @@ from dkrr.rows import MemoryRows, Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import make_progress
 from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.tiles.mapped import release_pages
 
 
 class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
@@ -184,6 +185,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         check_sizes(kernel, rows, targets.shape[0])
         weights = checked_weights(sample_weight, n)
         check_finite(targets, "y")
+        release_pages(targets)  # which would count as what this process holds
         is_vector = targets.ndim == 1
         columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
         alphas = checked_alphas(self.alpha, columns.shape[1])

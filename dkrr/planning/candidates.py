@@ -162,7 +162,7 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         row_block=block,
         seconds=forming
         + mapped.seconds
-        + p.y_bytes / rates.fresh_bytes
+        + (0.0 if p.y_is_mapped else p.y_bytes / rates.fresh_bytes)
         + rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads),
         read_bytes=cost.read_bytes + mapped.read_bytes,
         written_bytes=mapped.written_bytes,

@@ -19,6 +19,16 @@ def is_mapped(array: Any) -> bool:
     return isinstance(array, mmap.mmap)
 
 
+def release_pages(array: Any) -> None:
+    """Give back the memory of pages that have been read from a file mapped for reading only; they are read again."""
+    while isinstance(array, np.ndarray) and not isinstance(array.base, mmap.mmap):
+        array = array.base
+    # Of a private mapping that may be written to, the changes would be lost.
+    base: Any = array.base if isinstance(array, np.memmap) and array.mode == "r" else None
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
 def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float64]:
     """Array in a temporary file without a name, which is gone with the array.
 
