@@ -219,4 +219,4 @@ def dense_bytes(n: int, n_right_sides: int) -> int:
 def gram_block_bytes(kernel: Kernel, n: int, n_features: int, csr_bytes: int | None = None) -> int:
     """Memory for the kernel's temporaries while a dense Gram matrix is formed."""
     block = min(n, KERNEL_BLOCK)
-    return kernel.workspace_bytes(block, block, n_features, csr_bytes)
+    return 2 * block * (csr_bytes or 0) + kernel.workspace_bytes(block, block, n_features, csr_bytes)

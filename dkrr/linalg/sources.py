@@ -268,7 +268,8 @@ def gram_workspace_bytes(
     """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries."""
     block = min(KERNEL_BLOCK, grid_tile)
     temporary = kernel.workspace_bytes(block, block, n_features, row_bytes if is_sparse else None)
-    return 2 * grid_tile * row_bytes + temporary
+    cut = 2 * block * row_bytes if is_sparse else 0  # dense blocks are views
+    return 2 * grid_tile * row_bytes + cut + temporary
 
 
 def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:

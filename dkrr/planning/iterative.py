@@ -62,6 +62,8 @@ ROUND_TRIPS = 3
 """Of an iteration on Dask: one for A and two for the preconditioner."""
 MIXED_ITERATIONS = 1.15
 """Iterations with products in float32 over those in float64: every cycle begins anew (measured 1.07 to 1.2)."""
+SPARSE_COPIES = 4
+"""Of the CSR rows of a process, while the preconditioner's factor is formed (measured: about 3)."""
 MAX_ITERATIONS_PLANNED = 1_000_000
 INNER_TOL = 1e-3
 """Relative residual to which Newton systems are solved on average: loosely at first, tightly at the end."""
@@ -320,6 +322,9 @@ def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, kee
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
     product = multiply_bytes(p.kernel, p.n, tile, p.d, p.most_bytes_of_row, m, is_sparse=p.is_sparse)
     needed += place.threads * (product + p.read_overhead_bytes)
+    if p.is_sparse and p.kernel.sparse_parts:
+        # Kernels of a process's rows with pivots cut and transpose all of these at once.
+        needed += SPARSE_COPIES * p.n * p.bytes_of_row // place.n_workers
     vectors = 12 if p.loss == "squared" else NEWTON_VECTORS
     needed += (4 if place.execution == "dask" else vectors) * 8 * p.n * m
     return needed + _factor_bytes(p, place, rank)

@@ -85,6 +85,11 @@ class Rows(ABC):
         return self.shape[1] * 8
 
     @property
+    def pointers(self) -> NDArray[Any] | None:
+        """Where each sparse row begins among the stored entries, and the last one ends, (n + 1,); None of others."""
+        return None
+
+    @property
     def heavy_row_bytes(self) -> int:
         """Bytes of one row where rows are heaviest: no block of WINDOW_ROWS or more has twice as many a row."""
         return self.row_bytes
@@ -155,6 +160,11 @@ class MemoryRows(Rows):
     def row_bytes(self) -> int:
         """See base class."""
         return _csr_row_bytes(self, self.array.indices) if self.is_sparse else super().row_bytes
+
+    @property
+    def pointers(self) -> NDArray[Any] | None:
+        """See base class."""
+        return self.array.indptr if self.is_sparse else None
 
     @property
     def heavy_row_bytes(self) -> int:
@@ -253,6 +263,11 @@ class SparseRows(Rows):
     def row_bytes(self) -> int:
         """See base class."""
         return _csr_row_bytes(self, self._parts[1])
+
+    @property
+    def pointers(self) -> NDArray[Any] | None:
+        """See base class."""
+        return np.asarray(self._parts[2][...])
 
     @cached_property
     def heavy_row_bytes(self) -> int:
@@ -353,6 +368,26 @@ def _heavy_row_bytes(rows: Rows, indptr: NDArray[Any]) -> int:
     if entries == 0:
         return rows.row_bytes
     return max(rows.row_bytes, -(-rows.row_bytes * most * rows.shape[0] // (entries * height)))
+
+
+def cuts_by_entries(pointers: NDArray[Any], most: int) -> list[int]:
+    """Cut sparse rows into blocks of at most so many entries, or of one row.
+
+    Parameters
+    ----------
+    pointers : ndarray of int, shape (n + 1,)
+    most : int
+
+    Returns
+    -------
+    list of int
+        First rows of the blocks, and n.
+    """
+    cuts, n = [0], len(pointers) - 1
+    while cuts[-1] < n:
+        last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + most, side="right")) - 1
+        cuts.append(min(max(last, cuts[-1] + 1), n))
+    return cuts
 
 
 def dense(block: Block) -> NDArray[Any]:

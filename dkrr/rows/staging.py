@@ -1,12 +1,13 @@
 """Rows written into a store, so that every worker can read any block of them."""
 
+from itertools import pairwise
 from typing import Any
 
 import dask
 import numpy as np
 
-from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, dense, row_major
-from dkrr.tiles.arrays import chunk_rows, create_array, create_group, open_array
+from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, cuts_by_entries, dense, row_major
+from dkrr.tiles.arrays import create_array, create_group, open_array
 
 _SPARSE_CHUNK = 2**20
 
@@ -43,18 +44,14 @@ def write_rows(rows: Rows, url: str, rows_per_chunk: int | None = None, client: 
 def _write_sparse(rows: Rows, url: str) -> SparseRows:
     n, d = rows.shape
     create_group(url, {})
-    step = chunk_rows((n, 64), np.float64)
-    pointers = [np.zeros(1, np.int64)]
-    for start in range(0, n, step):
-        block = rows.read(start, min(start + step, n))
-        pointers.append(pointers[-1][-1] + block.indptr[1:].astype(np.int64))
-    indptr = np.concatenate(pointers)
+    assert rows.pointers is not None, "sparse rows in memory or in a store have pointers"
+    indptr = rows.pointers.astype(np.int64)
     n_values = int(indptr[-1])
     data = create_array(f"{url}/data", (n_values,), rows.dtype, _SPARSE_CHUNK)
     indices = create_array(f"{url}/indices", (n_values,), np.int64, _SPARSE_CHUNK)
     create_array(f"{url}/indptr", (n + 1,), np.int64, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
-    for start in range(0, n, step):
-        stop = min(start + step, n)
+    # By entries and not by rows: dense rows may stand together.
+    for start, stop in pairwise(cuts_by_entries(indptr, _SPARSE_CHUNK)):
         block, inside = rows.read(start, stop), slice(indptr[start], indptr[stop])
         if block.nnz:
             data[inside], indices[inside] = block.data, block.indices

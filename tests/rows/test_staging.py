@@ -1,13 +1,15 @@
 """Rows copied into a store are the rows."""
 
+import tracemalloc
+
 import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from dkrr.rows import SparseRows, ZarrRows, as_rows, stage, staging, write_rows
-from dkrr.rows.sources import dense
+from dkrr.rows import MemoryRows, SparseRows, ZarrRows, as_rows, stage, staging, write_rows
+from dkrr.rows.sources import cuts_by_entries, dense
 from dkrr.tiles import arrays
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 
@@ -81,3 +83,24 @@ def test_sparse_rows_without_a_value(tmp_path):
     copy = write_rows(as_rows(sp.csr_array((5, 3))), str(tmp_path / "copy"))
     assert copy.shape == (5, 3)
     assert_array_equal(copy.read(1, 4).todense(), np.zeros((3, 3)))
+
+
+def test_dense_rows_that_stand_together_are_not_copied_all_at_once(tmp_path):
+    n, d = 3000, 2000
+    indices, pointers = np.tile(np.arange(d, dtype=np.int32), n), np.arange(0, n * d + 1, d)
+    X = sp.csr_array((np.ones(n * d), indices, pointers), shape=(n, d))
+    rows = MemoryRows(X)
+    tracemalloc.start()
+    copy = write_rows(rows, str(tmp_path / "copy"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows.n_bytes / 1.5
+    assert_array_equal(dense(copy.read(n - 2, n)), 1.0)
+
+
+def test_cuts_by_entries():
+    pointers = np.array([0, 0, 3, 4, 4, 20, 21, 22, 22])
+    assert cuts_by_entries(pointers, 4) == [0, 4, 5, 8]
+    assert cuts_by_entries(pointers, 1) == [0, 1, 2, 4, 5, 6, 8]
+    assert cuts_by_entries(pointers, 100) == [0, 8]
+    assert cuts_by_entries(np.zeros(5, int), 4) == [0, 4]
