@@ -39,7 +39,9 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     """Save a fitted model.
 
-    It is written aside and moved to `path` once it is whole: until then an earlier one stays what it is.
+    It is written aside and moved to `path` once it is whole: until then an earlier one stays what it is. A folder
+    cannot be replaced in one step: a process that is killed between the two renames leaves no model at `path`, and
+    beside it the old and the new one, whose names have a dot and eight hexadecimal digits before that of `path`.
 
     Parameters
     ----------
