@@ -215,7 +215,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
         info = psutil.Process().memory_info()
         return int(getattr(info, "peak_wset", info.rss))
     peak = posix_limits.getrusage(posix_limits.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts in bytes, others in KiB
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
 
 
 def reset_peak() -> None:
