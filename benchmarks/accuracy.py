@@ -14,10 +14,12 @@ An outcome is **dishonest** if
 - its status is a success (SOLVED or CONVERGED), and coefficients, intercept, predictions, probabilities or the reported
   residual are not finite; or
 - the true residual, that of the returned coefficients computed in 180 digits (`precise_checks`), exceeds ten
-  times the reported one by more than n · eps, or, in the primal form, n · eps times its sensitivity, whatever the
-  status; or
+  times the reported one by more than n · eps, or, in the primal form, n · eps times its sensitivity but at most 1e-6,
+  whatever the status, or cannot be told from NaN; or
 - a logistic regression is CONVERGED, and its true relative gradient exceeds ten times the `tol` that was asked for by
-  more than that; or
+  more than that, or a probability of the training rows or new ones is off by more than ten times √tol; or
+- a ridge regression by a direct solver is a success, its α is off by more than 1e-2, and none of its messages is a
+  caution about coefficients; or
 - the fit ended in an error that is not one of `dkrr.errors`.
 
 It is **surprising**, and listed but not counted, if it is a success whose predictions are off by more than 1e-6 of the
@@ -54,6 +56,12 @@ Array = NDArray[np.float64]
 SUCCESS = (Status.SOLVED, Status.CONVERGED)
 FACTOR = 10.0
 """By which a true residual may exceed the one that is reported."""
+MOST_SLACK = 1e-6
+"""Part of a residual that rounding of features may explain, at most: otherwise a large sensitivity explains any."""
+UNCERTAIN = 1e-2
+"""Relative error of α beyond which a direct solver must have warned of it."""
+CAUTION = "may be off by as much as"
+"""What every message of `dkrr.solvers.result.caution` says."""
 SURPRISING = 1e-6
 BEGIN, END = "<!-- table of trials: begin -->", "<!-- table of trials: end -->"
 
@@ -75,7 +83,7 @@ class Outcome:
     predictions: float = math.nan
     """Largest |f − f*| / max |f*|, training rows and new ones."""
     probabilities: float = math.nan
-    """Largest |p − p*|."""
+    """Largest |p − p*|, training rows and new ones."""
     dishonest: tuple[str, ...] = ()
     surprising: tuple[str, ...] = ()
 
@@ -161,13 +169,22 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
         wrong = ("not finite, and a success",) if is_success else ()
         return Outcome(one, solve.status.name, is_success, solve.residual, dishonest=wrong, surprising=tuple(others))
     (true, sensitivity), errors = _true_residual(one, model, dual), _errors(one, found, dual, chances)
-    rounding, dishonest = n * np.finfo(float).eps * max(sensitivity, 1.0), []
-    if true > FACTOR * solve.residual + rounding:
+    slack = min(n * np.finfo(float).eps * max(sensitivity, 1.0), MOST_SLACK)
+    dishonest = []
+    # All comparisons are such that a NaN fails them.
+    if not true <= FACTOR * solve.residual + slack:
         dishonest.append(f"a residual of {true:.1e} is reported as {solve.residual:.1e}")
-    if one.is_logistic and solve.status is Status.CONVERGED and true > FACTOR * model.tol + rounding:
-        dishonest.append(f"converged at a gradient of {true:.1e} where tol is {model.tol:.0e}")
+    if one.is_logistic and solve.status is Status.CONVERGED:
+        if not true <= FACTOR * model.tol + slack:
+            dishonest.append(f"converged at a gradient of {true:.1e} where tol is {model.tol:.0e}")
+        if not (off := errors.get("probabilities", 0.0)) <= FACTOR * math.sqrt(model.tol):
+            dishonest.append(f"converged with a probability off by {off:.1e} where tol is {model.tol:.0e}")
+    is_direct = not one.is_logistic and is_success and model.plan_.solver == "cholesky"
+    has_caution = any(CAUTION in message for message in solve.messages)
+    if is_direct and not has_caution and not (off := errors.get("dual_coef", 0.0)) <= UNCERTAIN:
+        dishonest.append(f"α off by {off:.1e} without a caution")
     if is_success:
-        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "dual_coef" and e > SURPRISING]
+        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "dual_coef" and not e <= SURPRISING]
     return Outcome(
         one, solve.status.name, is_success, solve.residual, true, **errors, dishonest=tuple(dishonest),
         surprising=tuple(others),
@@ -185,9 +202,13 @@ def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None)
     errors = {"predictions": _relative(np.abs(found - expected).max(), np.abs(expected).max())}
     if dual is not None:
         off = dual - exact.dual_coef
-        errors["dual_coef"] = max(map(_relative, map(_length, off.T), map(_length, exact.dual_coef.T)))
-    if chances is not None:
-        errors["probabilities"] = float(np.abs(chances - precise.probabilities(exact.predictions)).max())
+        # NumPy's maximum of numbers with a NaN is one, and Python's may not be.
+        errors["dual_coef"] = float(np.max([*map(_relative, map(_length, off.T), map(_length, exact.dual_coef.T))]))
+    if one.is_logistic:
+        off = precise.probabilities(found) - precise.probabilities(expected)
+        if chances is not None:
+            off = np.append(off, chances - precise.probabilities(exact.predictions))
+        errors["probabilities"] = float(np.abs(off).max())
     return errors
 
 

@@ -23,7 +23,8 @@ NEWTON_DIGITS = 60
 
 
 @contextmanager
-def _precision() -> Iterator[None]:
+def precision() -> Iterator[None]:
+    """Let numbers inside the block have 180 digits."""
     before, ctx.prec = ctx.prec, BITS
     try:
         yield
@@ -56,7 +57,7 @@ def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
     Z : array of shape (m, d), optional
         None: X.
     """
-    with _precision():
+    with precision():
         x, z = matrix(X), matrix(X if Z is None else Z)
         rows, others = x.table(), z.table()
         entry = _ENTRIES[type(kernel)]
@@ -113,7 +114,7 @@ def ridge(
 
     Rows of weight 0 are left out (their α is 0).
     """
-    with _precision():
+    with precision():
         k, targets = gram(kernel, X), matrix(y)
         n, t = targets.nrows(), targets.ncols()
         weights = [arb(1)] * n if sample_weight is None else [arb(float(w)) for w in np.asarray(sample_weight)]
@@ -186,7 +187,7 @@ def logistic(
     Exact
         One column; `probabilities` gives the probabilities of its scores.
     """
-    with _precision():
+    with precision():
         k = gram(kernel, X)
         n = k.nrows()
         signs = [1 if v else -1 for v in np.asarray(labels)]
@@ -235,5 +236,5 @@ def _objective(f: list[arb], coef: arb_mat, signs: list[int], weights: list[arb]
 
 def probabilities(scores: ArrayLike) -> Array:
     """Probabilities (n,) of class 1 for scores (n,) or (n, 1)."""
-    with _precision():
+    with precision():
         return np.array([float((1 / (1 + (-arb(float(f))).exp())).mid()) for f in np.asarray(scores).ravel()])

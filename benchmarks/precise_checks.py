@@ -10,13 +10,13 @@ arithmetic shows it. (Linear features are centred first, which loses nothing. In
 as much as the entries of K do, and what is computed from them shows that.)
 """
 
-from math import factorial, inf, prod
+from math import factorial, inf, isnan, nan, prod
 
 import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import ArrayLike, NDArray
 
-from benchmarks.precise import _precision, gram, matrix
+from benchmarks.precise import gram, matrix, precision
 from dkrr.features import multisets
 from dkrr.kernels import Cosine, Kernel, Linear, Polynomial
 
@@ -24,7 +24,9 @@ Array = NDArray[np.float64]
 
 
 def ratio(numerator: arb, denominator: arb) -> float:
-    """Quotient of two square roots, for squares in 180 digits."""
+    """Quotient of two square roots, for squares in 180 digits; NaN if either is."""
+    if numerator.is_nan() or denominator.is_nan():
+        return nan
     above, below = numerator.mid(), denominator.mid()
     if above <= 0:
         return 0.0
@@ -61,7 +63,7 @@ def dual_residual(
         Rows of weight 0 are left out.
     fit_intercept : bool
     """
-    with _precision():
+    with precision():
         k, targets, coef = gram(kernel, X), matrix(y), matrix(dual_coef)
         used, weights = _weights(targets.nrows(), sample_weight)
         largest = 0.0
@@ -76,7 +78,7 @@ def dual_residual(
                 for i, w, u in zip(used, weights, a, strict=True)
             ]
             left = _centred(left, weights, fit_intercept)
-            largest = max(largest, ratio(_squares(left, weights), _squares(right, weights)))
+            largest = _larger(largest, ratio(_squares(left, weights), _squares(right, weights)))
         return largest
 
 
@@ -105,7 +107,7 @@ def primal_residual(
     sample_weight : array of shape (n,), optional
     fit_intercept : bool
     """
-    with _precision():
+    with precision():
         targets, w = matrix(y), matrix(coef)
         used, weights = _weights(targets.nrows(), sample_weight)
         table = features(kernel, X)
@@ -122,8 +124,8 @@ def primal_residual(
             gradient = [_sum(column, rest, weights) - arb(alpha) * w[j, c] for j, column in enumerate(columns)]
             moments = [_sum(column, right, weights) for column in columns]
             moved = [_sum(size, whole, weights) + arb(alpha) * abs(w[j, c]) for j, size in enumerate(sizes)]
-            largest = max(largest, ratio(_lengths(gradient), _lengths(moments)))
-            sensitivity = max(sensitivity, ratio(_lengths(moved), _lengths(moments)))
+            largest = _larger(largest, ratio(_lengths(gradient), _lengths(moments)))
+            sensitivity = _larger(sensitivity, ratio(_lengths(moved), _lengths(moments)))
         return largest, sensitivity
 
 
@@ -165,7 +167,7 @@ def logistic_gradient(
     sensitivity : float
         0 in the dual form.
     """
-    with _precision():
+    with precision():
         signs = [1 if v else 0 for v in np.asarray(labels)]
         n, free = len(signs), [arb(float(intercept))] * len(signs)
         weights = [arb(1)] * n if sample_weight is None else [arb(float(v)) for v in np.asarray(sample_weight)]
@@ -185,7 +187,8 @@ def logistic_gradient(
             total = sum(g, arb(0)) if fit_intercept else arb(0)
             r = [gi + 2 * arb(alpha) * ai for gi, ai in zip(g, a, strict=True)]
             forms = [[_form(k, _moved(v, centred)) for v in (r, at_zero)] for centred in choices]
-            return min(ratio(above + total**2, below + total_at_zero**2) for above, below in forms), 0.0
+            ratios = [ratio(above + total**2, below + total_at_zero**2) for above, below in forms]
+            return _smallest([(found, 0.0) for found in ratios])
         assert coef is not None
         table, w = features(kernel, X), [arb(float(v)) for v in np.ravel(coef)]
         g = gradient([_dot(row, w) + b for row, b in zip(table, free, strict=True)])
@@ -206,7 +209,7 @@ def logistic_gradient(
                 change += _dot([row[j] for row in sizes], moved) ** 2
             denominator = below + total_at_zero**2
             found.append((ratio(above + total**2, denominator), ratio(change, denominator)))
-        return min(found)
+        return _smallest(found)
 
 
 def features(kernel: Kernel, X: ArrayLike) -> list[list[arb]]:
@@ -217,7 +220,7 @@ def features(kernel: Kernel, X: ArrayLike) -> list[list[arb]]:
     kernel : Linear, Cosine or Polynomial
     X : array of shape (n, d)
     """
-    with _precision():
+    with precision():
         rows: list[list[arb]] = matrix(X).table()
         if isinstance(kernel, Linear):
             return rows
@@ -240,6 +243,16 @@ def features(kernel: Kernel, X: ArrayLike) -> list[list[arb]]:
                 [root * prod((values[v] for v in m), start=arb(1)) for root, m in zip(roots, table, strict=True)]
             )
         return found
+
+
+def _larger(a: float, b: float) -> float:
+    """Larger of two numbers; NaN if either is, which Python's max may drop."""
+    return float(np.maximum(a, b))
+
+
+def _smallest(found: list[tuple[float, float]]) -> tuple[float, float]:
+    """Smallest pair; one with a NaN if there is any."""
+    return next((pair for pair in found if any(map(isnan, pair))), min(found))
 
 
 def _weights(n: int, sample_weight: ArrayLike | None) -> tuple[list[int], list[arb]]:

@@ -1,5 +1,6 @@
 """Small random problems at the edges of float64, each from a recorded seed, for `benchmarks.accuracy`."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,5 +197,6 @@ CLASSES: dict[str, Callable[[Trial, np.random.Generator], Trial]] = {
 
 
 def label(of_class: str) -> str:
-    """Return what a class is, in a line."""
-    return (CLASSES[of_class].__doc__ or "").strip().rstrip(".")
+    """Return what a class is, in a line: what its function's docstring begins with, or its name without one."""
+    text = inspect.getdoc(CLASSES[of_class]) or of_class  # python -OO drops docstrings
+    return text.splitlines()[0].rstrip(".")

@@ -97,6 +97,11 @@ class _OneThread:
         self._of_parent = self._before if self._blocks else []
         self._lock, self._blocks = Lock(), 0
 
+    def lifted(self) -> list[int]:
+        """Threads of each library once the limit is lifted; empty if there is no limit."""
+        with self._lock:
+            return self._before if self._blocks else self._of_parent
+
     def enter(self) -> None:
         with self._lock:
             if self._libraries is None:  # once, also where there are none to set (Apple's Accelerate)
@@ -128,9 +133,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def n_threads() -> int:
-    """Threads that BLAS uses in this process."""
+    """Threads that BLAS uses in this process outside the blocks of `one_thread`."""
     return max(
-        (library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"),
+        _one_thread.lifted()
+        or (library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"),
         default=1,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
@@ -39,7 +39,9 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     """Save a fitted model.
 
-    It is written aside and moved to `path` once it is whole: until then an earlier one stays what it is.
+    It is written aside and moved to `path` once it is whole: until then an earlier one stays what it is. A folder
+    cannot be replaced in one step: a process that is killed between the two renames leaves no model at `path`, and
+    beside it the old and the new one, whose names have a dot and eight hexadecimal digits before that of `path`.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
         coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
         fitted = FittedFunction(
             kernel=value,
-            n_features=int(found["n_features"]),
+            n_features=found["n_features"],
             coef=coef,
             feature_map=feature_map,
             dual_coef=None if coef is not None else dual_coef,
@@ -213,10 +215,12 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
         )
         _check(fitted)
         model._restore(fitted, dual_coef, found)
-    except (KeyError, TypeError) as error:
+    except DkrrError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
     model.n_features_in_ = fitted.n_features
-    if found["feature_names"] is not None:
+    if found.get("feature_names") is not None:
         model.feature_names_in_ = np.array(found["feature_names"], object)
     return model
 
@@ -241,12 +245,12 @@ def describe_model(path: str | Path) -> dict[str, Any]:
             f"{url} is a dkrr model of format {found.get('format')}; this dkrr reads format {MODEL_FORMAT}. "
             f"Use the version that wrote it: {found.get('versions')}"
         )
-    _check_names(url, found)
+    _check_description(url, found)
     return found
 
 
-def _check_names(url: str, found: dict[str, Any]) -> None:
-    """Refuse a description that leads out of its store: only names that `save` gives are followed."""
+def _check_description(url: str, found: dict[str, Any]) -> None:
+    """Refuse a description that leads out of its store, or has other types than `save` writes."""
     arrays, of_features = found.get("arrays", []), found.get("feature_arrays", {})
     named = isinstance(arrays, list) and all(name in _ARRAYS for name in arrays)
     named = named and isinstance(of_features, dict) and all(_DIGEST.fullmatch(digest) for digest in of_features)
@@ -256,6 +260,16 @@ def _check_names(url: str, found: dict[str, Any]) -> None:
             f"the model {url} is damaged: its description names arrays that dkrr.save does not write "
             f"(arrays {arrays!r}, feature_arrays {of_features!r}, rows {found.get('rows')!r})"
         )
+    n_features, names = found.get("n_features"), found.get("feature_names")
+    wrong = {
+        "parameters": not isinstance(found.get("parameters"), dict),
+        "n_features": type(n_features) is not int or n_features < 1,
+        "feature_names": names is not None
+        and not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == n_features),
+    }
+    for entry, is_wrong in wrong.items():
+        if is_wrong:
+            raise StoreError(f"the model {url} is damaged: its description has {entry}={found.get(entry)!r}")
 
 
 def _coefficients(url: str) -> Any:
@@ -295,6 +309,8 @@ def _check(fitted: FittedFunction) -> None:
         expected = (n, t)
     if found != expected:
         raise KeyError(f"coefficients of shape {found}, expected {expected}")
+    if fitted.rows is not None and fitted.rows.shape[1] != fitted.n_features:
+        raise KeyError(f"training rows of shape {fitted.rows.shape} for {fitted.n_features} features")
 
 
 def _callables(description: Any, given: Any) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 import os
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from threading import BoundedSemaphore
+from threading import Lock
 from typing import Any
 
 import dask.array as da
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import fill_gram
-from dkrr.machine.limits import usable_cores
+from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
@@ -61,34 +63,77 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
     return _lazy(model, rows)
 
 
-def predict_in_memory(model: FittedFunction, rows: Rows) -> NDArray[np.float64]:
-    """Predictions of rows as one array, of shape (n, t)."""
+def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
+    """Predictions of rows as one array, of shape (n, t).
+
+    Parameters
+    ----------
+    model : FittedFunction
+    rows : Rows
+    first : int
+        Number of the first of these rows where they are a part of others, for messages.
+    """
     n = rows.shape[0]
     out = np.empty((n, model.n_targets))
     height = block_rows(model, rows)
     starts = range(0, n, height)
-    at_once = _blocks_at_once(os.getpid())
 
     def block(start: int) -> None:
         stop = min(start + height, n)
-        with at_once:
-            x = rows.read(start, stop)
-            check_finite(x, "X", start)
-            out[start:stop] = predict_block(model, x, start)
-            _check_predictions(out[start:stop], start)
+        x = rows.read(start, stop)
+        check_finite(x, "X", first + start)
+        out[start:stop] = predict_block(model, x, first + start)
+        _check_predictions(out[start:stop], first + start)
 
-    threads = min(len(starts), usable_cores())
     size = 0 if model.rows is None else n * model.rows.shape[0]
-    if model.coef is not None or threads == 1 or size < PARALLEL_ABOVE:
-        width = rows.shape[1] + model.n_targets
-        with blas.one_thread(2.0 * width * max(size, n) < blas.SMALL_FLOPS):
-            for start in starts:
-                block(start)
-    else:
-        # Half of a kernel's time is elementwise work, which BLAS threads would not share.
-        with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
-            list(pool.map(block, starts))
+    share = usable_threads()
+    wanted = 1 if model.coef is not None or size < PARALLEL_ABOVE else min(len(starts), share)
+    with _threads_in_use(os.getpid()).take(wanted, share) as threads:
+        if threads == 1:
+            width = rows.shape[1] + model.n_targets
+            with blas.one_thread(share == 1 or 2.0 * width * max(size, n) < blas.SMALL_FLOPS):
+                for start in starts:
+                    block(start)
+        else:
+            # Half of a kernel's time is elementwise work, which BLAS threads would not share.
+            with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
+                list(pool.map(block, starts))
     return out
+
+
+class _ThreadsInUse:
+    """Threads of this process that predict: Dask's may all do so at once, and each would start more of its own.
+
+    Nobody waits: a kernel or feature map of the user's may itself predict, in a thread that is counted already.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n = Lock(), 0
+
+    @contextmanager
+    def take(self, wanted: int, most: int) -> Iterator[int]:
+        """Give as many threads as are wanted and free, and at least the calling one.
+
+        Parameters
+        ----------
+        wanted : int
+        most : int
+            Threads that may predict at once.
+        """
+        with self._lock:
+            given = max(1, min(wanted, most - self._n))
+            self._n += given
+        try:
+            yield given
+        finally:
+            with self._lock:
+                self._n -= given
+
+
+@lru_cache(maxsize=1)
+def _threads_in_use(process: int) -> _ThreadsInUse:  # noqa: ARG001
+    """Count of a process: a fork has none of its parent's threads."""
+    return _ThreadsInUse()
 
 
 def _check_predictions(out: NDArray[np.float64], first: int) -> None:
@@ -107,12 +152,6 @@ def block_rows(model: FittedFunction, rows: Rows) -> int:
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
-
-
-@lru_cache(maxsize=1)
-def _blocks_at_once(process: int) -> BoundedSemaphore:  # noqa: ARG001
-    """Guard of a process: Dask's threads may all predict at once, each with threads of its own."""
-    return BoundedSemaphore(usable_cores())
 
 
 def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:
@@ -173,7 +212,7 @@ def _lazy(model: FittedFunction, rows: Rows) -> Any:
         return predict_in_memory(model, rows)
     starts = np.concatenate([[0], np.cumsum(x.chunks[0])[:-1]])
     lazy = da.map_blocks(
-        _predict_checked,
+        _predict_part,
         x,
         # Its temporary folder stays here: the array below owns it too.
         model=replace(model, keep_alive=None),
@@ -196,7 +235,6 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
     return rows.read(start, min(start + height, rows.shape[0]))
 
 
-def _predict_checked(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
-    x = row_major(x)
-    check_finite(x, "X", int(starts[block_info[0]["chunk-location"][0]]))
-    return predict_in_memory(model, MemoryRows(x))
+def _predict_part(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+    first = int(starts[block_info[0]["chunk-location"][0]])
+    return predict_in_memory(model, MemoryRows(row_major(x)), first)

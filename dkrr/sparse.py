@@ -1,5 +1,7 @@
 """The structure of sparse matrices, checked before SciPy's compiled routines follow it wherever it points."""
 
+from itertools import chain
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,40 @@ def check_structure(X: Any, name: str = "X") -> None:
         for axis, (places, size) in enumerate(zip(X.coords, X.shape, strict=True)):
             _check_range(places, size, f"{'row' if axis == 0 and X.ndim == 2 else 'column'} index", name)
     elif X.format == "lil":
-        for row, (places, values) in enumerate(zip(X.rows.flat, X.data.flat, strict=True)):
-            if len(places) != len(values):
-                raise _damaged(name, f"row {row} has {len(values)} values and {len(places)} indices")
-            _check_range(np.asarray(places, np.int64), X.shape[-1], f"column index of row {row}", name)
-    # The rest (DIA, DOK) is read and converted by Python code that checks its bounds.
+        _check_lists(X, name)
+    elif X.format == "dia":
+        _check_diagonals(X, name)
+    # The rest (DOK) is read and converted by Python code that checks its bounds.
+
+
+def _check_lists(X: Any, name: str) -> None:
+    """Check lengths first: then all indices are looked at as one array."""
+    n_rows = (1, *X.shape)[-2]
+    if X.rows.shape != (n_rows,) or X.data.shape != (n_rows,):
+        raise _damaged(
+            name, f"it has lists of indices {X.rows.shape} and of values {X.data.shape} for a shape of {X.shape}"
+        )
+    lengths = np.fromiter(map(len, X.rows), np.intp, n_rows)
+    values = np.fromiter(map(len, X.data), np.intp, n_rows)
+    if (lengths != values).any():
+        row = int(np.argmax(lengths != values))
+        raise _damaged(name, f"row {row} has {values[row]} values and {lengths[row]} indices")
+    try:
+        places = np.fromiter(map(index, chain.from_iterable(X.rows)), np.int64, int(lengths.sum()))
+    except (TypeError, OverflowError) as error:
+        raise _damaged(name, f"its lists of indices hold what is not a 64-bit integer ({error})") from error
+    _check_range(places, X.shape[-1], "column index", name)
+
+
+def _check_diagonals(X: Any, name: str) -> None:
+    """SciPy's compiled conversions read one row of values for each offset."""
+    offsets = X.offsets
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise _damaged(name, f"its offsets are of shape {offsets.shape} and dtype {offsets.dtype}; expected integers")
+    if X.data.ndim != 2 or len(X.data) != len(offsets):
+        raise _damaged(name, f"it has {len(offsets)} offsets and values of shape {X.data.shape}")
+    if len(np.unique(offsets)) != len(offsets):
+        raise _damaged(name, "its offsets name a diagonal twice")
 
 
 def _check_compressed(X: Any, name: str) -> None:
@@ -51,9 +82,9 @@ def _check_compressed(X: Any, name: str) -> None:
         raise _damaged(
             name, f"its indptr has shape {pointers.shape} for {n_slices} {_slices(X)}s, and must begin with 0"
         )
-    steps = np.diff(pointers)
-    if steps.min(initial=0) < 0:
-        raise _damaged(name, f"its indptr falls after {_slices(X)} {int(np.argmin(steps))}, and must not")
+    falls = pointers[1:] < pointers[:-1]  # differences of unsigned integers would wrap around
+    if falls.any():
+        raise _damaged(name, f"its indptr falls after {_slices(X)} {int(np.argmax(falls))}, and must not")
     if pointers[-1] > min(len(indices), len(X.data)):
         raise _damaged(
             name,

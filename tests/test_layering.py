@@ -35,6 +35,7 @@ GATEWAYS = {
     "click": {"cli"},
     "rich": {"runtime"},
     "google_crc32c": {"tiles"},
+    "resource": {"runtime"},  # guarded there, once
 }
 
 

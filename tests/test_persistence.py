@@ -211,6 +211,35 @@ def test_damaged_models_are_refused(data, tmp_path):
         dkrr.load(tmp_path / "copy")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": None},
+        {"parameters": []},
+        {"feature_names": 5},
+        {"feature_names": ["a", "b"]},
+        {"feature_names": [1, 2, 3, 4, 5]},
+        {"n_features": 10**12},
+        {"n_features": 4},
+        {"n_features": "5"},
+        {"n_features": True},
+        {"n_features": 0},
+        {"kernel": None},
+        {"kernel": []},
+        {"feature_map": "linear"},
+        {"rows": None},
+        {"vector": None, "estimator": []},
+    ],
+    ids=str,
+)
+def test_descriptions_of_other_types_are_refused(data, tmp_path, changes):
+    path = tmp_path / "m.zarr"
+    dkrr.save(KernelRidge(kernel="rbf").fit(data.X, data.y), path)
+    _edit(path, **changes)
+    with pytest.raises((StoreError, InputError)):
+        dkrr.load(path)
+
+
 def test_a_model_with_rows_in_a_temporary_folder_says_how_to_keep_it(data):
     model = KernelRidge(kernel="rbf", tile=60).fit(da.from_array(data.X, chunks=50), data.y)
     assert np.isfinite(model.predict(data.X_new)).all()

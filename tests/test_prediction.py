@@ -1,13 +1,20 @@
 """Predictions need memory for blocks of bounded size, whatever is wide."""
 
+import threading
 import tracemalloc
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
-from dkrr.kernels import RBF
+from dkrr.blas import n_threads, one_thread
+from dkrr.errors import InputError, NotFiniteError
+from dkrr.features import CallableMap
+from dkrr.kernels import RBF, CallableKernel
+from dkrr.machine.detection import usable_threads
+from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
 from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.rows import MemoryRows, as_rows, write_rows
@@ -62,3 +69,75 @@ def test_training_rows_of_many_columns(tmp_path):
     assert peak(lambda: predict(model, X)) < 80 * MIB
     whole = fitted(n, d, 1, MemoryRows(stored.read(0, n)))
     assert np.allclose(predict(model, X), predict(whole, X), rtol=0, atol=1e-10)
+
+
+def test_features_may_be_predictions_of_another_model():
+    # One level more than there are cores: nobody may wait for the thread that is waiting for it.
+    model, X = fitted(20, 2, 1), MemoryRows(np.random.default_rng(1).normal(size=(5, 2)))
+    for _ in range(usable_cores() + 1):
+        phi = CallableMap(lambda Z, base=model: predict(base, MemoryRows(Z)), 1)
+        model = FittedFunction(RBF(1.0), 2, np.ones((1, 1)), phi, None, None, np.zeros(1))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(predict(model, X)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(found) == 1, "prediction hangs"
+    np.testing.assert_allclose(found[0], predict(fitted(20, 2, 1), X))
+
+
+def threads_of_a_prediction():
+    """Threads that evaluate a kernel, the calling one, and how many may."""
+    used = set()
+
+    def constant(A, B):
+        used.add(threading.get_ident())
+        return np.ones((len(A), len(B)))
+
+    rows = MemoryRows(np.zeros((2000, 1)))
+    model = FittedFunction(CallableKernel(constant), 1, None, None, np.ones((2000, 1)), rows, np.zeros(1))
+    predict(model, MemoryRows(np.zeros((4000, 1))))
+    return used, threading.get_ident(), usable_threads()
+
+
+def test_a_task_predicts_with_its_share_of_the_threads():
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=64, processes=False, dashboard_address=None, memory_limit=0
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        used, calling, share = client.submit(threads_of_a_prediction, pure=False).result(timeout=60)
+    assert used == {calling} and share == 1
+    used, _, share = threads_of_a_prediction()
+    assert len(used) <= share == usable_cores()
+
+
+def test_threads_of_blas_are_those_without_the_limit_of_a_block():
+    outside = n_threads()
+    with one_thread(), one_thread():
+        assert n_threads() == outside
+    assert n_threads() == outside
+
+
+@pytest.mark.parametrize("where", ["memory", "Dask", "Zarr"])
+def test_messages_number_rows_from_the_first_of_all(tmp_path, where):
+    X = np.zeros((3000, 2))
+    rows = {
+        "memory": lambda: MemoryRows(X),
+        "Dask": lambda: as_rows(da.from_array(X, chunks=(1000, 2))),
+        "Zarr": lambda: write_rows(MemoryRows(X), str(tmp_path / "rows")),
+    }[where]
+
+    def predicted(model):
+        found = predict(model, rows())
+        return found.compute() if hasattr(found, "compute") else found
+
+    X[2500, 1] = np.nan
+    with pytest.raises(InputError, match="row 2500, column 1"):
+        predicted(fitted(10, 2, 1))
+    X[2500, 1] = 0.0
+    model = FittedFunction(RBF(1.0), 2, np.full((1, 1), 1e308), CallableMap(lambda Z: Z[:, :1], 1), None, None, [0.0])
+    X[2500, 0] = 1e10
+    with pytest.raises(NotFiniteError) as caught:
+        predicted(model)
+    assert caught.value.row == 2500

@@ -40,6 +40,25 @@ def lil(places, values):
     return damaged
 
 
+def lists(part):
+    damaged = matrix("lil")
+    setattr(damaged, part, getattr(damaged, part)[:-1])
+    return damaged
+
+
+def diagonals(**parts):
+    damaged = sp.dia_array((np.ones((2, 20)), [0, 1]), shape=(60, 20))
+    for part, values in parts.items():
+        setattr(damaged, part, values)
+    return damaged
+
+
+def unsigned():
+    damaged = with_entry("csr", "indptr", 5, 0)
+    damaged.indptr = damaged.indptr.astype(np.uint32)
+    return damaged
+
+
 def replaced(part, values):
     damaged = matrix()
     setattr(damaged, part, values)
@@ -66,6 +85,17 @@ DAMAGED = {
     "coo column": lambda: coo(1, -1),
     "lil column": lambda: lil([FAR], [1.0]),
     "lil lengths": lambda: lil([1, 2], [1.0]),
+    "lil index that is no integer": lambda: lil([1.5], [1.0]),
+    "lil index of 70 bits": lambda: lil([2**70], [1.0]),
+    "lil with too few lists": lambda: lists("rows"),
+    "lil with too few lists of values": lambda: lists("data"),
+    "falling unsigned pointer": lambda: unsigned(),
+    "dia with too few diagonals": lambda: diagonals(data=np.ones((1, 20))),
+    "dia with too many diagonals": lambda: diagonals(data=np.ones((3, 20))),
+    "dia with values in one row": lambda: diagonals(data=np.ones(2)),
+    "dia with offsets that are no integers": lambda: diagonals(offsets=np.array([0.0, 1.0])),
+    "dia with a diagonal twice": lambda: diagonals(offsets=np.array([1, 1])),
+    "dia with offsets in a table": lambda: diagonals(offsets=np.array([[0], [1]])),
 }
 
 
@@ -108,7 +138,10 @@ ENTRANCES = {
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-@pytest.mark.parametrize("kind", ["index far away", "negative index", "falling pointer", "csc index", "coo row"])
+@pytest.mark.parametrize(
+    "kind",
+    ["index far away", "negative index", "falling pointer", "csc index", "coo row", "dia with too few diagonals"],
+)
 def test_every_entrance_refuses(entrance, kind):
     y = np.arange(60.0) - 30
     model = dkrr.KernelRidge(kernel="linear").fit(matrix(), y)

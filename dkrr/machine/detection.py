@@ -96,8 +96,7 @@ def detect(
 def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     """Resources of a process that does all the work itself, beside other tasks of the same process."""
     shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
-    # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
-    threads = max(1, min(common["local_threads"], blas.n_threads()) // shared)
+    threads = _share(confined, common["local_threads"])
     if confined.memory_limit is not None:
         limit = min(limit, held + max(0, int(CLUSTER_FRACTION * confined.memory_limit) - held) // shared)
     elif not common["limit_is_given"]:
@@ -112,6 +111,18 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         rates=rates_of(machine_fingerprint()),
         **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )
+
+
+def usable_threads(root: Path = ROOT) -> int:
+    """Threads that work in the calling thread may use: all cores, or its share in a Dask task, a child or a fork."""
+    cores, confined = usable_cores(root), confinement()
+    return cores if confined is None else _share(confined, cores)
+
+
+def _share(confined: Confinement, cores: int) -> int:
+    """Threads for one of the tasks of this process."""
+    # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
+    return max(1, min(cores, blas.n_threads()) // confined.n_sharing)
 
 
 def local_workers(workers: int | None, root: Path = ROOT) -> int:

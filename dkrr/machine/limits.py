@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import psutil
 
+from dkrr.runtime.process import posix_limits
+
 ROOT = Path("/")
 UNLIMITED = 2**60
 """Bytes from which a limit is none: version 1 writes the largest multiple of a page."""
@@ -70,11 +72,6 @@ def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa
     return tuple(found)
 
 
-def memory_limit(root: Path = ROOT) -> int | None:
-    """Smallest limit of memory of this process's control groups; None if there is none."""
-    return min((group.limit_bytes for group in memory_groups(root)), default=None)
-
-
 def available_bytes(root: Path = ROOT) -> int:
     """Memory that this machine could still give, within the limits of the control groups."""
     return min([int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root))])
@@ -86,14 +83,13 @@ def process_limit_bytes() -> int | None:
     Those limits are of addresses, of which libraries and threads reserve more than they use: as much more, it is taken,
     in every process as in this one.
     """
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
+    if posix_limits is None:
         return None
     limits = {}
     for name in ("RLIMIT_AS", "RLIMIT_DATA"):
-        limit = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else resource.RLIM_INFINITY
-        if limit != resource.RLIM_INFINITY and 0 <= limit < UNLIMITED:
+        has_it, unlimited = hasattr(posix_limits, name), posix_limits.RLIM_INFINITY
+        limit = posix_limits.getrlimit(getattr(posix_limits, name))[0] if has_it else unlimited
+        if limit != unlimited and 0 <= limit < UNLIMITED:
             limits[name] = limit
     if not limits:
         return None

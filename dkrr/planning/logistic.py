@@ -22,6 +22,7 @@ from dkrr.planning.candidates import (
     dual_tiled,
     feature_bytes,
     feature_seconds,
+    rates_of_rows,
     row_block,
     tile_choices,
 )
@@ -126,10 +127,12 @@ def _dense(p: Problem, r: Resources) -> Candidate:
     )
     apart = 8 * n * n * m if p.is_coupled else 0
     whole = dual_in_memory(p, r)  # as a ridge regression
+    peak = whole.peak_bytes + apart + _newton_bytes(p)
+    reading = rates_of_rows(p, r, 1, peak, on_workers=False)
     return replace(
         whole,
-        seconds=r.rates.seconds(cost, r.local_threads) + loaded / r.rates.read_bytes,
-        peak_bytes=whole.peak_bytes + apart + _newton_bytes(p),
+        seconds=r.rates.seconds(cost, r.local_threads) + loaded / reading.read_bytes,
+        peak_bytes=peak,
         iterations=steps,
     )
 
@@ -228,6 +231,8 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
         rows += block * 8 * dimension * m
     caller = 4 * matrices + NEWTON_VECTORS * 8 * dimension * m + 4 * 8 * p.n
     here = place.execution != "dask"
+    peak = place.baseline_bytes + PROCESS_MARGIN_BYTES + place.threads * (rows + 2 * matrices) + (caller if here else 0)
+    reading = rates_of_rows(p, r, place.n_workers, peak, on_workers=not here)
     return Candidate(
         form="primal",
         execution=place.execution,
@@ -240,14 +245,11 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
         seconds=place.start_seconds
         + 2 * staged / rates.write_bytes
         + (steps + 1) * (one / place.slots + solve)
-        + x_read / rates.read_bytes / place.slots,
+        + x_read / reading.read_bytes / place.slots,
         read_bytes=checked_bytes(p) * (place.execution != "memory") + x_read,
         written_bytes=staged + steps * checkpoint,
         disk_bytes=staged + 2 * checkpoint + (16 * p.n if place.execution != "memory" else 0),
-        peak_bytes=place.baseline_bytes
-        + PROCESS_MARGIN_BYTES
-        + place.threads * (rows + 2 * matrices)
-        + (caller if here else 0),
+        peak_bytes=peak,
         limit_bytes=place.limit_bytes,
         solver="cholesky" if is_direct else "cg",
         iterations=steps * max(1, inner),

@@ -1,5 +1,7 @@
 """What kind of process this is: whether it may start workers, and whether a client that it finds is its own.
 
+`posix_limits` is Python's module `resource`, or None where there is none.
+
 Three kinds must do the work of a fit themselves. A Dask task holds a slot of its worker: tasks that it sends to the
 same cluster and waits for may never get one. A process that multiprocessing or joblib started is one of several that
 share the machine, and may be a daemon, which may have no children. A fork has the memory of its parent but none of its
@@ -12,6 +14,13 @@ import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    posix_limits: Any = None
+else:
+    posix_limits = resource
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "

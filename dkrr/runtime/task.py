@@ -1,7 +1,6 @@
 """What a task is, and the record it leaves. Executors run lists of tasks; nothing here knows how."""
 
 import os
-import resource
 import sys
 import time
 from collections import defaultdict
@@ -11,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from dkrr import blas
+from dkrr.runtime.process import posix_limits
 from dkrr.runtime.progress import Progress
 
 
@@ -194,16 +196,26 @@ def execute_with(shared: Any, task: Task) -> TaskRecord:
         return execute(task, shared)
 
 
-def peak_resident_bytes() -> int:
-    """Highest resident memory of this process since it started or since `reset_peak`."""
+def peak_resident_bytes(status: str = "/proc/self/status") -> int:
+    """Highest resident memory of this process since it started or since `reset_peak`.
+
+    Parameters
+    ----------
+    status : str
+        File of the system that tells it (Linux); without one it is asked otherwise.
+    """
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(status).read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts in bytes, others in KiB
+    if posix_limits is None:
+        # Windows has a peak, other systems what is resident now.
+        info = psutil.Process().memory_info()
+        return int(getattr(info, "peak_wset", info.rss))
+    peak = posix_limits.getrusage(posix_limits.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
 
 
 def reset_peak() -> None:

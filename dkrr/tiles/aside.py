@@ -1,10 +1,14 @@
-"""Files and stores written aside: what is at a path is what was there before, or whole."""
+"""Files and stores written aside: what is at a path is what was there before, or whole.
+
+A file is exchanged in one step. A folder, or anything in an object store, is not: a process that is killed between
+taking the old one away and moving the new one in leaves nothing at the path (see `written_aside`).
+"""
 
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +51,11 @@ def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], 
 def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
     """Give a place to write at; what was written there is moved to `url` once the block has ended without an error.
 
-    After an error it is deleted, and what was at `url` before is untouched. A process that is killed leaves a file or
-    folder beside it, of the same name with a dot and eight digits before it.
+    After an error in the block it is deleted, and what was at `url` before is untouched. A process that is killed
+    leaves a file or folder beside it, whose name has a dot and eight hexadecimal digits before it. If that happens
+    while a folder is replaced, between two renames, nothing is at `url`, and both folders have such names. In an object
+    store the old one is deleted before the new one is copied: after a kill or an error in between, what was written is
+    under such a name, which the error says.
 
     Parameters
     ----------
@@ -79,13 +86,14 @@ def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
         yield place
         if not overwrite and _exists(url):
             raise InputError(f"{url} has come to exist in the meantime; delete it or give another path")
-        if path is None:
-            _move_remote(place, url)
-        else:
+        if path is not None:
             _move(Path(place), path)
     except BaseException:
-        _delete(place)
+        with suppress(Exception):  # this error would hide the other one
+            _delete(place)
         raise
+    if path is None:
+        _move_remote(place, url)
 
 
 def _move(place: Path, path: Path) -> None:
@@ -97,8 +105,11 @@ def _move(place: Path, path: Path) -> None:
     path.rename(old)
     try:
         place.rename(path)
-    except BaseException:
-        old.rename(path)
+    except BaseException as error:
+        try:
+            old.rename(path)
+        except OSError:
+            error.add_note(f"what was at {path} is now at {old}")
         raise
     _delete(str(old))
 
@@ -108,7 +119,11 @@ def _move_remote(place: str, url: str) -> None:
     old = _remote(url)[1]
     if system.exists(old):
         system.rm(old, recursive=True)
-    system.mv(new, old, recursive=True)
+    try:
+        system.mv(new, old, recursive=True)
+    except BaseException as error:
+        error.add_note(f"what was written is at {place}; what was at {url} before is deleted")
+        raise
 
 
 def _exists(url: str) -> bool:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from dkrr.machine import detect
-from dkrr.machine.limits import available_bytes, memory_groups, memory_limit, process_limit_bytes, usable_cores
+from dkrr.machine.limits import available_bytes, memory_groups, process_limit_bytes, usable_cores
 
 MIB = 2**20
 NONE_V1 = 9223372036854771712
@@ -68,10 +68,14 @@ SLURM_V1 = (
 )
 
 
+def smallest_limit(root):
+    return min(group.limit_bytes for group in memory_groups(root))
+
+
 @pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
 def test_the_limit_of_a_job_is_its_parents(tmp_path, job):
     root = tree(tmp_path, *job)
-    assert memory_limit(root) == 1000 * MIB
+    assert smallest_limit(root) == 1000 * MIB
     # 700 in use, of which 400 are files that the system drops when memory is wanted.
     assert available_bytes(root) == 700 * MIB
     assert usable_cores(root) == min(2, usable_cores()), "one core and a half is two threads"
@@ -92,40 +96,40 @@ def test_the_smallest_of_all_parents_holds(tmp_path):
     files |= {"/sys/fs/cgroup/pod/one/memory.max": 900 * MIB, "/sys/fs/cgroup/pod/one/memory.current": 10 * MIB}
     root = tree(tmp_path, "0::/pod/one\n", V2, files)
     assert [g.limit_bytes // MIB for g in memory_groups(root)] == [900, 500]
-    assert memory_limit(root) == 500 * MIB
+    assert smallest_limit(root) == 500 * MIB
     assert available_bytes(root) == 50 * MIB, "another container of the pod has the rest"
 
 
 def test_a_group_that_is_slowed_down_has_a_limit_too(tmp_path):
     files = {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/memory.high": 300 * MIB}
-    assert memory_limit(tree(tmp_path, "0::/a\n", V2, files)) == 300 * MIB
+    assert smallest_limit(tree(tmp_path, "0::/a\n", V2, files)) == 300 * MIB
 
 
 class TestContainers:
     """The path of a group may be the host's, and what is mounted the group itself."""
 
     def test_with_a_name_space_of_its_own(self, tmp_path):
-        assert memory_limit(tree(tmp_path, "0::/\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB})) == 64 * MIB
+        assert smallest_limit(tree(tmp_path, "0::/\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB})) == 64 * MIB
 
     def test_mounted_from_the_hosts_tree(self, tmp_path):
         mounts = v1("memory", "/docker/0a1b", "/sys/fs/cgroup/memory")
         files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": 64 * MIB}
-        assert memory_limit(tree(tmp_path, "4:memory:/docker/0a1b\n", mounts, files)) == 64 * MIB
+        assert smallest_limit(tree(tmp_path, "4:memory:/docker/0a1b\n", mounts, files)) == 64 * MIB
 
     @pytest.mark.parametrize("path", ["/kubepods/pod7/0a1b", "/../0a1b"])
     def test_a_path_that_is_not_mounted(self, tmp_path, path):
         files = {"/sys/fs/cgroup/memory.max": 64 * MIB, "/sys/fs/cgroup/cpu.max": "50000 100000"}
         root = tree(tmp_path, f"0::{path}\n", V2, files)
-        assert (memory_limit(root), usable_cores(root)) == (64 * MIB, 1)
+        assert (smallest_limit(root), usable_cores(root)) == (64 * MIB, 1)
 
     def test_limits_of_parents_that_are_not_mounted(self, tmp_path):
         files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": NONE_V1}
         files["/sys/fs/cgroup/memory/memory.stat"] = f"cache 0\nhierarchical_memory_limit {96 * MIB}\ntotal_rss 0"
-        assert memory_limit(tree(tmp_path, "4:memory:/a\n", v1("memory", "/a"), files)) == 96 * MIB
+        assert smallest_limit(tree(tmp_path, "4:memory:/a\n", v1("memory", "/a"), files)) == 96 * MIB
 
     def test_a_mount_point_with_a_space(self, tmp_path):
         mounts = V2.replace("/sys/fs/cgroup", "/sys/my\\040groups")
-        assert memory_limit(tree(tmp_path, "0::/\n", mounts, {"/sys/my groups/memory.max": 64 * MIB})) == 64 * MIB
+        assert smallest_limit(tree(tmp_path, "0::/\n", mounts, {"/sys/my groups/memory.max": 64 * MIB})) == 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -141,15 +145,28 @@ class TestContainers:
 )
 def test_no_limit(tmp_path, cgroup, mounts, files):
     root = tree(tmp_path, cgroup, mounts, files)
-    assert memory_limit(root) is None and memory_groups(root) == ()
+    assert memory_groups(root) == ()
     assert available_bytes(root) > 100 * MIB
     assert usable_cores(root) == len(os.sched_getaffinity(0))
 
 
 def test_a_system_without_control_groups_or_affinity(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS has neither
-    assert memory_limit(tmp_path) is None
+    assert memory_groups(tmp_path) == ()
     assert usable_cores(tmp_path) == os.cpu_count()
+
+
+def test_a_system_without_resource_limits():
+    script = """
+import sys
+import psutil  # has a version for each system
+sys.modules["resource"] = None  # as on Windows
+from dkrr.machine.limits import process_limit_bytes
+from dkrr.runtime.task import peak_resident_bytes
+print(process_limit_bytes(), peak_resident_bytes() > 2**20, peak_resident_bytes("not there") > 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "None True True\n", done.stderr
 
 
 def test_without_a_limit_of_addresses():

@@ -4,6 +4,9 @@ import pytest
 
 import dkrr
 from dkrr.errors import MemoryLimitError, PlanError
+from dkrr.planning import Rates
+from dkrr.planning.logistic import logistic_ways
+from tests.planning.problems import GIB, machine, problem
 
 SIZES = {"n": 20_000, "d": 20, "kernel": "rbf", "loss": "logistic", "workers": 2}
 
@@ -53,3 +56,17 @@ def test_a_small_problem_of_few_columns_is_solved_by_its_columns(n, d):
     """What every step takes, however small, counts in both forms."""
     assert dkrr.plan(n=n, d=d, loss="logistic").form == "primal"
     assert dkrr.plan(n=n, d=50 * n, loss="logistic").form == "dual"
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_rows_larger_than_memory_are_read_from_the_disk_itself(form):
+    p = problem(20_000, 10_000, "linear", loss="logistic", x_in_memory=False)  # 1.5 GiB of rows
+
+    def in_memory(cold, memory):
+        where = machine(rates=Rates(cold_read_bytes=cold), memory_bytes=memory)
+        return [c for c in logistic_ways(p, where, form) if c.execution == "memory"]
+
+    pairs = [zip(in_memory(0.1e9, m), in_memory(1e9, m), strict=True) for m in (GIB, 1000 * GIB)]
+    assert all(slow.seconds - fast.seconds > 5 for slow, fast in pairs[0])
+    assert all(slow.seconds == fast.seconds for slow, fast in pairs[1])
+    assert in_memory(1e9, GIB)

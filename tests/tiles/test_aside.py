@@ -72,6 +72,57 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
+def test_a_clean_up_that_fails_does_not_hide_the_error(tmp_path, monkeypatch):
+    def fail_and_forbid():
+        with written_aside(str(tmp_path / "a"), overwrite=False) as place:
+            write(place, "half", folder=False)
+            monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_and_forbid()
+
+
+def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write(path, "old", folder=True)
+    rename, calls = Path.rename, []
+
+    def once(self, target):
+        calls.append(target)
+        if len(calls) > 1:
+            raise PermissionError(f"call {len(calls)}")
+        return rename(self, target)
+
+    def replace():
+        with written_aside(str(path), overwrite=True) as place:
+            write(place, "new", folder=True)
+            monkeypatch.setattr(Path, "rename", once)
+
+    with pytest.raises(PermissionError, match="call 2") as caught:
+        replace()
+    (kept,) = tmp_path.iterdir()
+    assert content(kept, folder=True) == "old" and str(kept) in caught.value.__notes__[0]
+
+
+def test_a_store_that_cannot_be_moved_stays_whole(monkeypatch):
+    system = fsspec.filesystem("memory")
+    system.pipe("/moving/a.zarr/c/0", b"old")
+
+    def fail(*_, **__):
+        raise TimeoutError
+
+    def replace():
+        with written_aside("memory://moving/a.zarr", overwrite=True) as place:
+            system.pipe(f"{place.removeprefix('memory://')}/c/0", b"new")
+            monkeypatch.setattr(type(system), "mv", fail)
+
+    with pytest.raises(TimeoutError) as caught:
+        replace()
+    (kept,) = system.ls("/moving", detail=False)
+    assert system.cat(f"{kept}/c/0") == b"new" and kept in caught.value.__notes__[0]
+
+
 def test_object_store():
     system = fsspec.filesystem("memory")
     for text in ("old", "new"):
