@@ -9,7 +9,8 @@ threads: event loops, clients and pools that it finds there never answer.
 import multiprocessing
 import os
 import sys
-import weakref
+import threading
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ def confinement() -> Confinement | None:
     worker = _worker_of_task()
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
-    if _fork.is_one:
+    if _fork.is_one or _finds_a_client_of_its_parent():
         return Confinement(FORK)
     return Confinement(CHILD) if multiprocessing.parent_process() is not None else None
 
@@ -53,7 +54,7 @@ def may_use(client: Any) -> bool:
     ----------
     client : distributed.Client
     """
-    if _worker_of_task() is not None or client in _fork.inherited:
+    if _worker_of_task() is not None or not _is_of_this_process(client):
         return False
     # A thread that a task started does not know its task, but finds the client of the worker.
     return has_seceded() or not client.id.startswith("Client-worker-")
@@ -76,22 +77,42 @@ def _worker_of_task() -> Any:
         return None
 
 
+def _is_of_this_process(client: Any) -> bool:
+    """Whether this process made a client and runs its event loop.
+
+    The client itself is asked, and no list is kept: it may be older than the first import of this module, and so may
+    the fork that finds it.
+    """
+    try:
+        maker = uuid.UUID(client.id[-36:]).clock_seq  # 14 bits of the process's id
+    except ValueError:
+        maker = None
+    if maker is not None and maker != os.getpid() & 0x3FFF:
+        return False
+    # A thread of a fork may get the identifier that a thread of the parent had, so this alone does not tell.
+    loop_thread = getattr(client.loop.asyncio_loop, "_thread_id", None)
+    return loop_thread is None or any(thread.ident == loop_thread for thread in threading.enumerate())
+
+
+def _finds_a_client_of_its_parent() -> bool:
+    module = sys.modules.get("distributed.client")
+    if module is None:
+        return False
+    try:
+        return not _is_of_this_process(module.Client.current())
+    except ValueError:
+        return False
+
+
 class _Fork:
-    """Whether this process is a fork, and what it must not use."""
+    """Whether this process is a fork."""
 
     def __init__(self) -> None:
         self.is_one = False
-        self.inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def note(self) -> None:
         """Called in the child, before anything else runs there."""
         self.is_one = True
-        module = sys.modules.get("distributed.client")
-        if module is not None:
-            try:
-                self.inherited.add(module.Client.current())
-            except ValueError:
-                return
 
 
 _fork = _Fork()
