@@ -94,10 +94,10 @@ def detect(
 
 
 def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
-    """Resources of a process that does all the work itself, beside other tasks of the same process."""
+    """Resources of a process that does all the work itself, beside other tasks or processes that do the same."""
     shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
     # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
-    threads = max(1, min(common["local_threads"], blas.n_threads()) // shared)
+    threads = max(1, min(blas.n_threads(), common["local_threads"] // shared))
     if confined.memory_limit is not None:
         limit = min(limit, held + max(0, int(CLUSTER_FRACTION * confined.memory_limit) - held) // shared)
     elif not common["limit_is_given"]:

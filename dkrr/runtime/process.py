@@ -10,9 +10,17 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import psutil
+
+ASK_SECONDS = 5.0
+"""Between two looks at how many processes share the machine."""
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "
@@ -32,7 +40,7 @@ class Confinement:
 
     reason: str
     n_sharing: int = 1
-    """Tasks that run at once in this process, each of which may be a fit."""
+    """Fits that may run at once in the same memory: tasks of this process, or processes that its parent started."""
     memory_limit: int | None = None
     """Bytes that the process may hold; None: not known."""
 
@@ -43,8 +51,29 @@ def confinement() -> Confinement | None:
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
     if _fork.is_one or _finds_a_client_of_its_parent():
-        return Confinement(FORK)
-    return Confinement(CHILD) if multiprocessing.parent_process() is not None else None
+        return Confinement(FORK, _n_siblings())
+    return Confinement(CHILD, _n_siblings()) if multiprocessing.parent_process() is not None else None
+
+
+def _n_siblings() -> int:
+    """Processes that share the machine with this one: those that its parent started and that still run, itself too.
+
+    Pools of joblib and of multiprocessing start all of theirs before the first works.
+    """
+    # Every fit asks, and to go through the processes of a machine takes milliseconds.
+    return _count_siblings(os.getpid(), int(time.monotonic() / ASK_SECONDS))
+
+
+@lru_cache(maxsize=1)
+def _count_siblings(process: int, period: int) -> int:  # noqa: ARG001
+    n, itself = 0, psutil.Process(process)
+    parent = itself.parent()
+    for other in [] if parent is None else parent.children():
+        with suppress(psutil.Error):
+            # Not the helpers that watch over semaphores and files, and not other programs.
+            alive = other.status() != psutil.STATUS_ZOMBIE and other.name() == itself.name()
+            n += alive and not any("resource_tracker" in part for part in other.cmdline())
+    return max(1, n)
 
 
 def may_use(client: Any) -> bool:

@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster, worker_client
 from sklearn.model_selection import cross_val_score
 
 import dkrr
+from dkrr.machine import detect
 from dkrr.runtime.process import CHILD, TASK, confinement, may_use
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
@@ -165,7 +166,14 @@ def test_a_fork_before_the_first_fit(before):
     assert done.stdout.splitlines() == ["0"], done.stderr
 
 
-def test_a_process_of_joblib():
-    with joblib.parallel_backend("loky", n_jobs=2):
-        (found,) = joblib.Parallel()(joblib.delayed(confinement)() for _ in range(1))
-    assert found.reason == CHILD
+def share_and_limit(_):
+    found, resources = confinement(), detect(None, None)
+    return found.reason, found.n_sharing, resources.local_limit_bytes - resources.local_baseline_bytes
+
+
+def test_processes_of_joblib_share_the_memory():
+    with joblib.parallel_backend("loky", n_jobs=3):
+        found = joblib.Parallel(batch_size=1)(joblib.delayed(share_and_limit)(k) for k in range(3))
+    assert {(reason, n_sharing) for reason, n_sharing, _ in found} == {(CHILD, 3)}
+    whole = detect(None, None)
+    assert all(2 * limit < whole.local_limit_bytes for _, _, limit in found)
