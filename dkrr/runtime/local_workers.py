@@ -46,10 +46,15 @@ SETTINGS = {
 
 # Modules are found where the caller finds them, the user's as well. The main module stays out of it: functions of it
 # reach the workers by value (cloudpickle).
+# First of all, Ctrl-C is for the caller, who then says stop; and a caller that has died has no use for a traceback.
 _CODE = (
-    "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline() or sys.exit()); "
     "from dkrr.runtime.local_workers import serve; serve(int(sys.argv[1]))"
 )
+OF_THE_CALLER = ("pool", "scheduler", "shuffle")
+"""Dask's settings of where the caller's own graphs are computed: threads, or a client, which others do not have."""
 
 
 class LocalWorkers:
@@ -69,9 +74,12 @@ class LocalWorkers:
 
     def __enter__(self) -> Self:
         self._reader, writer = os.pipe()
+        # The process inherits the mask of this thread: until it ignores Ctrl-C, that waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
-                [get_executable(), *(f"-W{option}" for option in sys.warnoptions), "-c", _CODE, str(writer)],
+                # -P: the current folder is not one to import from, unless it is for the caller.
+                [get_executable(), *subprocess._args_from_interpreter_flags(), "-P", "-c", _CODE, str(writer)],  # type: ignore[attr-defined]
                 stdin=subprocess.PIPE,
                 pass_fds=[writer],
             )
@@ -79,6 +87,7 @@ class LocalWorkers:
             os.close(self._reader)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(writer)
         try:
             self._send()
@@ -92,10 +101,8 @@ class LocalWorkers:
     def _send(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([p for p in sys.path if isinstance(p, str)]).encode() + b"\n")
-        config = dict(dask.config.config)
-        if config.get("scheduler") == "dask.distributed":  # set by a client of the caller, which workers do not have
-            config = {k: v for k, v in config.items() if k not in ("scheduler", "shuffle")}
-        pickle.dump((self._options, config), self._process.stdin)
+        config = {k: v for k, v in dask.config.config.items() if k not in OF_THE_CALLER}
+        self._process.stdin.write(pickle.dumps((self._options, portable(config))))
         self._process.stdin.flush()
 
     def address(self) -> str:
@@ -136,6 +143,20 @@ class LocalWorkers:
             self._process.wait()
 
 
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that can be sent to another process; what lives in this one only is left out."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            kept[name] = portable(value)
+            continue
+        with suppress(Exception):  # whatever the value's own methods raise
+            # Nor a class of the main module, which the other process does not import.
+            if b"__main__" not in pickle.dumps(value):
+                kept[name] = value
+    return kept
+
+
 def serve(writer: int) -> None:
     """Run a scheduler and workers until the parent says stop or ends: the main function of the process.
 
@@ -144,10 +165,12 @@ def serve(writer: int) -> None:
     writer : int
         Descriptor of the pipe that the scheduler's address is written to.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then says stop
     parent, stdin = os.getppid(), sys.stdin.buffer
     os.set_inheritable(writer, False)
-    options, config = pickle.load(stdin)
+    try:
+        options, config = pickle.load(stdin)
+    except (EOFError, pickle.UnpicklingError):
+        return  # the parent died
     from distributed import LocalCluster
 
     dask.config.set(config)
@@ -161,7 +184,8 @@ def serve(writer: int) -> None:
         silence_logs=50,
         **options,
     ) as cluster:
-        os.write(writer, f"{cluster.scheduler_address}\n".encode())
+        with suppress(BrokenPipeError):  # the parent waits no longer
+            os.write(writer, f"{cluster.scheduler_address}\n".encode())
         os.close(writer)
         while not select.select([stdin], [], [], 1.0)[0] and os.getppid() == parent:
             pass
