@@ -31,7 +31,7 @@ from dkrr.kernels import Matern
 from dkrr.planning import Plan, Problem, make_plan
 from dkrr.planning.plan import Candidate
 from dkrr.planning.resources import Resources
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult

@@ -33,7 +33,7 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr.config import setting
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes
 from dkrr.solvers.result import NewtonStep
 from dkrr.units import format_bytes, format_seconds, parse_bytes

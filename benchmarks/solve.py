@@ -41,7 +41,7 @@ from dkrr.config import setting
 from dkrr.errors import DkrrError
 from dkrr.planning import Plan
 from dkrr.runtime import TaskRecord
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes

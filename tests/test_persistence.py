@@ -258,7 +258,7 @@ def test_a_loaded_model_can_be_fitted_and_cloned(data, tmp_path):
 
 
 def test_lazy_predictions_own_the_rows_they_read(data, tmp_path):
-    from dkrr.runtime.dask_executor import local_client
+    from dkrr.runtime.local_workers import local_client
 
     X = da.from_array(data.X, chunks=50)
     with local_client(1, 2**30, str(tmp_path)) as client, client.as_current():

@@ -6,6 +6,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,15 +18,17 @@ import numpy as np
 
 from dkrr.config import setting
 from dkrr.errors import InputError, MemoryLimitError
-from dkrr.machine import record_baseline
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
-from dkrr.runtime.local_workers import local_client
+from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 from dkrr.units import format_bytes
+
+MUCH_LESS = 1.1
+"""Factor by which what workers held before must be more than now, to be replaced."""
 
 
 class TemporaryFolder:
@@ -123,7 +126,11 @@ class Workspace:
         try:
             if name is not None:
                 rows = self._stage(rows, name, rows_per_chunk)
-            self.store.claim(fingerprint(self._scan(rows)), layout)
+            checksum = self._scan(rows)
+            if self.keeps and self.client is not None:
+                # A plan that the workers have no room for must not be what the store holds from then on.
+                self.executor.wait_until_ready()  # type: ignore[attr-defined]
+            self.store.claim(fingerprint(checksum), layout)
         except BaseException:
             if name is not None:
                 self.store.delete(name)
@@ -215,29 +222,48 @@ def _executor(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         if client is None:
             raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)
-        yield _checked_workers(plan, client, store), client
+        with _checked_workers(plan, client, store) as executor:
+            yield executor, client
         return
     with (
         tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
-        local_client(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as client,
+        LocalWorkers(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as workers,
+        workers.client() as client,
+        _checked_workers(plan, client, store, workers) as executor,
     ):
-        yield _checked_workers(plan, client, store), client
+        yield executor, client
 
 
-def _checked_workers(plan: Plan, client: Any, store: RunStore) -> Executor:
-    """Executor on workers that hold no more before their first task than there is room for beside the plan.
+@contextmanager
+def _checked_workers(
+    plan: Plan, client: Any, store: RunStore, workers: LocalWorkers | None = None
+) -> Iterator[Executor]:
+    """Executor on workers that import what tasks need at once, and say what they hold then before the first task.
+
+    X is checked and copied meanwhile.
+    """
+    prepare = dask_executor().held_when_ready
+    with ThreadPoolExecutor(1) as aside:
+        held = aside.submit(prepare, client, plan.problem.kernel, [store.url])
+        executor: Executor = dask_executor().DaskExecutor(
+            client, lambda: _memory(plan, held.result()), None if workers is None else workers.ended
+        )
+        yield executor
+
+
+def _memory(plan: Plan, held: Any) -> str:
+    """What there is of memory and what it is needed for, if workers hold no more than there is room for.
 
     Raises
     ------
     MemoryLimitError
         Before work starts, with what they hold.
     """
-    held = dask_executor().held_when_ready(client, plan.problem.kernel, [store.url])
     resources, chosen = plan.resources, plan.chosen
     planned = resources.worker_baseline_bytes
     usable = int(chosen.limit_bytes * resources.usable_fraction)
-    if not resources.cluster_is_running and held.environment > planned:
-        record_baseline(held.environment)
+    if not resources.cluster_is_running:
+        _note(held.ready, planned)
     needed = chosen.peak_bytes - planned + max(held.ready, planned)
     if needed > usable:
         limit = int(needed / resources.usable_fraction) + 1
@@ -255,9 +281,16 @@ def _checked_workers(plan: Plan, client: Any, store: RunStore) -> Executor:
             )
             + ". Nothing was computed"
         )
-    memory = (
+    return (
         f"{format_bytes(held.ready)} held before the first task, {format_bytes(chosen.peak_bytes - planned)} planned "
         f"for the tasks, limit {format_bytes(chosen.limit_bytes)}"
     )
-    executor: Executor = dask_executor().DaskExecutor(client, memory)
-    return executor
+
+
+def _note(ready: int, planned: int) -> None:
+    """Keep what workers hold for the next plan: where it is more than planned for, or much less than was kept."""
+    # Not at the top: workers import this module, and detect nothing.
+    from dkrr.machine.baseline import record_baseline, recorded_baseline
+
+    if ready > planned or MUCH_LESS * ready < recorded_baseline():
+        record_baseline(ready)

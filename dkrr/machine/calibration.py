@@ -92,7 +92,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
 
 @contextmanager
 def _local(scratch: str) -> Iterator[Any]:
-    from dkrr.runtime.dask_executor import local_client
+    from dkrr.runtime.local_workers import local_client
 
     n_workers = local_workers(None)
     with local_client(n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch) as client:

@@ -94,7 +94,7 @@ def detect(
 
 
 def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
-    """Resources of a process that does all the work itself, beside other tasks of the same process."""
+    """Resources of a process that does all the work itself, beside other tasks or processes that do the same."""
     shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
     threads = _share(confined, common["local_threads"])
     if confined.memory_limit is not None:
@@ -120,9 +120,9 @@ def usable_threads(root: Path = ROOT) -> int:
 
 
 def _share(confined: Confinement, cores: int) -> int:
-    """Threads for one of the tasks of this process."""
+    """Threads for one of the tasks of this process, or of the processes that share the machine."""
     # joblib and Dask set the threads of BLAS such that the processes of a machine have a core for each.
-    return max(1, min(cores, blas.n_threads()) // confined.n_sharing)
+    return max(1, min(blas.n_threads(), cores // confined.n_sharing))
 
 
 def local_workers(workers: int | None, root: Path = ROOT) -> int:

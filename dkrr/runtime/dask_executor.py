@@ -26,7 +26,7 @@ from distributed.scheduler import KilledWorker
 
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.runtime import process, resident
-from dkrr.runtime.local_workers import local_client as local_client
+from dkrr.runtime.local_workers import how_it_ended
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
@@ -35,13 +35,13 @@ from dkrr.tiles.chunks import zarr_store
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
 ASK_SECONDS = 1.0
-"""Between two looks at how many workers there are."""
+"""Seconds between two looks at how many workers there are."""
 FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 MAX_ATTEMPTS = 4
 """Times that one pass is begun when workers are lost."""
 RESTART_SECONDS = 60
-"""For which a worker is waited for when all are lost."""
+"""Seconds to wait for a worker when all are lost."""
 
 
 class DaskExecutor:
@@ -50,14 +50,39 @@ class DaskExecutor:
     Parameters
     ----------
     client : distributed.Client
-    memory : str
-        What there is of memory and what it is needed for, named where workers die.
+    ready : callable, optional
+        Called before the first task: waits until the workers are ready, and returns what there is of memory and what
+        it is needed for, named where workers die.
+    ended : callable, optional
+        Returns the exit status of the process with the scheduler; None while it runs.
     """
 
-    def __init__(self, client: Client, memory: str = "") -> None:
-        self.client, self._memory = client, memory
+    def __init__(
+        self,
+        client: Client,
+        ready: Callable[[], str] | None = None,
+        ended: Callable[[], int | None] | None = None,
+    ) -> None:
+        self.client, self._ready, self._ended, self._memory = client, ready, ended, ""
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS
+
+    def wait_until_ready(self) -> None:
+        """Wait until the workers have imported what tasks need, once.
+
+        Raises
+        ------
+        MemoryLimitError
+            If they then hold more than the plan has room for.
+        """
+        if self._ready is None:
+            return
+        try:
+            self._memory = self._ready()
+        except OSError as error:  # no connection to a worker, or to the scheduler
+            self._refuse_a_lost_scheduler()
+            raise self._died("the imports before the first task", 1) from error
+        self._ready = None
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`.
@@ -67,6 +92,7 @@ class DaskExecutor:
         DkrrError
             If workers die again and again at the same task, or as raised by a task.
         """
+        self.wait_until_ready()
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
         run_id = uuid.uuid4().hex[:8]
         running: dict[str, Task] = {}
@@ -83,8 +109,8 @@ class DaskExecutor:
                 running[future.key] = task
                 completed.add(future)
 
-        submit()
         try:
+            submit()
             while running:
                 future, result = next(completed)
                 task = running.pop(future.key)
@@ -97,8 +123,11 @@ class DaskExecutor:
                 progress.advance(task.flops)
                 future.release()
                 submit()
+        except (CancelledError, FutureCancelledError, OSError):
+            self._refuse_a_lost_scheduler()
+            raise
         finally:
-            if running:
+            if running and self.client.status == "running":  # else it is waited for, and raises another error
                 self.client.cancel(list(completed.futures), force=True)
         if queue.unfinished:
             raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
@@ -107,12 +136,14 @@ class DaskExecutor:
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
         """See `Executor.map`."""
+        self.wait_until_ready()
         start = time.perf_counter()
         records = self._again(lambda: self.client.gather(self._submit(tasks, shared), direct=True))
         return RunRecord(time.perf_counter() - start, records)
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
         """See `Executor.total`; the workers add the values up in a tree."""
+        self.wait_until_ready()
         start = time.perf_counter()
 
         def run() -> _Sum:
@@ -175,12 +206,13 @@ class DaskExecutor:
             try:
                 return run()
             except KilledWorker as error:
-                raise self._died("of an iteration", error.allowed_failures + 1) from None
+                raise self._died("a task of an iteration", error.allowed_failures + 1) from None
             except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
+                self._refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
                     if isinstance(error, OSError) and not isinstance(error, CommClosedError):
                         raise  # of a task: its store, say
-                    raise self._died("of an iteration", MAX_ATTEMPTS) from error
+                    raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
                 self._wait_for_a_worker()
         raise AssertionError
@@ -188,23 +220,36 @@ class DaskExecutor:
     def _wait_for_a_worker(self) -> None:
         try:
             self.client.wait_for_workers(1, timeout=RESTART_SECONDS)
-        except TimeoutError as error:
-            raise self._died("of an iteration", 1, f", and none came back within {RESTART_SECONDS} s") from error
+        except OSError as error:  # of time, or of a connection that is lost
+            self._refuse_a_lost_scheduler()
+            raise self._died("a task of an iteration", 1, f", and none came back within {RESTART_SECONDS} s") from error
 
     def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
+        if future.status in ("cancelled", "lost"):  # by a scheduler that is lost itself, or that lost the worker
+            self._refuse_a_lost_scheduler()
+            return self._died(f"task {task.key}", 1)
         error = result[1] if isinstance(result, tuple) else future.exception()
         if isinstance(error, KilledWorker):
-            return self._died(task.key, error.allowed_failures + 1)
+            return self._died(f"task {task.key}", error.allowed_failures + 1)
         if isinstance(error, CancelledError | FutureCancelledError):
-            return self._died(task.key, 1)
+            return self._died(f"task {task.key}", 1)
         return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
+
+    def _refuse_a_lost_scheduler(self) -> None:
+        """Raise at once if the process with the scheduler ended: nothing comes back, and no worker is to blame."""
+        status = None if self._ended is None else self._ended()
+        if status is not None:
+            raise DkrrError(
+                f"{how_it_ended(status)}{self._memory and f' ({self._memory})'}. What is finished is kept in a given "
+                f"store: run again with the same store=, with another memory_limit or fewer workers if memory was short"
+            )
 
     def _died(self, what: str, times: int, more: str = "") -> DkrrError:
         return DkrrError(
-            f"the workers that ran task {what} died {times} times{more}. The likely cause is memory: a worker that "
-            f"reaches its limit is killed{self._memory and f' ({self._memory})'}; otherwise the cluster took them "
-            f"away, or the task crashed them. What is finished is kept in a given store: run again with the same "
-            f"store=, with larger workers or another memory_limit if memory was short"
+            f"the workers that ran {what} died {times} time{'s' if times != 1 else ''}{more}. The likely cause is "
+            f"memory: a worker that reaches its limit is killed{self._memory and f' ({self._memory})'}; otherwise the "
+            f"cluster took them away, or the task crashed them. What is finished is kept in a given store: run again "
+            f"with the same store=, with larger workers or another memory_limit if memory was short"
         )
 
 
@@ -343,12 +388,12 @@ async def _prepare(kernel: bytes, urls: list[str]) -> tuple[int, int]:
 
 def _held(kernel: bytes, urls: list[str]) -> tuple[int, int]:
     importlib.import_module("dkrr.fitting.tiled")
-    process = psutil.Process()
-    environment = process.memory_info().rss
+    this = psutil.Process()
+    environment = this.memory_info().rss
     loads(kernel)
     for url in urls:
         zarr_store(url)
-    return environment, process.memory_info().rss
+    return environment, this.memory_info().rss
 
 
 @dataclass(frozen=True)

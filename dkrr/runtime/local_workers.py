@@ -17,16 +17,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
+from pathlib import Path
 from typing import Any, Self
 
 import dask
 
 from dkrr.errors import DkrrError
+from dkrr.units import format_bytes
 
 START_SECONDS = 60.0
-"""For which a scheduler is waited for, and then the workers."""
+"""Seconds to wait for the scheduler, and then for the workers."""
+WORKER_START_SECONDS = 5.0
+"""Seconds more for every worker: many that import at once share the cores and the disk."""
+ASK_SECONDS = 2.0
+"""Seconds between two looks at whether the process that starts the workers still runs."""
 STOP_SECONDS = 20.0
-"""Given to the workers to end, before they are killed."""
+"""Seconds given to the workers to end, before they are killed."""
 
 SETTINGS = {
     # The plan bounds every task; spilling or pausing would only hide a broken promise. Killing stays on.
@@ -46,10 +52,18 @@ SETTINGS = {
 
 # Modules are found where the caller finds them, the user's as well. The main module stays out of it: functions of it
 # reach the workers by value (cloudpickle).
+# First of all, Ctrl-C is for the caller, who then says stop; and a caller that has died has no use for a traceback.
 _CODE = (
-    "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
-    "from dkrr.runtime.local_workers import serve; serve(int(sys.argv[1]))"
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline() or sys.exit()); "
+    "from importlib.util import module_from_spec, spec_from_file_location; "
+    "spec = spec_from_file_location('dkrr_local_server', sys.argv[2]); module = module_from_spec(spec); "
+    "spec.loader.exec_module(module); module.serve(int(sys.argv[1]))"
 )
+_SERVER = str(Path(__file__).with_name("local_server.py"))
+OF_THE_CALLER = ("pool", "scheduler", "shuffle")
+"""Dask's settings of where the caller's own graphs are computed: threads, or a client, which others do not have."""
 
 
 class LocalWorkers:
@@ -65,13 +79,17 @@ class LocalWorkers:
     """
 
     def __init__(self, n_workers: int, memory_bytes: int, scratch: str) -> None:
-        self._options = {"n_workers": n_workers, "memory_limit": memory_bytes, "local_directory": scratch}
+        self._n_workers = n_workers
+        self._options: dict[str, Any] = {"memory_limit": memory_bytes, "local_directory": scratch}
 
     def __enter__(self) -> Self:
         self._reader, writer = os.pipe()
+        # The process inherits the mask of this thread: until it ignores Ctrl-C, that waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
-                [get_executable(), *(f"-W{option}" for option in sys.warnoptions), "-c", _CODE, str(writer)],
+                # -P: the current folder is not one to import from, unless it is for the caller.
+                [get_executable(), *subprocess._args_from_interpreter_flags(), "-P", "-c", _CODE, str(writer), _SERVER],  # type: ignore[attr-defined]
                 stdin=subprocess.PIPE,
                 pass_fds=[writer],
             )
@@ -79,6 +97,7 @@ class LocalWorkers:
             os.close(self._reader)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(writer)
         try:
             self._send()
@@ -92,10 +111,10 @@ class LocalWorkers:
     def _send(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([p for p in sys.path if isinstance(p, str)]).encode() + b"\n")
-        config = dict(dask.config.config)
-        if config.get("scheduler") == "dask.distributed":  # set by a client of the caller, which workers do not have
-            config = {k: v for k, v in config.items() if k not in ("scheduler", "shuffle")}
-        pickle.dump((self._options, config), self._process.stdin)
+        config = {k: v for k, v in dask.config.config.items() if k not in OF_THE_CALLER}
+        settings = portable(config)
+        dask.config.set(SETTINGS, config=settings)
+        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, settings)))
         self._process.stdin.flush()
 
     def address(self) -> str:
@@ -120,6 +139,50 @@ class LocalWorkers:
             text += part
         return text.decode().strip()
 
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Client of the scheduler, when all workers are there; not the ambient one.
+
+        Raises
+        ------
+        DkrrError
+            If the process ends, or the workers are not there in time.
+        """
+        from distributed import Client  # while the other process imports it too
+
+        deadline = time.monotonic() + START_SECONDS + WORKER_START_SECONDS * self._n_workers
+        address = self.address()
+        try:
+            client = Client(address, set_as_default=False, timeout=START_SECONDS)
+        except OSError as error:
+            raise self._not_started() from error
+        with client:
+            while True:
+                try:
+                    client.wait_for_workers(self._n_workers, timeout=ASK_SECONDS)
+                    break
+                except OSError as error:  # also those of time and of a lost connection
+                    if self.ended(0.0) is not None or time.monotonic() > deadline:
+                        raise self._not_started() from error
+            yield client
+
+    def ended(self, seconds: float = 1.0) -> int | None:
+        """Exit status of the process, negative for a signal; None if it still runs after so many seconds."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _not_started(self) -> DkrrError:
+        status = self.ended(0.0)
+        why = "did not start in time" if status is None else f"did not start: {how_it_ended(status)}"
+        return DkrrError(
+            f"the {self._n_workers} workers with a memory limit of {format_bytes(self._options['memory_limit'])} each "
+            f"{why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
+            f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or a Dask client of your own. "
+            f"Nothing was computed"
+        )
+
     def __exit__(self, *_: object) -> None:
         os.close(self._reader)
         assert self._process.stdin is not None
@@ -136,35 +199,25 @@ class LocalWorkers:
             self._process.wait()
 
 
-def serve(writer: int) -> None:
-    """Run a scheduler and workers until the parent says stop or ends: the main function of the process.
+def how_it_ended(status: int) -> str:
+    """What became of the process with the scheduler, with the likely cause."""
+    if status == -signal.SIGKILL:
+        return "the process with the scheduler was killed, as the system does where memory runs out"
+    return f"the process with the scheduler ended with status {status}; its messages are on stderr"
 
-    Parameters
-    ----------
-    writer : int
-        Descriptor of the pipe that the scheduler's address is written to.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then says stop
-    parent, stdin = os.getppid(), sys.stdin.buffer
-    os.set_inheritable(writer, False)
-    options, config = pickle.load(stdin)
-    from distributed import LocalCluster
 
-    dask.config.set(config)
-    dask.config.set(SETTINGS)
-    with LocalCluster(
-        threads_per_worker=1,
-        processes=True,
-        # The scheduler has an HTTP server in any case; the default port may be taken, by another fit for one.
-        dashboard_address="127.0.0.1:0",
-        scheduler_kwargs={"dashboard": False},
-        silence_logs=50,
-        **options,
-    ) as cluster:
-        os.write(writer, f"{cluster.scheduler_address}\n".encode())
-        os.close(writer)
-        while not select.select([stdin], [], [], 1.0)[0] and os.getppid() == parent:
-            pass
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that can be sent to another process; what lives in this one only is left out."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            kept[name] = portable(value)
+            continue
+        with suppress(Exception):  # whatever the value's own methods raise
+            # Nor a class of the main module, which the other process does not import.
+            if b"__main__" not in pickle.dumps(value):
+                kept[name] = value
+    return kept
 
 
 @contextmanager
@@ -176,9 +229,5 @@ def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[An
     n_workers, memory_bytes, scratch
         As for `LocalWorkers`.
     """
-    with LocalWorkers(n_workers, memory_bytes, scratch) as workers:
-        from distributed import Client  # while the other process imports it too
-
-        with Client(workers.address(), set_as_default=False) as client:
-            client.wait_for_workers(n_workers, timeout=START_SECONDS)
-            yield client
+    with LocalWorkers(n_workers, memory_bytes, scratch) as workers, workers.client() as client:
+        yield client

@@ -11,9 +11,15 @@ threads: event loops, clients and pools that it finds there never answer.
 import multiprocessing
 import os
 import sys
-import weakref
+import threading
+import time
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+import psutil
 
 try:
     import resource
@@ -21,6 +27,9 @@ except ImportError:  # not a POSIX system
     posix_limits: Any = None
 else:
     posix_limits = resource
+
+ASK_SECONDS = 5.0
+"""Seconds between two looks at how many processes share the machine."""
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "
@@ -40,7 +49,7 @@ class Confinement:
 
     reason: str
     n_sharing: int = 1
-    """Tasks that run at once in this process, each of which may be a fit."""
+    """Fits that may run at once in the same memory: tasks of this process, or processes that its parent started."""
     memory_limit: int | None = None
     """Bytes that the process may hold; None: not known."""
 
@@ -50,9 +59,30 @@ def confinement() -> Confinement | None:
     worker = _worker_of_task()
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
-    if _fork.is_one:
-        return Confinement(FORK)
-    return Confinement(CHILD) if multiprocessing.parent_process() is not None else None
+    if _fork.is_one or _finds_a_client_of_its_parent():
+        return Confinement(FORK, _n_siblings())
+    return Confinement(CHILD, _n_siblings()) if multiprocessing.parent_process() is not None else None
+
+
+def _n_siblings() -> int:
+    """Processes that share the machine with this one: those that its parent started and that still run, itself too.
+
+    Pools of joblib and of multiprocessing start all of theirs before the first works.
+    """
+    # Every fit asks, and to go through the processes of a machine takes milliseconds.
+    return _count_siblings(os.getpid(), int(time.monotonic() / ASK_SECONDS))
+
+
+@lru_cache(maxsize=1)
+def _count_siblings(process: int, period: int) -> int:  # noqa: ARG001
+    n, itself = 0, psutil.Process(process)
+    parent = itself.parent()
+    for other in [] if parent is None else parent.children():
+        with suppress(psutil.Error):
+            # Not the helpers that watch over semaphores and files, and not other programs.
+            alive = other.status() != psutil.STATUS_ZOMBIE and other.name() == itself.name()
+            n += alive and not any("resource_tracker" in part for part in other.cmdline())
+    return max(1, n)
 
 
 def may_use(client: Any) -> bool:
@@ -62,7 +92,7 @@ def may_use(client: Any) -> bool:
     ----------
     client : distributed.Client
     """
-    if _worker_of_task() is not None or client in _fork.inherited:
+    if _worker_of_task() is not None or not _is_of_this_process(client):
         return False
     # A thread that a task started does not know its task, but finds the client of the worker.
     return has_seceded() or not client.id.startswith("Client-worker-")
@@ -85,22 +115,42 @@ def _worker_of_task() -> Any:
         return None
 
 
+def _is_of_this_process(client: Any) -> bool:
+    """Whether this process made a client and runs its event loop.
+
+    The client itself is asked, and no list is kept: it may be older than the first import of this module, and so may
+    the fork that finds it.
+    """
+    try:
+        maker = uuid.UUID(client.id[-36:]).clock_seq  # 14 bits of the process's id
+    except ValueError:
+        maker = None
+    if maker is not None and maker != os.getpid() & 0x3FFF:
+        return False
+    # A thread of a fork may get the identifier that a thread of the parent had, so this alone does not tell.
+    loop_thread = getattr(client.loop.asyncio_loop, "_thread_id", None)
+    return loop_thread is None or any(thread.ident == loop_thread for thread in threading.enumerate())
+
+
+def _finds_a_client_of_its_parent() -> bool:
+    module = sys.modules.get("distributed.client")
+    if module is None:
+        return False
+    try:
+        return not _is_of_this_process(module.Client.current())
+    except ValueError:
+        return False
+
+
 class _Fork:
-    """Whether this process is a fork, and what it must not use."""
+    """Whether this process is a fork."""
 
     def __init__(self) -> None:
         self.is_one = False
-        self.inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def note(self) -> None:
         """Called in the child, before anything else runs there."""
         self.is_one = True
-        module = sys.modules.get("distributed.client")
-        if module is not None:
-            try:
-                self.inherited.add(module.Client.current())
-            except ValueError:
-                return
 
 
 _fork = _Fork()

@@ -11,7 +11,7 @@ from dkrr.fitting.workspace import open_workspace
 from dkrr.kernels import RBF
 from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import make_plan
-from dkrr.runtime import Progress
+from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_executor import held_when_ready
 from dkrr.runtime.local_workers import local_client
 from tests.planning.problems import GIB, MIB, cluster, direct
@@ -56,7 +56,7 @@ def test_refused_where_there_is_no_room(client, tmp_path):
     plan = make_plan(replace(plan.problem, kernel=Heavy(gamma=1.0)), cluster(worker_limit=tight, workers=1))
     with (
         pytest.raises(MemoryLimitError, match=r"holds \d+ MiB before its first task.*allowed for 160 MiB.*at least"),
-        open_workspace(plan, str(tmp_path / "b"), Progress()),
+        open_workspace(plan, str(tmp_path / "b"), Progress()) as work,
     ):
-        pass
+        work.executor.run([Task("a", int)], Progress())
     assert not (tmp_path / "b" / "system-0").exists()

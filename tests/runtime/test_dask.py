@@ -20,9 +20,9 @@ from dkrr.runtime.dask_executor import (
     check_folder_is_shared,
     check_path_is_shared,
     connect,
-    local_client,
     worker_resources,
 )
+from dkrr.runtime.local_workers import LocalWorkers, local_client
 from tests.runtime.clients import all_released
 
 MEMORY = 400 * 2**20
@@ -74,6 +74,12 @@ def die_once(meter, marker):
 
 def die(meter):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_the_scheduler(*_):
+    """Kill the process that started the worker that this runs in."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(5)
 
 
 class TestExecutor:
@@ -186,6 +192,19 @@ class TestKilledWorkers:
             executor.run([Task("killer", die)], Progress())
         client.wait_for_workers(2, timeout=30)
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
+
+
+class TestALostScheduler:
+    """The system may kill the process that started the workers; dkrr says so, soon."""
+
+    @pytest.mark.parametrize("how", ["run", "map"])
+    def test_killed(self, how, tmp_path):
+        with LocalWorkers(1, MEMORY, str(tmp_path)) as workers, workers.client() as client:
+            executor = DaskExecutor(client, lambda: "200 MiB planned", workers.ended)
+            tasks = [Task("a", kill_the_scheduler)]
+            calls = {"run": lambda: executor.run(tasks, Progress()), "map": lambda: executor.map(tasks, None)}
+            with pytest.raises(DkrrError, match=r"scheduler was killed.*memory runs out \(200 MiB planned\)"):
+                calls[how]()
 
 
 class TestClients:

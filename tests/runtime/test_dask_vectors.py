@@ -17,7 +17,8 @@ from dkrr.linalg.preconditioner import LowRank
 from dkrr.linalg.sources import GramTiles
 from dkrr.rows import as_rows
 from dkrr.runtime import SerialExecutor, Task, resident
-from dkrr.runtime.dask_executor import FAN_IN, DaskExecutor, local_client
+from dkrr.runtime.dask_executor import FAN_IN, DaskExecutor
+from dkrr.runtime.local_workers import local_client
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import TileGrid

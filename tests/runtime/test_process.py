@@ -11,6 +11,7 @@ from distributed import Client, LocalCluster, worker_client
 from sklearn.model_selection import cross_val_score
 
 import dkrr
+from dkrr.machine import detect
 from dkrr.runtime.process import CHILD, TASK, confinement, may_use
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
@@ -21,7 +22,7 @@ SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
 def client():
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, memory_limit="8GiB"
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", memory_limit="8GiB"
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -100,7 +101,7 @@ def in_a_block():
         leave.wait()
 
 # The pools that read ahead are there, and another thread limits BLAS.
-with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
     assert ambient_client() is client
     expected = fit()[2]
     thread = threading.Thread(target=in_a_block)
@@ -134,7 +135,45 @@ def test_forks_and_daemons():
     assert done.stdout.splitlines() == ["fork 0", "daemon serial True True"], done.stderr
 
 
-def test_a_process_of_joblib():
-    with joblib.parallel_backend("loky", n_jobs=2):
-        (found,) = joblib.Parallel()(joblib.delayed(confinement)() for _ in range(1))
-    assert found.reason == CHILD
+FORKED_BEFORE_A_FIT = """
+import os, signal, sys
+import numpy as np
+from distributed import Client, LocalCluster
+{before}
+with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that hangs
+        try:
+            import dask, dkrr
+            X = np.random.default_rng(0).normal(size=(300, 5))
+            dask.config.set({{"dkrr.rates.gemm-gflops": 1e-4}})
+            model = dkrr.KernelRidge(alpha=0.1, kernel="rbf", tile=64, solver="cholesky", memory_limit="2GiB")
+            plan = model.fit(X, X[:, 0]).plan_
+            os._exit(0 if (plan.execution, "since it is a fork" in str(plan.reasons)) == ("serial", True) else 3)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(4)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("before", ["import dkrr", ""], ids=["only the package", "nothing"])
+def test_a_fork_before_the_first_fit(before):
+    """What notices forks is imported with the first fit: it must not need to have been there before the fork."""
+    script = FORKED_BEFORE_A_FIT.format(before=before)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["0"], done.stderr
+
+
+def share_and_limit(_):
+    found, resources = confinement(), detect(None, None)
+    return found.reason, found.n_sharing, resources.local_limit_bytes - resources.local_baseline_bytes
+
+
+def test_processes_of_joblib_share_the_memory():
+    with joblib.parallel_backend("loky", n_jobs=3):
+        found = joblib.Parallel(batch_size=1)(joblib.delayed(share_and_limit)(k) for k in range(3))
+    assert {(reason, n_sharing) for reason, n_sharing, _ in found} == {(CHILD, 3)}
+    whole = detect(None, None)
+    assert all(2 * limit < whole.local_limit_bytes for _, _, limit in found)
