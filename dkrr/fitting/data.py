@@ -170,16 +170,19 @@ class LabelledData:
         """The same problem with weights whose squares neither overflow nor underflow.
 
         The objective is linear in weights and alphas, so that dividing both by one power of two changes neither its
-        minimum nor a digit. Where their ratios leave no such power, that which makes none of them underflow is taken:
-        overflow is noticed later on.
+        minimum nor a digit. Where they are so far apart that any power would make one of them overflow or underflow,
+        they stay as they are.
         """
         largest = 1.0 if self.weights is None else float(self.weights.max(initial=0.0))
         if WEIGHTS_IN_RANGE[0] <= largest <= WEIGHTS_IN_RANGE[1] or largest == 0.0:
             return self
         assert self.weights is not None
-        least = min(*self.alphas, float(self.weights[self.weights > 0].min()))
-        exponent = max(frexp(largest)[1] - 1, frexp(max(self.alphas))[1] - MOST_EXPONENT)
-        exponent = min(exponent, frexp(least)[1] + MOST_EXPONENT)
+        own = frexp(largest)[1] - 1
+        least = frexp(min(*self.alphas, float(self.weights[self.weights > 0].min())))[1] + MOST_EXPONENT
+        most = max(own, frexp(max(self.alphas))[1]) - MOST_EXPONENT
+        if most > least:
+            return self
+        exponent = min(max(own, most), least)
         weights = np.ldexp(self.weights, -exponent)
         alphas = tuple(ldexp(alpha, -exponent) for alpha in self.alphas)
         return replace(self, weights=weights, alphas=alphas, unit=ldexp(1.0, exponent))

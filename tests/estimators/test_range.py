@@ -1,12 +1,14 @@
 """Targets, weights and λ near the ends of float64: right, or not called a success."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
-from dkrr.errors import NotFiniteError
+from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.kernels import Linear
 from dkrr.solvers import Status
 
@@ -138,3 +140,18 @@ def test_weights_far_above_the_penalty_are_no_success_unless_right(alpha):
     exact = precise.logistic(Linear(), X, y > 0, 1e-60, fit_intercept=True)
     assert model.solve_result_.status is Status.CONVERGED
     assert_allclose(model.predict_proba(X)[:, 1], precise.probabilities(exact.fitted), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_a_run_with_tiny_weights_goes_on(tmp_path, form):
+    X, y = sample()
+    fit = {"X": X, "y": y > 0, "sample_weight": np.full(len(y), 2.0**-660)}
+    settings = {"alpha": 2.0**-664, "form": form, "solver": "cholesky", "tile": 12}
+    whole = KernelLogisticRegression(**settings).fit(**fit)
+    for max_iter in (2, 50):
+        model = KernelLogisticRegression(**settings, max_iter=max_iter, store=tmp_path / "run.zarr")
+        with pytest.warns(ConvergenceWarning) if max_iter == 2 else nullcontext():
+            model.fit(**fit)
+    assert_allclose(model.decision_function(X), whole.decision_function(X), rtol=0, atol=1e-9)
+    objectives = [step.objective for step in model.solve_result_.steps]
+    assert_allclose(objectives, [step.objective for step in whole.solve_result_.steps], rtol=1e-10)
