@@ -1,6 +1,7 @@
 """The data of one fit, and the algebra that is the same in memory and on disk."""
 
 from dataclasses import dataclass, replace
+from math import frexp, ldexp
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ Array = NDArray[np.float64]
 
 MEAN_BYTES = 2 * 2**20
 """Of targets, in a temporary array while their means are found."""
+WEIGHTS_IN_RANGE = (1e-30, 1e30)
+"""Of the largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
+MOST_EXPONENT = 960
+"""Scaled weights and alphas stay within 2 to this power, and its inverse."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,8 @@ class LabelledData:
     fit_intercept: bool
     is_multinomial: bool
     """One softmax of all classes, not a model for each."""
+    unit: float = 1.0
+    """Power of two that weights and alphas have been divided by, and with them the objective."""
 
     @property
     def n(self) -> int:
@@ -175,6 +182,27 @@ class LabelledData:
             return Bernoulli(1)
         return Softmax(self.n_classes) if self.is_multinomial else Bernoulli(self.n_classes)
 
+    def in_range(self) -> "LabelledData":
+        """The same problem with weights whose squares neither overflow nor underflow.
+
+        The objective is linear in weights and alphas, so that dividing both by one power of two changes neither its
+        minimum nor a digit. Where they are so far apart that any power would make one of them overflow or underflow,
+        they stay as they are.
+        """
+        largest = 1.0 if self.weights is None else float(self.weights.max(initial=0.0))
+        if WEIGHTS_IN_RANGE[0] <= largest <= WEIGHTS_IN_RANGE[1] or largest == 0.0:
+            return self
+        assert self.weights is not None
+        own = frexp(largest)[1] - 1
+        least = frexp(min(*self.alphas, float(self.weights[self.weights > 0].min())))[1] + MOST_EXPONENT
+        most = max(own, frexp(max(self.alphas))[1]) - MOST_EXPONENT
+        if most > least:
+            return self
+        exponent = min(max(own, most), least)
+        weights = np.ldexp(self.weights, -exponent)
+        alphas = tuple(ldexp(alpha, -exponent) for alpha in self.alphas)
+        return replace(self, weights=weights, alphas=alphas, unit=ldexp(1.0, exponent))
+
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
         """What must be the same for a run to go on."""
         return {
@@ -182,9 +210,9 @@ class LabelledData:
             "shape": list(self.rows.shape),
             "dtype": str(np.dtype(self.rows.dtype)),
             "classes": digest_of(self.codes),
-            "weight": None if self.weights is None else digest_of(self.weights),
+            "weight": None if self.weights is None else digest_of(self.weights * self.unit),
             "kernel": self.kernel.to_dict(),
-            "alpha": list(self.alphas),
+            "alpha": [alpha * self.unit for alpha in self.alphas],
             "fit_intercept": self.fit_intercept,
             "multinomial": self.is_multinomial,
         }

@@ -124,8 +124,9 @@ def fit_path(
     begun = time.perf_counter()
     if plan.execution != "dask":
         reset_peak()
-    with _room(data, plan, store, progress) as room:
-        found = _minimise(data, plan, room, progress, max_iter, start or _zero(data, plan))
+    scaled = data.in_range()
+    with _room(scaled, plan, store, progress) as room:
+        found = _minimise(scaled, plan, room, progress, max_iter, start or _zero(data, plan))
         room.settle()
         peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
         models = []
@@ -374,6 +375,7 @@ def _dual_objective(
             max_iterations=settings_of(plan).max_iterations,
             point=DualPoint(start.coef, start.intercept, np.empty((0, 0)) if scores is None else scores, gradients),
             progress=progress,
+            unit=data.unit,
         )
 
     return make
@@ -478,6 +480,7 @@ def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: 
             progress=team.progress,
             least_weight=1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf)),
             record=team.record,
+            unit=data.unit,
         )
 
     return _Room(rows, make, team.checkpoints, team.record)

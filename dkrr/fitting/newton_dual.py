@@ -22,7 +22,7 @@ from dkrr.linalg.curvature import (
 from dkrr.linalg.decrement import Penalty, decrement_bounds, sensitivities
 from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
-from dkrr.linalg.operator import Operator, column_sizes
+from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_sizes
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
@@ -167,6 +167,8 @@ class DualObjective(Objective):
     point : DualPoint
         Where to begin; its scores are computed unless they are there.
     progress : Progress
+    unit : float
+        What weights and λ have been divided by.
     """
 
     data: LabelledData
@@ -178,6 +180,7 @@ class DualObjective(Objective):
     max_iterations: int
     point: DualPoint
     progress: Progress
+    unit: float = 1.0
     messages: list[str] = field(default_factory=list)
     references: Array = field(default_factory=lambda: np.empty(0))
 
@@ -194,9 +197,9 @@ class DualObjective(Objective):
             g = like.gradient(np.zeros_like(p.scores), data.codes, data.weights)
             with self._readable():
                 norms = self._norms(g, self.gram.multiply(g), g)
-            # Gradients that cancel to rounding, which is that of rᵀKr, are zero.
-            rounding = 10 * EPS * data.n * self.largest * (g**2).sum(axis=0)
-            self.references = np.where(norms**2 > like.per_system(rounding), norms, 0.0)
+            # Gradients that cancel to rounding, which is that of rᵀKr, are zero; those that are NaN are not.
+            rounding = np.sqrt(10 * EPS * data.n * self.largest) * self._together(column_norms(g))
+            self.references = np.where(norms <= rounding, 0.0, norms)
         solved = np.broadcast_to(self.references == 0, like.n_columns)
         if p.coef[:, solved].any() or p.intercept[solved].any():
             # The solution is at zero, by which other starts could not be judged.
@@ -226,6 +229,7 @@ class DualObjective(Objective):
         g = like.gradient(p.scores, data.codes, data.weights)
         self._gradient = g
         self._residual = g + 2 * self.alpha * p.coef
+        self._root: Root | None = None
 
     def _measure(self, columns: NDArray[np.intp]) -> None:
         """Gradients of the models of some columns: one product with K."""
@@ -238,17 +242,26 @@ class DualObjective(Objective):
 
     def _norms(self, r: Array, product: Array, g: Array) -> Array:
         """√(rᵀKr + (1ᵀg)²) of every system: the norm of the gradient in the kernel's space."""
-        squares, sizes = (r * product).sum(axis=0), (r * r).sum(axis=0)
-        if (squares < -NEGLIGIBLE * len(r) * self.largest * sizes).any():
-            raise NotPositiveDefiniteError("rᵀKr is negative for a gradient r", -1)
-        squares = np.maximum(squares, 0.0)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            squares = (r * product).sum(axis=0)
+            if ((squares > SAFE_SIZES[0] ** 2) & (squares < SAFE_SIZES[1] ** 2)).all():
+                norms = np.sqrt(squares)
+            else:
+                a, b = column_sizes(r), column_sizes(product)
+                r, product = r / a, product / b
+                squares, sizes = (r * product).sum(axis=0), (r * r).sum(axis=0)
+                if (squares < -NEGLIGIBLE * len(r) * (self.largest / b * a) * sizes).any():
+                    raise NotPositiveDefiniteError("rᵀKr is negative for a gradient r", -1)
+                norms = np.sqrt(np.maximum(squares, 0.0)) * np.sqrt(a) * np.sqrt(b)
         if self.data.fit_intercept:
             sums = g.sum(axis=0)
-            # Of terms that cancel to rounding nothing is known; next to entries that are small it would seem large.
-            squares = squares + np.where(np.abs(sums) > 4 * EPS * np.abs(g).sum(axis=0), sums, 0.0) ** 2
-        if self.data.likelihood.n_systems == 1:
-            squares = squares.sum(keepdims=True)
-        return np.asarray(np.sqrt(squares))
+            # A sum of terms that cancel is only rounding; next to entries that are small it would seem large.
+            norms = np.hypot(norms, np.where(np.abs(sums) <= 4 * EPS * np.abs(g).sum(axis=0), 0.0, sums))
+        return self._together(norms)
+
+    def _together(self, norms: Array) -> Array:
+        """Norms of all columns of every system."""
+        return column_norms(norms[:, None]) if self.data.likelihood.n_systems == 1 else norms
 
     def verify(self, tol: float) -> bool:
         """See base class; a product with K, and another only where the first one moves a gradient across the tolerance.
@@ -273,25 +286,30 @@ class DualObjective(Objective):
             self._measure(np.flatnonzero(late) if like.n_systems > 1 else np.arange(like.n_columns))
         return True
 
+    def _own_root(self) -> Root:
+        """C at the point, of rows of weight 1."""
+        if self._root is None:
+            self._root = self.data.likelihood.root(self.point.scores, None)
+        return self._root
+
     def _penalty(self) -> Penalty:
         return Penalty(2 * self.alpha, self.largest, self.data.fit_intercept)
 
     def decrements(self, wanted: Mask) -> Array:  # noqa: ARG002
         """See base class; upper bounds."""
-        like, root = self.data.likelihood, self.data.likelihood.root(self.point.scores, self.data.weights)
+        like, root = self.data.likelihood, self._own_root().weighted(self.data.weights)
         sums, coef_sums = self._gradient.sum(axis=0), self.point.coef.sum(axis=0)
         return decrement_bounds(like, root, self._penalty(), self.gradients, self._residual, sums, coef_sums)
 
     def sensitivities(self) -> Array:
         """See base class."""
-        like, weights = self.data.likelihood, self.data.weights
-        return sensitivities(like, like.root(self.point.scores, None), self._penalty(), weights)
+        return sensitivities(self.data.likelihood, self._own_root(), self._penalty(), self.data.weights)
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
         """See base class."""
         like, n, m = self.data.likelihood, self.data.n, self.data.likelihood.n_columns
         self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(m)
-        whole = like.root(self.point.scores, self.data.weights)
+        whole = self._own_root().weighted(self.data.weights)
         self._direction, self._change = np.zeros((n, m)), np.zeros((n, m))
         self._intercept_change = np.zeros(m)
         batches = [self._columns]
@@ -311,8 +329,9 @@ class DualObjective(Objective):
         try:
             yield
         except NotPositiveDefiniteError as error:
+            alpha = self.alpha * self.unit
             raise NotPositiveDefiniteError(
-                f"kernel logistic regression with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive "
+                f"kernel logistic regression with λ = alpha = {alpha:g}: {error}. The kernel is not positive "
                 f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
                 f"positive semidefinite kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
                 error.row,
@@ -336,9 +355,8 @@ class DualObjective(Objective):
             right_sides += root.adjoint(self.gram.multiply(known))
         right_sides = curvature.stack(curvature.project(right_sides))
         preconditioner = self._preconditioner(root, curvature, columns)
-        sizes = column_sizes(right_sides)
         # Once more: where next to nothing is left of a right-hand side, most of it is outside.
-        right_sides = curvature.within(right_sides / sizes)
+        right_sides = curvature.within(right_sides)
         is_direct = self.preconditioning.is_complete and isinstance(root, DiagonalRoot)
         outcome = Iteration(
             operator=CurvatureOperator(self.gram, curvature),
@@ -349,10 +367,11 @@ class DualObjective(Objective):
             max_iterations=self.max_iterations,
             mixed=self.mixed,
             progress=Progress() if is_direct else self.progress,
+            wants_condition=False,
         ).run()
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages
-        x = curvature.project(curvature.unstack(outcome.x * sizes))
+        x = curvature.project(curvature.unstack(outcome.x))
         direction = root.apply(x) - known
         change = self.gram.multiply(np.ascontiguousarray(direction))
         self._direction[:, columns] = direction

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.incore import DenseSystem, mirror_lower_blocks
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.normal_product import Diagonal
-from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Executor, Progress, RunRecord, Task
 from dkrr.solvers.conjugate_gradient import Iteration
@@ -43,6 +43,8 @@ class PrimalObjective(Objective):
     progress : Progress
     least_weight : float
         Smallest weight of a row but 0.
+    unit : float
+        What weights and λ have been divided by.
     """
 
     passes: Passes
@@ -55,6 +57,7 @@ class PrimalObjective(Objective):
     progress: Progress
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
+    unit: float = 1.0
     messages: list[str] = field(default_factory=list)
     references: Array = field(default_factory=lambda: np.empty(0))
 
@@ -83,16 +86,17 @@ class PrimalObjective(Objective):
         packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
         self.record.add(record)
         values, gradient, curvature = self.passes.unpack(np.asarray(packed))
-        penalised = self._penalties * coef
-        values = values + self.passes.likelihood.per_system(0.5 * (penalised * coef).sum(axis=0))
-        return values, gradient + penalised, curvature
+        with np.errstate(over="ignore", invalid="ignore"):
+            penalised = self._penalties * coef
+            values = values + self.passes.likelihood.per_system(0.5 * (penalised * coef).sum(axis=0))
+            return values, gradient + penalised, curvature
 
     def _beyond_rounding(self, found: tuple[Array, Array, Array]) -> Array:
         """Norms of gradients at zero; 0 where terms cancel to rounding."""
-        values, gradient, curvature = found
+        values, gradient, _ = found
         like, p = self.passes.likelihood, self.passes.dimension
-        if self.passes.curvature == "matrix":
-            curvature = np.concatenate([matrix.diagonal().reshape(-1, p) for matrix in curvature]).T
+        curvature = self._diagonal(found)
+        self._check_finite(found)
         # The constant apart, since features may be of any size.
         parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
         is_zero = np.ones(like.n_systems, np.bool_)
@@ -100,18 +104,40 @@ class PrimalObjective(Objective):
             # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
             squares = like.per_system(curvature[part].sum(axis=0))
             rounding = 100 * float(np.finfo(float).eps) * np.sqrt(squares) * np.sqrt(values)
-            is_zero &= np.sqrt(like.per_system((gradient[part] ** 2).sum(axis=0))) <= rounding
+            is_zero &= self._together(column_norms(gradient[part])) <= rounding
         return np.where(is_zero, 0.0, self._norms(gradient, values))
 
     def _norms(self, gradient: Array, values: Array) -> Array:
         if self.passes.fit_intercept:
-            # Σ vᵢ |pᵢ − yᵢ| is no larger than the objective. Of terms that cancel to rounding nothing is known; next to
+            # Σ vᵢ |pᵢ − yᵢ| is no larger than the objective. A sum of terms that cancel is only rounding; next to
             # features that are small it would seem large.
-            known = np.abs(gradient[-1]) > 4 * float(np.finfo(float).eps) * values
-            gradient = np.vstack([gradient[:-1], np.where(known, gradient[-1], 0.0)])
-        return np.asarray(np.sqrt(self.passes.likelihood.per_system((gradient**2).sum(axis=0))))
+            is_rounding = np.abs(gradient[-1]) <= 4 * float(np.finfo(float).eps) * values
+            gradient = np.vstack([gradient[:-1], np.where(is_rounding, 0.0, gradient[-1])])
+        return self._together(column_norms(gradient))
+
+    def _together(self, norms: Array) -> Array:
+        """Norms of all columns of every system."""
+        return column_norms(norms[:, None]) if self.passes.likelihood.n_systems == 1 else norms
+
+    def _diagonal(self, found: tuple[Array, Array, Array]) -> Array:
+        """Diagonal of the curvature, of shape (p, m)."""
+        curvature, p = found[2], self.passes.dimension
+        if self.passes.curvature == "diagonal":
+            return curvature
+        return np.concatenate([matrix.diagonal().reshape(-1, p) for matrix in curvature]).T
+
+    def _check_finite(self, found: tuple[Array, Array, Array]) -> None:
+        """Raise NotFiniteError if the curvature, whose largest entries are in its diagonal, is infinite or NaN."""
+        is_finite = np.isfinite(self._diagonal(found)).all(axis=1)
+        if not is_finite.all():
+            j = int(np.flatnonzero(~is_finite)[0])
+            raise NotFiniteError(
+                f"the curvature of kernel logistic regression is not finite at feature {j}: sums of squares of "
+                f"features leave the range of float64 (1e308); expected finite numbers: rescale the columns of X"
+            )
 
     def _take(self, coef: Array, found: tuple[Array, Array, Array]) -> None:
+        self._check_finite(found)
         self.point = coef
         self.values, self._gradient, self._curvature = found
         self.gradients = self._norms(self._gradient, self.values)
@@ -156,8 +182,9 @@ class PrimalObjective(Objective):
             try:
                 x = DenseSystem(matrix).solve(shift, right_side)
             except NotPositiveDefiniteError as error:
+                alpha = self.alpha * self.unit
                 raise NotPositiveDefiniteError(
-                    f"kernel logistic regression, λ = alpha = {self.alpha:g}: the curvature is not positive definite "
+                    f"kernel logistic regression, λ = alpha = {alpha:g}: the curvature is not positive definite "
                     f"at feature {error.row % p}: λ is below its rounding. Increase alpha, or scale the columns of X",
                     error.row % p,
                 ) from None
@@ -193,20 +220,21 @@ class PrimalObjective(Objective):
         if self.is_preconditioned:
             preconditioner = Diagonal(stack(np.ascontiguousarray(self._curvature[:, columns])), shift)
         right_sides = stack(-np.ascontiguousarray(self._gradient[:, columns]))
-        operator, sizes = CurvatureProduct(self.passes, self.segments, self.executor, coef), column_sizes(right_sides)
+        operator = CurvatureProduct(self.passes, self.segments, self.executor, coef)
         outcome = Iteration(
             operator=operator,
             shift=shift,
-            right_sides=right_sides / sizes,
+            right_sides=right_sides,
             preconditioner=preconditioner,
             tol=forcing,
             max_iterations=self.max_iterations,
             progress=self.progress,
+            wants_condition=False,
         ).run()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages
-        x = outcome.x * sizes
+        x = outcome.x
         self._direction[:, columns] = x.reshape(len(columns), p).T if is_coupled else x
         if is_coupled and self.passes.fit_intercept:
             self._direction[-1] -= self._direction[-1].mean()  # equal intercepts change nothing

@@ -30,7 +30,7 @@ class Penalty:
     @property
     def reach(self) -> float:
         """√(max k(x, x) / 2λ): how far a step of decrement 1 can move a score, but for the intercept."""
-        return float(np.sqrt(self.largest / self.shift))
+        return float(np.sqrt(self.largest) / np.sqrt(self.shift))
 
 
 def decrement_bounds(

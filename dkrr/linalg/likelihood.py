@@ -48,6 +48,10 @@ class Root(ABC):
     def total(self) -> Array:
         """Σᵢ Wᵢ, of shape (m, m)."""
 
+    def weighted(self, weights: Array | None) -> Self:
+        """The same times the roots of weights, of shape (n,), of the rows."""
+        return self if weights is None else replace(self, scale=self.scale * np.sqrt(weights)[:, None])
+
     def weigh(self, u: Array) -> Array:
         """W u = C Cᵀ u; of shape (n, m)."""
         return self.apply(self.adjoint(u))

@@ -151,10 +151,12 @@ def _adjoint(passes: Passes, x: Any, values: Array) -> Array:
 def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
     """Σᵢ φ(xᵢ)² valuesᵢ, of shape (p, m); sparse rows stay sparse where φ does nothing."""
     if isinstance(passes.feature_map, IdentityMap) and not isinstance(x, np.ndarray):
-        found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the sum notices
+            found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
     else:
         phi = passes.feature_map.transform(x)
-        found = (phi * phi).T @ values
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = (phi * phi).T @ values
     return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
 
 

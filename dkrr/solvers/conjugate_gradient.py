@@ -131,6 +131,8 @@ class Iteration:
         Called with the State after every iteration; it may save it.
     on_end : callable, optional
         Called with the last State.
+    wants_condition : bool
+        Keep what the condition number is estimated from.
     """
 
     operator: Operator
@@ -144,6 +146,7 @@ class Iteration:
     progress: Progress = field(default_factory=Progress)
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
+    wants_condition: bool = True
 
     def run(self, start: Array | None = None, state: State | None = None) -> Outcome:
         """Iterate until every true residual is met, or no more can be had.
@@ -199,9 +202,9 @@ class Iteration:
 
     def _columns_to_trace(self) -> NDArray[np.intp]:
         """Columns from which the extreme eigenvalues are estimated: some of those with the smallest shifts."""
-        m = self.right_sides.shape[1]
+        m = self.right_sides.shape[1] if self.wants_condition else 0
         order = np.argsort(self.shift[0], kind="stable") if self.shift.shape[1] > 1 else np.arange(m)
-        return np.asarray(order[:MOST_TRACED], np.intp)
+        return np.asarray(order[: min(m, MOST_TRACED)], np.intp)
 
     def _estimate_extremes(self, state: State, cycle: Cycle) -> None:
         """Take down what a cycle shows of the eigenvalues of A + diag(s).
@@ -414,6 +417,8 @@ class Iteration:
         return "done"
 
     def _trace(self, cycle: Cycle, columns: NDArray[np.intp], step: Array, product: Array) -> None:
+        if not len(self._traced):
+            return
         values = np.full((2, self.right_sides.shape[1]), nan)
         values[:, columns] = step, product
         cycle.traced.append(values[:, self._traced])

@@ -24,7 +24,7 @@ from math import ceil, log
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.runtime import Progress
 from dkrr.solvers.result import NewtonStep, Status
 from dkrr.units import format_seconds
@@ -61,6 +61,18 @@ class Objective(ABC):
     """What an iterative solver did on its way."""
     inner_iterations: int = 0
     """Of the iterative solver, over all steps."""
+    unit: float = 1.0
+    """What the objective has been divided by; reports are in units of the user."""
+
+    def check_finite(self) -> None:
+        """Raise NotFiniteError if a value, a gradient or a reference is infinite or NaN."""
+        names = ("objective", "norm of the gradient", "norm of the gradient at zero")
+        for name, part in zip(names, (self.values, self.gradients, self.references), strict=True):
+            if not np.isfinite(part).all():
+                raise NotFiniteError(
+                    f"the {name} of kernel logistic regression is {part[~np.isfinite(part)][0]}: sums leave the range "
+                    f"of float64 (1e308); expected finite numbers: rescale the columns of X, or the kernel"
+                )
 
     @abstractmethod
     def begin(self, references: Array | None = None) -> None:
@@ -176,7 +188,9 @@ class Newton:
         state = state or NewtonState()
         first_step = state.step
         self._squares = np.full(len(o.values), np.inf)
+        o.check_finite()
         while True:
+            self._changes: tuple[Array, Array] | None = None
             left = self._relative()
             is_open = ~self._are_done(left, state)
             ending = self._ending(is_open, state)
@@ -185,9 +199,10 @@ class Newton:
                     return self._ended(ending, state)
                 # The gradient that decides is computed from the point itself.
                 state.recompute = True
+                o.check_finite()
                 self._squares[:] = np.inf
                 if state.history:
-                    objective, gradient = float(o.values.sum()), float(self._relative().max())
+                    objective, gradient = o.unit * float(o.values.sum()), float(self._relative().max())
                     state.history[-1] = replace(state.history[-1], objective=objective, gradient=gradient)
                 continue
             inner, before = o.inner_iterations, o.values.copy()
@@ -204,6 +219,7 @@ class Newton:
             o.step(lengths)
             if state.recompute:
                 o.verify(self.tol)
+            o.check_finite()
             self._squares[is_open] = np.inf
             now = self._relative()
             state.expected = _expected(state.expected, is_open, slopes, lengths, left, now)
@@ -221,7 +237,7 @@ class Newton:
                 NewtonStep(
                     step=state.step,
                     seconds=seconds,
-                    objective=float(o.values.sum()),
+                    objective=o.unit * float(o.values.sum()),
                     gradient=float(now.max()),
                     length=float(lengths[is_open].min()),
                     n_open=int(is_open.sum()),
@@ -256,14 +272,17 @@ class Newton:
 
     def _left_over(self) -> tuple[Array, Array]:
         """Parts of the objective, and changes of a probability, that one more step would bring, of every system."""
-        o = self.objective
-        squares = np.where(self._squares >= 0, self._squares, np.inf)  # NaN is not small
-        return _parts(squares, o.values), np.where(squares > 0, o.sensitivities() * np.sqrt(squares), 0.0)
+        if self._changes is None:
+            o = self.objective
+            squares = np.where(self._squares >= 0, self._squares, np.inf)  # NaN is not small
+            changes = np.where(squares > 0, o.sensitivities() * np.sqrt(squares), 0.0)
+            self._changes = _parts(squares, o.values), changes
+        return self._changes
 
     def _relative(self) -> Array:
         """Gradients relative to those at zero; 0 where that is 0 already."""
         o = self.objective
-        return np.divide(o.gradients, o.references, out=np.zeros_like(o.gradients), where=o.references > 0)
+        return np.divide(o.gradients, o.references, out=np.zeros_like(o.gradients), where=o.references != 0)
 
     def _line_search(self, moves: Mask, slopes: Array) -> Array:
         before, lengths = self.objective.values, np.where(moves, 1.0, 0.0)

@@ -615,7 +615,7 @@ class TestHardProblems:
         X, _, _, X_new = samples(n_classes)
         coef, intercept = textbook("polynomial", problem, False, True, alpha)
         scores = naive_gram(KERNELS["polynomial"], X_new, X) @ coef + intercept
-        for form, tol in (("primal", 1e-10), ("dual", 1e-8)):  # scores Kα of α near 1 / λ have fewer digits
+        for form, tol in (("primal", 1e-10), ("dual", 1e-9)):  # scores Kα of α near 1 / λ have fewer digits
             model = fitted(problem, "polynomial", alpha=alpha, form=form, tol=tol)
             assert_allclose(model.predict_proba(X_new), naive_proba(scores, multi_class), atol=1e-6)
 
@@ -626,7 +626,7 @@ class TestHardProblems:
         X, codes, _, _ = samples(n_classes)
         X = X * np.array([1e-3, 1.0, 1e3]) + np.array([0.0, 100.0, 0.0])
         # In the dual form α near 1 / λ times entries near 10⁶ leave the scores some seven digits.
-        tol = 1e-8 if form == "primal" else 1e-5
+        tol = 1e-8 if form == "primal" else 1e-6
         model = KernelLogisticRegression(1e-3, multi_class=multi_class, form=form, tol=tol).fit(X, codes)
         assert model.solve_result_.residual <= tol
 

@@ -125,7 +125,7 @@ def test_weights_over_twenty_orders_and_a_kernel_that_tells_all_rows_apart(alpha
     ("form", "solver", "scale"),
     [(form, "cg", s) for form in ("dual", "primal") for s in (1e-20, 1e-80, 1e10)]
     + [("primal", "cholesky", s) for s in (1e-80, 1e80)]
-    + [("dual", "cholesky", s) for s in (1e20, 1e80)],
+    + [("dual", "cholesky", s) for s in (1e-20, 1e20, 1e80)],
 )
 def test_scales_of_the_columns(form, solver, scale):
     status = judged(Case(scale**2, scale=scale), form=form, solver=solver)

@@ -1,12 +1,14 @@
 """Targets, weights and λ near the ends of float64: right, or not called a success."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
-from dkrr.errors import NotFiniteError
+from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.kernels import Linear
 from dkrr.solvers import Status
 
@@ -87,3 +89,69 @@ def test_small_rows_have_the_probabilities_of_others(size):
     exact = precise.logistic(Linear(), X * size, y > 0, size**2)
     found = model.predict_proba(X * size)[:, 1]
     assert_allclose(found, precise.probabilities(exact.fitted), rtol=0, atol=1e-9)
+
+
+WAYS = [(form, solver) for form in ("dual", "primal") for solver in ("cholesky", "cg")]
+every_way = pytest.mark.parametrize(("form", "solver"), WAYS)
+
+
+@every_way
+@pytest.mark.parametrize("power", [-1000, -660, 660, 1000])
+def test_weights_of_any_size(form, solver, power):
+    X, y = sample()
+    weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
+    exact = precise.logistic(Linear(), X, y > 0, 0.5, sample_weight=weights, fit_intercept=True)
+    model = KernelLogisticRegression(np.ldexp(0.5, power), form=form, solver=solver, tol=1e-10)
+    model.fit(X, y > 0, sample_weight=np.ldexp(weights, power))
+    result, scores = model.solve_result_, exact.fitted[:, 0]
+    assert result.status is Status.CONVERGED and result.steps
+    assert_allclose(model.decision_function(X), scores, rtol=0, atol=1e-7)
+    least = weights @ np.logaddexp(0.0, np.where(y > 0, -scores, scores)) + 0.5 * exact.norm[0] ** 2
+    assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
+
+
+@every_way
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_features_whose_squares_overflow(form, solver, n_classes):
+    X, y = sample()
+    labels = np.digitize(y, [-0.5, 0.5]) if n_classes == 3 else y > 0
+    for fit_intercept in (True, False):
+        model = KernelLogisticRegression(0.1, form=form, solver=solver, fit_intercept=fit_intercept)
+        with pytest.raises(NotFiniteError, match="rescale the columns of X"):
+            model.fit(X * 1e160, labels)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+@pytest.mark.parametrize("size", [1e-140, 1e140])
+def test_features_whose_squares_hardly_fit(form, size):
+    X, y = sample()
+    exact = precise.logistic(Linear(), X, y > 0, 0.1, fit_intercept=False)
+    model = KernelLogisticRegression(0.1 * size**2, form=form, solver="cholesky", fit_intercept=False)
+    model.fit(X * size, y > 0)
+    assert model.solve_result_.status is Status.CONVERGED and model.solve_result_.residual > 0
+    assert_allclose(model.decision_function(X * size), exact.fitted[:, 0], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1e-200])
+def test_weights_far_above_the_penalty_are_no_success_unless_right(alpha):
+    X, y = sample()
+    model = KernelLogisticRegression(alpha, form="primal", solver="cholesky", tol=1e-10)
+    model.fit(X, y > 0, sample_weight=np.full(len(y), 1e200))
+    exact = precise.logistic(Linear(), X, y > 0, 1e-60, fit_intercept=True)
+    assert model.solve_result_.status is Status.CONVERGED
+    assert_allclose(model.predict_proba(X)[:, 1], precise.probabilities(exact.fitted), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_a_run_with_tiny_weights_goes_on(tmp_path, form):
+    X, y = sample()
+    fit = {"X": X, "y": y > 0, "sample_weight": np.full(len(y), 2.0**-660)}
+    settings = {"alpha": 2.0**-664, "form": form, "solver": "cholesky", "tile": 12}
+    whole = KernelLogisticRegression(**settings).fit(**fit)
+    for max_iter in (2, 50):
+        model = KernelLogisticRegression(**settings, max_iter=max_iter, store=tmp_path / "run.zarr")
+        with pytest.warns(ConvergenceWarning) if max_iter == 2 else nullcontext():
+            model.fit(**fit)
+    assert_allclose(model.decision_function(X), whole.decision_function(X), rtol=0, atol=1e-9)
+    objectives = [step.objective for step in model.solve_result_.steps]
+    assert_allclose(objectives, [step.objective for step in whole.solve_result_.steps], rtol=1e-10)

@@ -140,6 +140,8 @@ class TestAgainstNaive:
         assert_allclose(like.values(s, c, ones), like.values(s, c, None), rtol=1e-14)
         assert_array_equal(like.gradient(s, c, ones), like.gradient(s, c, None))
         assert_array_equal(like.root(s, ones).scale, like.root(s, None).scale)
+        v = np.linspace(0.0, 3.0, len(s))
+        assert_allclose(like.root(s, None).weighted(v).scale, like.root(s, v).scale, rtol=1e-15)
 
 
 @every_likelihood

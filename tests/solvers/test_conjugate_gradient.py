@@ -392,6 +392,18 @@ class TestCondition:
         A = np.eye(N) + np.ones((N, N))
         assert self.estimate(A, 1.0, deflate=np.ones(N)).condition == pytest.approx((N + 2) / 2, rel=1e-6)
 
+    def test_nothing_is_kept_where_it_is_not_wanted(self):
+        seen = []
+        A, B = positive_definite(N), right_sides()
+        shift = SHIFTS["one number"]
+        wanted = Iteration(Counting(A), shift, B).run()
+        found = Iteration(
+            Counting(A), shift, B, wants_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))
+        ).run()
+        assert np.isnan(found.condition) and wanted.condition >= 1.0
+        assert seen and not any(seen)
+        assert_array_equal(found.x, wanted.x)
+
     def test_nothing_is_known(self):
         found = Iteration(Counting(np.eye(N)), np.zeros((1, 1)), np.zeros((N, 1))).run()
         assert np.isnan(found.condition)

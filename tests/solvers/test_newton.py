@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.runtime import Progress
 from dkrr.solvers.newton import (
     LEAST_FORCING,
@@ -159,6 +159,31 @@ class TestSteps:
         o.references = np.zeros(1)
         found = Newton(o, 1e-10, 10).run()
         assert found.status is Status.CONVERGED and found.gradient == 0.0 and not o.asked
+
+    @pytest.mark.parametrize("part", ["values", "gradients", "references"])
+    @pytest.mark.parametrize("value", [np.inf, np.nan])
+    def test_none_from_what_is_not_finite(self, part, value):
+        o = Smooth([quadratic(), quadratic()], [np.zeros(5), np.zeros(5)])
+        setattr(o, part, np.array([1.0, value]))
+        with pytest.raises(NotFiniteError, match=f"kernel logistic regression is {value}"):
+            Newton(o, 1e-10, 10).run()
+        assert not o.asked
+
+    def test_a_gradient_that_overflows_on_the_way_is_an_error(self):
+        class Cliff(Hyperbola):
+            def gradient(self, x):
+                return super().gradient(x) if abs(x[0]) > 0.4 else np.full_like(x, np.nan)
+
+        with pytest.raises(NotFiniteError, match="norm of the gradient of"):
+            Newton(Smooth([Cliff()], [[0.5]]), 1e-12, 20).run()
+
+    def test_history_is_in_units_of_the_user(self):
+        found = []
+        for unit in (1.0, 2.0**-700):
+            o = Smooth([Hyperbola()], [[0.5]])
+            o.unit = unit
+            found.append(Newton(o, 1e-12, 20).run())
+        assert objectives(found[1]) == [2.0**-700 * value for value in objectives(found[0])]
 
     def test_gradients_are_relative(self):
         o = Smooth([Hyperbola()], [[1e-3]])
