@@ -15,7 +15,7 @@ from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
-from dkrr.linalg.condition import Moments, condition_number, with_probe, worst
+from dkrr.linalg.condition import Moments, condition_number, scaling_of, with_probe, worst
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
 from dkrr.linalg.residual import Check, energies, relative
@@ -98,7 +98,7 @@ class _Solution(NamedTuple):
     probe: Array
     """z of dkrr.linalg.condition, of shape (n,)."""
     solved: Moments
-    """Of z and (A + diag(s))⁻¹ z."""
+    """Moments of z and (A + diag(s))⁻¹ z."""
 
 
 def _solve(
@@ -118,8 +118,8 @@ def _solve(
     `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form,
     `diagonal` is that of A there.
     """
-    diagonal = None if diagonal is None else diagonal + shift
-    right_sides = with_probe(right_sides, diagonal)
+    scaling = None if diagonal is None else scaling_of(diagonal + shift)
+    right_sides = with_probe(right_sides, scaling)
     group, width = f"system-{g}", right_sides.shape[1]
     work.store.create_group(group)
 
@@ -146,9 +146,9 @@ def _solve(
     x, check = solution.load(), None
     if settle is not None:
         constants = settle(x[:, :-1])
-        scale = None if diagonal is None else work.vectors(group, "diagonal", grid, 1, diagonal)
+        stored = None if scaling is None else work.vectors(group, "scaling", grid, 1, scaling)
         check, record = Cholesky().check_tiled(
-            system, solution, constants, scale, work.executor, work.progress, work.slots
+            system, solution, constants, stored, work.executor, work.progress, work.slots
         )
         work.record.add(record)
     for k in range(len(system.partial)):
@@ -156,7 +156,9 @@ def _solve(
         work.store.delete(f"{group}/sum-{k}-forward")
     if not work.keeps:
         work.store.delete(group)
-    return _Solution(x[:, :-1], check, right_sides[:, -1], Moments.of_solved(right_sides[:, -1], x[:, -1], diagonal))
+    with np.errstate(over="ignore", invalid="ignore"):
+        solved = Moments.of_solved(right_sides[:, -1], x[:, -1], scaling)
+    return _Solution(x[:, :-1], check, right_sides[:, -1], solved)
 
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
