@@ -231,9 +231,9 @@ class Wrapped(Preconditioner):
         """See base class."""
         return self.base.grow()
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
         """See base class."""
-        return self.base.mend(residuals, columns)
+        return self.base.raise_shift_if_inexact(residuals, columns)
 
     @property
     def record(self) -> RunRecord:
@@ -261,11 +261,11 @@ class Classwise(Wrapped):
         z = z - unit * (unit * z).sum(axis=1, keepdims=True)
         return np.ascontiguousarray(z.reshape(n * m, k))
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
         """See base class; `residuals` is of shape (n m, k)."""
         n, m = self.root.scale.shape
         k = residuals.shape[1]
-        return self.base.mend(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
+        return self.base.raise_shift_if_inexact(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
 
 
 @dataclass
@@ -315,9 +315,9 @@ class Constrained(Wrapped):
             self.__post_init__()
         return grown
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
         """See base class."""
-        mended = super().mend(residuals, columns)
-        if mended:
+        raised = super().raise_shift_if_inexact(residuals, columns)
+        if raised:
             self.__post_init__()
-        return mended
+        return raised

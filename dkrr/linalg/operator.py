@@ -286,7 +286,9 @@ def multiply_slab(meter: Meter, slab: Slab, precision: Precision, vectors: NDArr
     ndarray of shape (n, m)
     """
     total = np.zeros(vectors.shape)
-    with meter.time("multiply"):
+    # Float32 has a small range: what overflows there is found in the sums, and made again in float64.
+    ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
+    with meter.time("multiply"), np.errstate(**ignored):
         for rows, columns, piece in _pieces(meter, slab, precision):
             _add_product(total, piece, rows, vectors[columns], transpose=False)
             if rows != columns:

@@ -69,6 +69,25 @@ def test_an_answer_larger_than_float64_is_an_error(place, form):
         KernelRidge(1e-4, form=form, **PLACES[place]).fit(X, targets)
 
 
+@pytest.mark.parametrize("power", [-460, -150, 67, 130, 460])
+def test_conjugate_gradient_on_rows_of_any_size(power):
+    X, y = sample(80)
+    models = [KernelRidge(np.ldexp(0.25, 2 * p), form="dual", solver="cg").fit(np.ldexp(X, p), y) for p in (0, power)]
+    plain, scaled = (model.solve_result_ for model in models)
+    assert scaled.status is Status.CONVERGED
+    assert scaled.iterations <= plain.iterations + 5  # those in float32 that were in vain
+    assert_allclose(models[1].predict(np.ldexp(X, power)), models[0].predict(X), rtol=0, atol=1e-6)
+
+
+def test_conjugate_gradient_where_the_trace_overflows():
+    X, y = sample(80)
+    K = X @ X.T
+    largest = 1.5e307 / K.max()
+    plain, scaled = (KernelRidge(s, kernel="precomputed", solver="cg").fit(K * s, y) for s in (1.0, largest))
+    assert scaled.solve_result_.status is Status.CONVERGED
+    assert_allclose(scaled.predict(K * largest), plain.predict(K), rtol=0, atol=1e-6)
+
+
 @every_place
 def test_small_entries_of_the_matrix(place):
     X, y = sample()
