@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution, drop_rounding
 from dkrr.kernels import Kernel
 from dkrr.linalg.condition import scaling_of, with_probe, worst
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
@@ -113,6 +113,7 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
             moments += other
         mirror_lower_blocks(matrix)
         system, coef, conditions = DenseSystem(matrix), np.empty_like(moments), list[float]()
+        sizes = drop_rounding(data, moments, system.diagonal)
         for alpha, columns in data.alpha_groups():
             try:
                 shift = np.full(len(coef), alpha)
@@ -127,5 +128,5 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
         found = list(of_each(primal_residual, centre, coef))
     errors = np.concatenate([errors for errors, _ in found])
     gradient = np.sum([gradient for _, gradient in found], axis=0) - coef * data.alphas
-    residual = relative([(column_norms(gradient), column_norms(moments))])
+    residual = relative([(column_norms(gradient), sizes)])
     return PrimalSolution.build(data, coef, means, centre, errors, residual, worst(conditions)), record

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
 from dkrr.linalg.condition import worst
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.residual import Check
 from dkrr.rows import Rows
 from dkrr.solvers.conjugate_gradient import Outcome
@@ -36,6 +37,38 @@ class DualSolution:
     """αᵀKα as computed, of shape (t,)."""
     condition: float = math.nan
     """Estimate of κ₂ of the matrix, of a direct solver."""
+
+
+ONLY_ROUNDING = 8 * float(np.finfo(float).eps)
+"""Part of ‖φⱼ‖‖y‖ below which φⱼᵀy is rounding of its terms."""
+
+
+def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
+    """Set the moments ΦᵀWy of targets to 0 that have no part in any feature: what is computed then is only rounding.
+
+    Parameters
+    ----------
+    data : TrainingData
+    moments : ndarray of shape (D, t)
+        Overwritten.
+    diagonal : ndarray of shape (D,)
+        Squared norms of the (centred) features.
+
+    Returns
+    -------
+    ndarray of shape (t,)
+        Norms that the residuals of the targets are to be compared with: ‖ΦᵀWy‖, and √(Σⱼ ‖φⱼ‖²) ‖y‖ where that is 0.
+    """
+    lengths = np.sqrt(np.maximum(diagonal, 0.0))
+    scale = data.dual_scale()
+    sizes = column_norms(data.targets if scale is None else data.targets * scale[:, None])
+    with np.errstate(over="ignore"):
+        largest, norms = column_norms(lengths[:, None]) * sizes, column_norms(moments)
+        for k in np.flatnonzero(norms <= ONLY_ROUNDING * largest):
+            # Feature by feature: one of small numbers may be all that a target depends on.
+            if (np.abs(moments[:, k]) <= ONLY_ROUNDING * lengths * sizes[k]).all():
+                moments[:, k], norms[k] = 0.0, largest[k]
+    return norms
 
 
 class DualParts:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
@@ -106,3 +106,34 @@ def test_small_rows_have_the_probabilities_of_others(size):
     exact = precise.logistic(Linear(), X * size, y > 0, size**2)
     found = model.predict_proba(X * size)[:, 1]
     assert_allclose(found, precise.probabilities(exact.fitted), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("place", ["memory", "tiles"])
+@pytest.mark.parametrize("value", [0.1, 3.3, 1e-160, 1e200])
+def test_constant_targets(place, value):
+    """What is left of them after their mean is rounding, which no residual is relative to."""
+    X, _ = sample(60)
+    model = KernelRidge(1e-3, form="primal", fit_intercept=True, **PLACES[place]).fit(X, np.full(60, value))
+    assert model.solve_result_.status is Status.SOLVED
+    assert model.solve_result_.residual < 1e-14
+    assert_array_equal(model.coef_, 0.0)
+    assert_allclose(model.predict(X), value, rtol=1e-15)
+
+
+@pytest.mark.parametrize("place", ["memory", "tiles"])
+def test_opposite_targets_of_equal_rows(place):
+    X, y = sample()
+    model = KernelRidge(1e-9, form="primal", **PLACES[place]).fit(
+        np.repeat(X, 2, axis=0), np.repeat(y, 2) * np.tile([1, -1], 30)
+    )
+    assert model.solve_result_.status is Status.SOLVED
+    assert_array_equal(model.coef_, 0.0)
+
+
+def test_the_condition_number_does_not_depend_on_the_units_of_columns():
+    X, y = sample(60)
+    plain, *others = (
+        KernelRidge(1e-4, form="primal", **PLACES[place]).fit(X * units, y).solve_result_.condition
+        for place, units in (("memory", 1.0), ("memory", [1, 1e3, 1e6]), ("tiles", [1, 1e3, 1e6]))
+    )
+    assert_allclose(others, plain, rtol=1e-3)
