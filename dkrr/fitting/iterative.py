@@ -386,8 +386,7 @@ def _fit_primal(
     tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre)) for k, s in enumerate(segments)]
     record = team.executor.map(tasks, outcome.x)
     errors = np.concatenate([t.value for t in record.tasks])
-    return replace(
-        PrimalSolution.build(data, outcome.x, data.target_means(), centre, errors, float(outcome.residuals.max())),
-        outcome=outcome,
-        condition=outcome.condition,
+    residual = float(outcome.residuals.max())
+    return PrimalSolution.build(
+        data, outcome.x, data.target_means(), centre, errors, residual, outcome.condition, outcome
     )

@@ -78,7 +78,7 @@ class DualParts:
     ----------
     data : TrainingData
     means : ndarray of shape (t,)
-        That were subtracted from the targets.
+        Means that were subtracted from the targets.
     """
 
     def __init__(self, data: TrainingData, means: Array) -> None:
@@ -129,6 +129,7 @@ class PrimalSolution:
         errors: Array,
         residual: float,
         condition: float = math.nan,
+        outcome: Outcome | None = None,
     ) -> Self:
         """From the solution of the centred problem and its training errors y − f(X).
 
@@ -140,4 +141,4 @@ class PrimalSolution:
             if data.weights is not None:
                 dual *= data.weights[:, None]
         intercept = means if centre is None else means - centre @ coef
-        return cls(coef, intercept, dual, residual, condition=condition)
+        return cls(coef, intercept, dual, residual, outcome, condition=condition)

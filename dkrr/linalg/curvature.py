@@ -145,13 +145,13 @@ class ScaledLowRank(ByPartialFactor):
         self._middle = []
         for k in range(self.scale.shape[1]):
             squares = np.ascontiguousarray(self.scale[:, k] ** 2)
-            t = self._kept(np.array([self.shift]), squares)
+            t = self._shifts(np.array([self.shift]), squares)
             small = np.empty((0, 0))
             if self.factor.rank:
                 small = small_cholesky(self.factor.gram(squares / t), 1.0)
             self._middle.append((t, small))
 
-    def kept(self, columns: Columns) -> Array:
+    def shifts(self, columns: Columns) -> Array:
         """See base class."""
         found = [self._middle[k][0] for k in columns]
         n = max(map(len, found))
@@ -162,7 +162,7 @@ class ScaledLowRank(ByPartialFactor):
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
-        t = self.kept(columns)
+        t = self.shifts(columns)
         right = residuals / t
         if not self.factor.rank:
             return right

@@ -128,14 +128,14 @@ class ByPartialFactor(Preconditioner):
         """Make the small matrices, for the factor as it is now."""
 
     @abstractmethod
-    def kept(self, columns: NDArray[np.intp]) -> Array:
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
         """Return t of some columns, of shape (1, k), (n, 1) or (n, k)."""
 
     @abstractmethod
     def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:
         """Return c of some columns, of shape (n, 1) or (n, k)."""
 
-    def _kept(self, shift: Array, squares: Array | None) -> Array:
+    def _shifts(self, shift: Array, squares: Array | None) -> Array:
         """Return t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
         f, uniform = self.factor, squares is None and len(shift) == 1
         left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
@@ -174,7 +174,7 @@ class ByPartialFactor(Preconditioner):
             return False
         z, c = self.apply(residuals, columns), self._scale_of(columns)
         again = self.factor.expand(self.factor.project(z if c is None else c * z))
-        again = (again if c is None else c * again) + self.kept(columns) * z
+        again = (again if c is None else c * again) + self.shifts(columns) * z
         if (column_norms(again - residuals) <= INEXACT * column_norms(residuals)).all():
             return False
         self.lift *= LIFT
@@ -226,9 +226,9 @@ class LowRank(ByPartialFactor):
         squares = None if self.scale is None else self.scale**2
         c2 = np.ones(self.factor.columns.n) if squares is None else squares
         if self.shift.shape[0] > 1:
-            shifts = {0.0: self._kept(self.shift[:, 0], squares)}
+            shifts = {0.0: self._shifts(self.shift[:, 0], squares)}
         else:
-            shifts = {float(s): self._kept(np.array([s]), squares) for s in np.unique(self.shift)}
+            shifts = {float(s): self._shifts(np.array([s]), squares) for s in np.unique(self.shift)}
         self._middle, gram, first = {}, None, np.ones(1)
         for s, t in shifts.items():
             small = np.empty((0, 0))
@@ -240,7 +240,7 @@ class LowRank(ByPartialFactor):
                 small = small_cholesky(gram if len(shifts) == 1 else gram * (first / t), 1.0)
             self._middle[s] = (t, small)
 
-    def kept(self, columns: NDArray[np.intp]) -> Array:
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
         """See base class."""
         if len(self._middle) == 1:
             return next(iter(self._middle.values()))[0].reshape(-1, 1)
@@ -253,7 +253,7 @@ class LowRank(ByPartialFactor):
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
-        t, c = self.kept(columns), self._scale_of(columns)
+        t, c = self.shifts(columns), self._scale_of(columns)
         right = residuals / t
         if not self.factor.rank:
             return right
@@ -280,7 +280,7 @@ class LowRank(ByPartialFactor):
                 first /= column_norms(first)
                 second = self.factor.project(c * (c * self.factor.expand(first)))
                 self._largest = max(self._largest, float(column_norms(second)[0]))
-        t = self.kept(columns)
+        t = self.shifts(columns)
         # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
         others = self.factor.left > 0
         least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))

@@ -52,7 +52,7 @@ def dense_inverse(preconditioner, column):
     """(C F Fᵀ C + diag(t))⁻¹ for one right-hand side."""
     F, scale = preconditioner.factor.rows(), preconditioner.scale
     c = np.ones(len(F)) if scale is None else scale
-    t = np.broadcast_to(preconditioner.kept(np.array([column]))[:, 0], len(F))
+    t = np.broadcast_to(preconditioner.shifts(np.array([column]))[:, 0], len(F))
     return np.linalg.inv(c[:, None] * (F @ F.T) * c + np.diag(t))
 
 
@@ -139,7 +139,7 @@ class TestLowRank:
         B = c[:, None] * A * c
         E = B - c[:, None] * (F.rows() @ F.rows().T) * c
         values = np.linalg.eigvals(M_inverse.apply(B + shift * np.eye(N), np.arange(N))).real
-        t, smallest = M_inverse.kept(np.array([0])), np.linalg.eigvalsh(B)[0]
+        t, smallest = M_inverse.shifts(np.array([0])), np.linalg.eigvalsh(B)[0]
         assert t.min() >= shift and t.max() <= max(shift, np.trace(E) / (N - 9)) * (1 + 1e-12)
         assert values.max() <= 1.0 + np.linalg.eigvalsh(E)[-1] / t.min() + 1e-9
         assert values.min() >= min(0.5, (shift + smallest / 2) / t.max()) - 1e-9

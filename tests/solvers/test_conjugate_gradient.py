@@ -282,7 +282,7 @@ class TestStart:
 
 
 class TestRange:
-    """Right-hand sides whose squares, or whose solutions, have no place in float64."""
+    """Right-hand sides whose squares, or whose solutions, overflow or underflow."""
 
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e155, 1e200, 1.7e308])
