@@ -48,7 +48,7 @@ class TrainingData:
         return self.rows.shape[0]
 
     def in_range(self) -> tuple["TrainingData", Array | None]:
-        """The same problem with targets whose sums and squares have a place in float64.
+        """The same problem with targets whose sums and squares neither overflow nor underflow.
 
         Coefficients are linear in the targets, and a power of two changes none of their digits.
 
@@ -59,11 +59,11 @@ class TrainingData:
             Powers of two that its targets have been divided by, and its solution is to be multiplied by; None if
             nothing had to be done.
         """
-        sizes = column_sizes(self.targets)
-        is_safe = (sizes > SAFE_SIZES[0]) & (sizes < SAFE_SIZES[1])
+        largest = np.maximum(self.targets.max(axis=0), -self.targets.min(axis=0))
+        is_safe = ((largest > SAFE_SIZES[0]) & (largest < SAFE_SIZES[1])) | (largest == 0)
         if is_safe.all():
             return self, None
-        sizes = np.where(is_safe, 1.0, sizes)
+        sizes = np.where(is_safe, 1.0, column_sizes(self.targets))
         return replace(self, targets=self.targets / sizes), sizes
 
     def alpha_groups(self) -> list[tuple[float, NDArray[np.intp]]]:

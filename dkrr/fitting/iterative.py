@@ -19,7 +19,7 @@ from dkrr.fitting.memory import loaded
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace
-from dkrr.linalg.cholesky import check_pivots
+from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.normal_product import (
@@ -391,7 +391,7 @@ def _fit_primal(
     # Squares of features need Φ itself, which sparse rows must not become unless it is X.
     if settings_of(plan).preconditioner == "auto" and (not rows.is_sparse or isinstance(phi, IdentityMap)):
         diagonal = total(weighted_squares, None)[:, 0]
-        check_pivots(diagonal)
+        check_diagonal(diagonal)
         if centre is not None:
             diagonal = np.maximum(diagonal - size * centre**2, 0.0)
         preconditioner = Diagonal(diagonal[:, None], shift)
@@ -400,8 +400,5 @@ def _fit_primal(
     tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre, errors)) for k, s in enumerate(segments)]
     team.executor.map(tasks, outcome.x)
     found = errors if isinstance(errors, np.ndarray) else errors.load(data.room_for_errors())
-    return replace(
-        PrimalSolution.build(data, outcome.x, means, centre, found, float(outcome.residuals.max())),
-        outcome=outcome,
-        condition=outcome.condition,
-    )
+    residual = float(outcome.residuals.max())
+    return PrimalSolution.build(data, outcome.x, means, centre, found, residual, outcome.condition, outcome)

@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution, drop_rounding
 from dkrr.kernels import Kernel
-from dkrr.linalg.condition import with_probe, worst
+from dkrr.linalg.condition import scaling_of, with_probe, worst
 from dkrr.linalg.incore import DenseSystem, dense_gram, mirror_lower_blocks
 from dkrr.linalg.normal import Segment, feature_sums, normal_part, primal_residual
 from dkrr.linalg.operator import column_norms
-from dkrr.linalg.residual import relative
+from dkrr.linalg.residual import checked, relative
 from dkrr.rows import MemoryRows, Rows, scan
 from dkrr.rows.sources import dense
 from dkrr.runtime import Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
-from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import not_positive_definite
 
 Array = NDArray[np.float64]
@@ -42,14 +41,14 @@ def fit_dual(data: TrainingData, meter: Meter) -> DualSolution:
     found = DualParts(data, means)
     for alpha, columns in data.alpha_groups():
         shift = data.dual_shift(alpha)
-        right_sides = with_probe(data.dual_right_sides(columns, means), system.diagonal + shift)
+        scaling = scaling_of(system.diagonal + shift)
+        right_sides = with_probe(data.dual_right_sides(columns, means), scaling)
         try:
-            beta = Cholesky().solve_dense(system, shift, right_sides)
+            beta = system.solve(shift, right_sides)
         except NotPositiveDefiniteError as error:
             raise not_positive_definite(error, alpha, "dual") from None
         constants = found.take(columns, beta[:, :-1])
-        check = Cholesky().check_dense(system, shift, right_sides, beta, constants)
-        found.note(columns, check)
+        found.note(columns, checked(right_sides, shift[:, None], beta, system.multiply, constants, scaling))
     return found.solution(rows)
 
 
@@ -114,16 +113,19 @@ def fit_primal(data: TrainingData, row_block: int, parts: int) -> tuple[PrimalSo
             moments += other
         mirror_lower_blocks(matrix)
         system, coef, conditions = DenseSystem(matrix), np.empty_like(moments), list[float]()
+        sizes = drop_rounding(data, moments, system.diagonal)
         for alpha, columns in data.alpha_groups():
             try:
                 shift = np.full(len(coef), alpha)
-                right_sides = with_probe(moments[:, columns], system.diagonal + shift)
-                x = Cholesky().solve_dense(system, shift, right_sides)
+                scaling = scaling_of(system.diagonal + shift)
+                right_sides = with_probe(moments[:, columns], scaling)
+                x = system.solve(shift, right_sides)
             except NotPositiveDefiniteError as error:
                 raise not_positive_definite(error, alpha, "primal") from None
             coef[:, columns] = x[:, :-1]
-            conditions.append(Cholesky().check_dense(system, shift, right_sides, x).condition)
+            check = checked(right_sides, shift[:, None], x, system.multiply, None, scaling)
+            conditions.append(check.condition)
         errors = data.room_for_errors()
         gradient = sum(of_each(primal_residual, centre, coef, errors)) - coef * data.alphas
-    residual = relative([(column_norms(gradient), column_norms(moments))])
+    residual = relative([(column_norms(gradient), sizes)])
     return PrimalSolution.build(data, coef, means, centre, errors, residual, worst(conditions)), record

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
 from dkrr.linalg.condition import worst
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.residual import Check
 from dkrr.rows import Rows
 from dkrr.solvers.conjugate_gradient import Outcome
@@ -38,6 +39,41 @@ class DualSolution:
     """Estimate of κ₂ of the matrix, of a direct solver."""
 
 
+ONLY_ROUNDING = 8 * float(np.finfo(float).eps)
+"""Part of ‖φⱼ‖‖y‖ below which φⱼᵀy is rounding of its terms."""
+
+
+def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
+    """Set the moments ΦᵀWy of targets to 0 that have no part in any feature: what is computed then is only rounding.
+
+    Parameters
+    ----------
+    data : TrainingData
+    moments : ndarray of shape (D, t)
+        Overwritten.
+    diagonal : ndarray of shape (D,)
+        Squared norms of the (centred) features.
+
+    Returns
+    -------
+    ndarray of shape (t,)
+        Norms that the residuals of the targets are to be compared with: ‖ΦᵀWy‖, and √(Σⱼ ‖φⱼ‖²) ‖y‖ where that is 0.
+    """
+    lengths = np.sqrt(np.maximum(diagonal, 0.0))
+    if data.weights is None:
+        sizes = column_norms(data.targets)
+    else:  # with many targets no second array of their size
+        most = max(float(data.weights.max()), np.finfo(float).tiny)
+        sizes = np.sqrt(most) * np.sqrt(np.einsum("ij,ij,i->j", data.targets, data.targets, data.weights / most))
+    with np.errstate(over="ignore"):
+        largest, norms = column_norms(lengths[:, None]) * sizes, column_norms(moments)
+        for k in np.flatnonzero(norms <= ONLY_ROUNDING * largest):
+            # Feature by feature: one of small numbers may be all that a target depends on.
+            if (np.abs(moments[:, k]) <= ONLY_ROUNDING * lengths * sizes[k]).all():
+                moments[:, k], norms[k] = 0.0, largest[k]
+    return norms
+
+
 class DualParts:
     """A dual solution while it is put together, the targets of one value of λ after those of another.
 
@@ -45,7 +81,7 @@ class DualParts:
     ----------
     data : TrainingData
     means : ndarray of shape (t,)
-        That were subtracted from the targets.
+        Means that were subtracted from the targets.
     """
 
     def __init__(self, data: TrainingData, means: Array) -> None:
@@ -96,6 +132,7 @@ class PrimalSolution:
         errors: Array,
         residual: float,
         condition: float = math.nan,
+        outcome: Outcome | None = None,
     ) -> Self:
         """From the solution of the centred problem and its training errors y − f(X).
 
@@ -107,4 +144,4 @@ class PrimalSolution:
             if data.weights is not None:
                 dual *= data.weights[:, None]
         intercept = means if centre is None else means - centre @ coef
-        return cls(coef, intercept, dual, residual, condition=condition)
+        return cls(coef, intercept, dual, residual, outcome, condition=condition)

@@ -12,14 +12,14 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.factored import Outcomes, solve_factored
 from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.sampled import by_name
-from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
+from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution, drop_rounding
 from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
-from dkrr.linalg.condition import Moments, condition_number, with_probe, worst
+from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
 from dkrr.linalg.residual import Check, energies, relative
-from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, tile_diagonal
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
 from dkrr.rows import Rows
@@ -75,7 +75,9 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
             return found.take(columns, x)
 
         terms = (alpha, "dual")
-        check = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle, diagonal).check
+        check = _solve(
+            work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, settle, diagonal=diagonal
+        ).check
         assert check is not None
         found.note(columns, check)
     work.executor.forget(run)
@@ -95,10 +97,12 @@ class _Solution(NamedTuple):
     x: Array
     """X, of shape (n, m)."""
     check: Check | None
+    scaling: Array
+    """D of dkrr.linalg.condition, of shape (n,)."""
     probe: Array
-    """z of dkrr.linalg.condition, of shape (n,)."""
+    """D⁻¹z, of shape (n,)."""
     solved: Moments
-    """Of z and (A + diag(s))⁻¹ z."""
+    """Moments of z and (A + diag(s))⁻¹ z."""
 
 
 def _solve(
@@ -111,15 +115,16 @@ def _solve(
     right_sides: Array,
     terms: tuple[float, str],
     settle: Callable[[Array], Array | None] | None = None,
-    diagonal: Array | None = None,
+    *,
+    diagonal: Array,
 ) -> _Solution:
     """Solve (A + diag(s)) X = B; in dual form with a check, which the primal form takes from the rows instead.
 
-    `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form,
-    `diagonal` is that of A there.
+    `terms` are λ and the form, for an error message; `settle` gives the free constants of a solution in dual form;
+    `diagonal` is that of A.
     """
-    diagonal = None if diagonal is None else diagonal + shift
-    right_sides = with_probe(right_sides, diagonal)
+    scaling = scaling_of(diagonal + shift)
+    right_sides = with_probe(right_sides, scaling)
     group, width = f"system-{g}", right_sides.shape[1]
     work.store.create_group(group)
 
@@ -146,9 +151,9 @@ def _solve(
     x, check = solution.load(), None
     if settle is not None:
         constants = settle(x[:, :-1])
-        scale = None if diagonal is None else work.vectors(group, "diagonal", grid, 1, diagonal)
+        stored = work.vectors(group, "scaling", grid, 1, scaling)
         check, record = Cholesky().check_tiled(
-            system, solution, constants, scale, work.executor, work.progress, work.slots
+            system, solution, constants, stored, work.executor, work.progress, work.slots
         )
         work.record.add(record)
     for k in range(len(system.partial)):
@@ -156,7 +161,9 @@ def _solve(
         work.store.delete(f"{group}/sum-{k}-forward")
     if not work.keeps:
         work.store.delete(group)
-    return _Solution(x[:, :-1], check, right_sides[:, -1], Moments.of_solved(right_sides[:, -1], x[:, -1], diagonal))
+    with np.errstate(over="ignore", invalid="ignore"):
+        solved = Moments.of_solved(right_sides[:, -1], x[:, -1], scaling)
+    return _Solution(x[:, :-1], check, scaling, multiplied_probe(right_sides[:, -1], scaling), solved)
 
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
@@ -202,13 +209,17 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     )
     work.run("normal matrix", normal_tasks(phi, parts))
     moments = np.sum([m.load() for m in parts.moments], axis=0)
-    # After the coefficients a column for the probe of the condition number.
-    source, coef, solved = SummedTiles(parts.matrices), np.empty((grid.n, n_targets + 1)), list[Moments]()
-    for g, (alpha, columns) in enumerate(data.alpha_groups()):
-        shift, right_sides = np.full(grid.n, alpha), np.ascontiguousarray(moments[:, columns])
-        found = _solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, (alpha, "primal"))
-        coef[:, columns], coef[:, -1] = found.x, found.probe
-        solved.append(found.solved)
+    source, groups = SummedTiles(parts.matrices), data.alpha_groups()
+    tasks = [Task(f"diagonal-{i}", tile_diagonal, (source, grid, i), flops=grid.height(i)) for i in range(grid.n_tiles)]
+    values = work.run("diagonal", tasks).values()
+    diagonal = np.concatenate([values[t.key] for t in tasks])
+    sizes = drop_rounding(data, moments, diagonal)
+    # After the coefficients the probes of the condition numbers.
+    coef, found = np.empty((grid.n, n_targets + len(groups))), list[_Solution]()
+    for g, (alpha, columns) in enumerate(groups):
+        shift, right_sides, terms = np.full(grid.n, alpha), np.ascontiguousarray(moments[:, columns]), (alpha, "primal")
+        found.append(_solve(work, g, grid, plan.chosen.segment, source, shift, right_sides, terms, diagonal=diagonal))
+        coef[:, columns], coef[:, n_targets + g] = found[g].x, found[g].probe
     stored_errors = work.vectors("normal", "errors", by_rows, n_targets)
     tasks = [
         Task(f"error-{k}", primal_residual, (phi, s, centre, coef, stored_errors), flops=s.stop - s.start)
@@ -218,13 +229,15 @@ def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> Primal
     gradient = sum(values[t.key] for t in tasks)
     errors = stored_errors.load(data.room_for_errors())
     work.store.delete("normal/errors")
-    coef, z, product = np.ascontiguousarray(coef[:, :-1]), coef[:, -1], -gradient[:, -1]
-    gradient = gradient[:, :-1] - coef * data.alphas
-    residual = relative([(column_norms(gradient), column_norms(moments))])
-    condition = worst(
-        [
-            condition_number(Moments.of_multiplied(z, product + alpha * z, None), s)
-            for (alpha, _), s in zip(data.alpha_groups(), solved, strict=True)
-        ]
-    )
+    coef, probes, products = np.ascontiguousarray(coef[:, :n_targets]), coef[:, n_targets:], -gradient[:, n_targets:]
+    gradient = gradient[:, :n_targets] - coef * data.alphas
+    residual = relative([(column_norms(gradient), sizes)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        products += probes * [alpha for alpha, _ in groups]
+        condition = worst(
+            [
+                condition_number(Moments.of_multiplied(probes[:, g], products[:, g], s.scaling), s.solved)
+                for g, s in enumerate(found)
+            ]
+        )
     return PrimalSolution.build(data, coef, means, centre, errors, residual, condition)

@@ -194,7 +194,9 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     Raises
     ------
     NotPositiveDefiniteError
-        If a pivot of a diagonal tile is not positive, in the arithmetic of the factor's dtype.
+        If a pivot of a diagonal tile is not positive, in the arithmetic of the factor's dtype, or leaves its range.
+    NotFiniteError
+        If a diagonal entry of A is infinite or NaN in float64.
     """
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = np.empty((grid.height(i), grid.height(j)), matrix.dtype)
@@ -245,10 +247,17 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
         with meter.time("read"):
             meter.bytes_read += before.matrix.read_tile(i, j, tile)
             return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes a pivot that is not positive
+    with np.errstate(over="ignore"):
         system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
     if i != j:
         return None
+    # Here the tile is still A; LAPACK takes an infinite pivot for a positive one.
+    first = grid.rows(j).start
+    if tile.dtype == np.float64:
+        check_diagonal(tile.diagonal(), first)
+    elif not np.isfinite(tile.diagonal()).all():
+        row = first + int(np.flatnonzero(~np.isfinite(tile.diagonal()))[0])
+        raise NotPositiveDefiniteError(f"the diagonal entry of row {row} leaves the range of {tile.dtype}", row)
     tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]
     return None if system.right_sides is None else read_range(system.right_sides, grid.rows(i))
 
@@ -271,14 +280,12 @@ def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array) -> 
     with meter.time("potrf"):
         failed = blas.cholesky_in_place(tile)
         if failed:
-            if tile.dtype == np.float64:  # float32 has a small range, and float64 follows
-                check_pivots(tile.diagonal(), grid.rows(j).start)
             row = grid.rows(j).start + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
         clear_upper(tile)
 
 
-def check_pivots(diagonal: blas.Array, first: int = 0) -> None:
+def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
     """Raise NotFiniteError if a diagonal entry is infinite or NaN: then the matrix is not indefinite but overflows.
 
     Parameters

@@ -99,6 +99,43 @@ class MatrixColumns(ColumnSource):
         return np.asarray(entries, np.float64).reshape(len(left), len(right))
 
 
+@dataclass(frozen=True)
+class DividedColumns(ColumnSource):
+    """Columns of A / c, c a power of two: no digit of them is another."""
+
+    columns: ColumnSource
+    """Columns of A."""
+    unit: float
+    """c."""
+
+    @property
+    def n(self) -> int:
+        """See base class."""
+        return self.columns.n
+
+    def diagonal(self, rows: slice) -> Array:
+        """See base class."""
+        return self._divided(self.columns.diagonal(rows))
+
+    def take(self, index: NDArray[np.intp]) -> Any:
+        """What stands for these columns of A."""
+        return self.columns.take(index)
+
+    def block(self, rows: slice, taken: Any) -> Array:
+        """See base class."""
+        return self._divided(self.columns.block(rows, taken))
+
+    def among(self, left: Any, right: Any) -> Array:
+        """See base class."""
+        return self._divided(self.columns.among(left, right))
+
+    def _divided(self, entries: Array) -> Array:
+        if self.unit == 1.0:
+            return entries
+        entries *= 1.0 / self.unit
+        return entries
+
+
 def _row(rows: Rows, i: int, columns: slice) -> Array:
     row: Array = np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
     return row

@@ -1,4 +1,4 @@
-"""Estimate of a condition number from one random vector that rides along with a solve and with its check.
+"""Estimate of a condition number from one random vector that is solved for and multiplied with the right-hand sides.
 
 For z random and A symmetric positive definite, ‖Az‖² / zᵀAz is at most the largest eigenvalue, zᵀA⁻¹z / ‖A⁻¹z‖² at
 least the smallest one. Both weigh the eigenvalues towards the end that is looked for, so that their ratio is seldom a
@@ -27,14 +27,28 @@ from dkrr.linalg.operator import column_norms
 Array = NDArray[np.float64]
 
 
-def with_probe(right_sides: Array, diagonal: Array | None = None) -> Array:
+MOST_CACHED = 10_000
+"""Rows up to which the random vector is drawn once and kept: it then takes longer than a small fit can spare."""
+
+
+def scaling_of(diagonal: Array) -> Array:
+    """D, of shape (n,), for the diagonal D² of a matrix; 1 where that is not positive.
+
+    A matrix with such an entry has no Cholesky factor.
+    """
+    if diagonal.min(initial=1.0) > 0:
+        return np.sqrt(diagonal)
+    return np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+
+
+def with_probe(right_sides: Array, scaling: Array | None = None) -> Array:
     """Right-hand sides and the vector D z after them; the same z for the same n.
 
     Parameters
     ----------
     right_sides : ndarray of shape (n, m)
-    diagonal : ndarray of shape (n,), optional
-        D², of the matrix that is to be solved with; None: ones.
+    scaling : ndarray of shape (n,), optional
+        D, of the matrix that is to be solved with; None: ones.
 
     Returns
     -------
@@ -43,30 +57,32 @@ def with_probe(right_sides: Array, diagonal: Array | None = None) -> Array:
     n, m = right_sides.shape
     both = np.empty((n, m + 1))
     both[:, :m] = right_sides
-    both[:, m] = _random_vector(n)
-    if diagonal is not None:
-        both[:, m] *= np.sqrt(_positive(diagonal))
+    z = _cached_vector(n) if n <= MOST_CACHED else _random_vector(n)
+    if scaling is None:
+        both[:, m] = z
+    else:
+        np.multiply(z, scaling, out=both[:, m])
     return both
 
 
-@lru_cache(maxsize=2)
 def _random_vector(n: int) -> Array:
-    """z, of shape (n,): drawn once for fits of one size after another."""
-    return np.random.default_rng(0).standard_normal(n)
+    """z, of shape (n,); not to be written to."""
+    z = np.random.default_rng(0).standard_normal(n)
+    z.flags.writeable = False
+    return z
 
 
-def multiplied_probe(probe: Array, diagonal: Array | None) -> Array:
+_cached_vector = lru_cache(maxsize=2)(_random_vector)
+
+
+def multiplied_probe(probe: Array, scaling: Array | None) -> Array:
     """D⁻¹ z of D z; both of shape (n,)."""
-    return probe if diagonal is None else probe / _positive(diagonal)
-
-
-def _positive(diagonal: Array) -> Array:
-    # A matrix with others has no Cholesky factor.
-    return np.where(diagonal > 0, diagonal, 1.0)
+    # Divided twice: squares of D may overflow or underflow.
+    return probe if scaling is None else probe / scaling / scaling
 
 
 class Moments(NamedTuple):
-    """What is needed of z and of the vector v = D⁻¹AD⁻¹z or (D⁻¹AD⁻¹)⁻¹z; over some of the rows, or all."""
+    """zᵀv and ‖v‖ of z and of the vector v = D⁻¹AD⁻¹z or (D⁻¹AD⁻¹)⁻¹z; over some of the rows, or all."""
 
     dot: float
     """zᵀv."""
@@ -74,22 +90,20 @@ class Moments(NamedTuple):
     """‖v‖."""
 
     @classmethod
-    def of_solved(cls, probe: Array, solution: Array, diagonal: Array | None) -> "Moments":
-        """From D z and A⁻¹D z, of shape (n,)."""
-        v = solution if diagonal is None else solution * np.sqrt(_positive(diagonal))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return cls(float(probe @ solution), float(column_norms(v[:, None])[0]))
+    def of_solved(cls, probe: Array, solution: Array, scaling: Array | None) -> "Moments":
+        """Moments of D z and A⁻¹D z, of shape (n,); they overflow where a caller lets them."""
+        v = solution if scaling is None else solution * scaling
+        return cls(float(probe @ solution), float(column_norms(v[:, None])[0]))
 
     @classmethod
-    def of_multiplied(cls, probe: Array, product: Array, diagonal: Array | None) -> "Moments":
-        """From D⁻¹z and AD⁻¹z, of shape (n,)."""
-        v = product if diagonal is None else product / np.sqrt(_positive(diagonal))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return cls(float(probe @ product), float(column_norms(v[:, None])[0]))
+    def of_multiplied(cls, probe: Array, product: Array, scaling: Array | None) -> "Moments":
+        """Moments of D⁻¹z and AD⁻¹z, of shape (n,); they overflow where a caller lets them."""
+        v = product if scaling is None else product / scaling
+        return cls(float(probe @ product), float(column_norms(v[:, None])[0]))
 
     @classmethod
     def total(cls, parts: "Sequence[Moments]") -> "Moments":
-        """Over all parts of the rows."""
+        """Moments over all rows, from those of their parts."""
         return cls(sum(p.dot for p in parts), float(column_norms(np.array([[p.norm] for p in parts]))[0]))
 
 

@@ -145,13 +145,13 @@ class ScaledLowRank(ByPartialFactor):
         self._middle = []
         for k in range(self.scale.shape[1]):
             squares = np.ascontiguousarray(self.scale[:, k] ** 2)
-            t = self._kept(np.array([self.shift]), squares)
+            t = self._shifts(np.array([self.shift]), squares)
             small = np.empty((0, 0))
             if self.factor.rank:
                 small = small_cholesky(self.factor.gram(squares / t), 1.0)
             self._middle.append((t, small))
 
-    def kept(self, columns: Columns) -> Array:
+    def shifts(self, columns: Columns) -> Array:
         """See base class."""
         found = [self._middle[k][0] for k in columns]
         n = max(map(len, found))
@@ -162,7 +162,7 @@ class ScaledLowRank(ByPartialFactor):
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
-        t = self.kept(columns)
+        t = self.shifts(columns)
         right = residuals / t
         if not self.factor.rank:
             return right
@@ -231,9 +231,9 @@ class Wrapped(Preconditioner):
         """See base class."""
         return self.base.grow()
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
         """See base class."""
-        return self.base.mend(residuals, columns)
+        return self.base.raise_shift_if_inexact(residuals, columns)
 
     @property
     def record(self) -> RunRecord:
@@ -261,11 +261,11 @@ class Classwise(Wrapped):
         z = z - unit * (unit * z).sum(axis=1, keepdims=True)
         return np.ascontiguousarray(z.reshape(n * m, k))
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
         """See base class; `residuals` is of shape (n m, k)."""
         n, m = self.root.scale.shape
         k = residuals.shape[1]
-        return self.base.mend(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
+        return self.base.raise_shift_if_inexact(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
 
 
 @dataclass
@@ -315,9 +315,9 @@ class Constrained(Wrapped):
             self.__post_init__()
         return grown
 
-    def mend(self, residuals: Array, columns: Columns) -> bool:
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
         """See base class."""
-        mended = super().mend(residuals, columns)
-        if mended:
+        raised = super().raise_shift_if_inexact(residuals, columns)
+        if raised:
             self.__post_init__()
-        return mended
+        return raised

@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import Kernel
-from dkrr.linalg.cholesky import check_pivots
+from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, fill_gram
 from dkrr.rows import Rows
@@ -31,12 +31,18 @@ class DenseSystem:
     ----------
     matrix : ndarray of shape (n, n)
         Symmetric; overwritten.
+
+    Raises
+    ------
+    NotFiniteError
+        If a diagonal entry is infinite or NaN.
     """
 
     matrix: NDArray[np.float64]
 
     def __post_init__(self) -> None:
         self.diagonal = self.matrix.diagonal().copy()
+        check_diagonal(self.diagonal)
         self._is_fresh = True
 
     def solve(self, shift: NDArray[np.float64], right_sides: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,7 +80,6 @@ class DenseSystem:
         if not self._is_fresh:
             mirror_upper(self.matrix)
         self._is_fresh = False
-        check_pivots(self.diagonal)
         a = self.matrix
         a[np.diag_indices_from(a)] = self.diagonal + shift
         factor_in_place(a)
@@ -96,7 +101,8 @@ class DenseSystem:
         """A V, with A from the untouched upper triangle; shape (n, m)."""
         out, v = np.zeros(vectors.shape), np.ascontiguousarray(vectors, np.float64)
         diagonal = np.einsum("ii->i", self.matrix)
-        # Where that of L stands, it steps aside: to subtract it afterwards would cancel, for L is of the size of √A.
+        # That of L is replaced for the time of the product: to subtract it afterwards would cancel, L being of the size
+        # of √A.
         of_factor = None if self._is_fresh else diagonal.copy()
         try:
             diagonal[:] = self.diagonal
@@ -136,11 +142,10 @@ def factor_in_place(a: NDArray[np.float64]) -> None:
     Raises
     ------
     NotPositiveDefiniteError
-        If a pivot is not positive. `NotFiniteError` if it is infinite or NaN.
+        If a pivot is not positive.
     """
     failed = blas.cholesky_in_place(a)
     if failed:
-        check_pivots(a.diagonal())
         raise NotPositiveDefiniteError(f"the pivot of row {failed - 1} is not positive", failed - 1)
 
 

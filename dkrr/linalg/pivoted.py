@@ -8,6 +8,9 @@ Pivots are drawn with probability proportional to what is left of the diagonal (
 rejection within a block, which has the same distribution as one pivot at a time), uniformly (Nyström), or are the
 largest that is left (greedy; within a block exactly as long as no row outside it can be larger).
 
+What is stored is the factor of A / c for a power of two c near the largest diagonal entry: F in float32 neither
+overflows nor underflows where A is in the range of float64, and rows times a power of two have the same factor.
+
 References
 ----------
 Y. Chen, E. N. Epperly, J. A. Tropp, R. J. Webber, "Randomly pivoted Cholesky: practical approximation of a kernel
@@ -20,6 +23,7 @@ approximation by the pivoted Cholesky decomposition", Appl. Numer. Math. 2012.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import frexp, inf, ldexp, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +32,7 @@ from numpy.typing import DTypeLike, NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.columns import ColumnSource
+from dkrr.linalg.columns import ColumnSource, DividedColumns
 from dkrr.linalg.sources import clear_upper, gram_cost
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 
@@ -224,7 +228,9 @@ class PivotedCholesky:
     index: NDArray[np.intp] = field(init=False)
     """Pivots S, in the order in which they were chosen."""
     traces: list[tuple[int, float]] = field(init=False)
-    """Rank, and what was left of the trace, after every round."""
+    """Rank, and what was left of the trace in units of `trace_unit`, after every round."""
+    trace_unit: float = field(init=False)
+    """A power of two: sums of large entries of A, or of importance, would overflow."""
 
     def __post_init__(self) -> None:
         n = self.columns.n
@@ -232,7 +238,15 @@ class PivotedCholesky:
         self.index = np.empty(0, np.intp)
         # Pages that no pivot has reached take no memory.
         self._square = np.zeros((self.capacity, self.capacity))
-        self._first_diagonal = self.columns.diagonal(slice(0, n)).astype(np.float64)
+        self._unit = self.trace_unit = _even_power(self.columns.diagonal(slice(0, n)))
+        self._divided = DividedColumns(self.columns, self._unit)
+        self._first_diagonal = self._divided.diagonal(slice(0, n)).astype(np.float64)
+        self._importance = self.importance
+        if self.importance is not None:
+            size = _even_power(self.importance)
+            self._importance = self.importance / size
+            with np.errstate(over="ignore"):
+                self.trace_unit = float(np.float64(self._unit) * size)
         self._left = self._first_diagonal.copy()
         self._taken: list[Any] = []
         self._round = 0
@@ -242,7 +256,7 @@ class PivotedCholesky:
         slots = min(self.slots, n)
         cuts = [round(k * n / slots) for k in range(slots + 1)]
         self._parts = [
-            FactorRows(self.columns, a, b, self.run, k, self.capacity, self.dtype)
+            FactorRows(self._divided, a, b, self.run, k, self.capacity, self.dtype)
             for k, (a, b) in enumerate(pairwise(cuts))
         ]
 
@@ -254,16 +268,16 @@ class PivotedCholesky:
     @property
     def left(self) -> Array:
         """Diagonal of A − F Fᵀ, of shape (n,); not to be written to."""
-        return self._left
+        return self._left if self._unit == 1.0 else self._left * self._unit
 
     @property
     def diagonal(self) -> Array:
         """Diagonal of A, of shape (n,); not to be written to."""
-        return self._first_diagonal
+        return self._first_diagonal if self._unit == 1.0 else self._first_diagonal * self._unit
 
     @property
     def _lower(self) -> Array:
-        """L, of shape (r, r)."""
+        """L, of A / c; shape (r, r)."""
         return self._square[: self.rank, : self.rank]
 
     def grow(self, rank: int, enough: Callable[["PivotedCholesky"], bool] = lambda _: False) -> None:
@@ -285,8 +299,8 @@ class PivotedCholesky:
 
     def restore(self, index: NDArray[np.intp]) -> None:
         """Take pivots that an earlier run chose, in their order."""
-        taken, lower = self.columns.take(index), self._square[: len(index), : len(index)]
-        lower[...] = self.columns.among(taken, taken)
+        taken, lower = self._divided.take(index), self._square[: len(index), : len(index)]
+        lower[...] = self._divided.among(taken, taken)
         if blas.cholesky_in_place(lower):
             self._square[...] = 0.0
             return  # rounding made the corner singular; begin anew
@@ -301,15 +315,19 @@ class PivotedCholesky:
 
     def gram(self, weights: Array) -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). What is above the diagonal means nothing."""
-        return self._total(gram_rows, weights)
+        total = self._total(gram_rows, weights)
+        if self._unit != 1.0:
+            total *= self._unit
+        return total
 
     def project(self, vectors: Array) -> Array:
         """Fᵀ V; shape (r, m)."""
-        return self._total(project_rows, np.ascontiguousarray(vectors))
+        return self._total(project_rows, np.ascontiguousarray(vectors)) * sqrt(self._unit)
 
     def expand(self, vectors: Array) -> Array:
         """F U; shape (n, m)."""
-        record = self._safely(lambda: self._map(expand_rows, np.ascontiguousarray(vectors)))
+        vectors = np.ascontiguousarray(vectors * sqrt(self._unit))
+        record = self._safely(lambda: self._map(expand_rows, vectors))
         return np.concatenate([t.value for t in record.tasks])
 
     def rows(self) -> Array:
@@ -321,7 +339,7 @@ class PivotedCholesky:
         self.executor.forget(self.run)
 
     def _weighted(self) -> Array:
-        return self._left if self.importance is None else self._left * self.importance
+        return self._left if self._importance is None else self._left * self._importance
 
     def _add_round(self, block: int, wanted: int) -> None:
         self._round += 1
@@ -330,9 +348,9 @@ class PivotedCholesky:
         if len(candidates) == 0:
             self._exhausted = True
             return
-        taken = self.columns.take(candidates)
+        taken = self._divided.take(candidates)
         above = self._factor_at(taken)
-        corner = self.columns.among(taken, taken)
+        corner = self._divided.among(taken, taken)
         if self.rank:
             blas.gemm(corner, above, above, transpose_b=True, alpha=-1.0, beta=1.0)
         accepted, lower = self._accept(candidates, corner, bound, rng, wanted - self.rank)
@@ -378,8 +396,8 @@ class PivotedCholesky:
     def _factor_at(self, taken: Any) -> Array:
         """Rows of F at taken rows, from A at the pivots: shape (k, rank)."""
         if not self.rank:
-            return np.zeros((self.columns.among(taken, taken).shape[0], 0))
-        rows = np.ascontiguousarray(np.hstack([self.columns.among(taken, t) for t in self._taken]))
+            return np.zeros((self._divided.among(taken, taken).shape[0], 0))
+        rows = np.ascontiguousarray(np.hstack([self._divided.among(taken, t) for t in self._taken]))
         blas.solve_lower_right(self._lower, rows)
         return rows
 
@@ -388,7 +406,7 @@ class PivotedCholesky:
     ) -> tuple[list[int], Array]:
         """Positions of the candidates that hold, and the Cholesky factor of what is left of A among them."""
         h, first = corner.copy(), corner.diagonal().copy()
-        weight = np.ones(len(candidates)) if self.importance is None else self.importance[candidates]
+        weight = np.ones(len(candidates)) if self._importance is None else self._importance[candidates]
         threshold = self._threshold()[candidates]
         accepted: list[int] = []
         columns = np.zeros_like(h)
@@ -434,9 +452,21 @@ class PivotedCholesky:
             try:
                 return run()
             except LostRowsError:
-                whole = self.columns.take(self.index)
+                whole = self._divided.take(self.index)
                 self._map(rebuild_rows, (whole, self._lower))
         return run()
+
+
+def _even_power(values: Array) -> float:
+    """4ᵏ within a factor of 4 of the largest value, which it is at most; 1 if that is not positive and finite.
+
+    Square roots of it are powers of two as well.
+    """
+    largest = float(values.max(initial=0.0))
+    if not 0.0 < largest < inf:
+        return 1.0
+    exponent = frexp(largest)[1] - 1
+    return ldexp(1.0, max(exponent - exponent % 2, -1020))
 
 
 def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.runtime import RunRecord
 
@@ -51,8 +52,8 @@ class Preconditioner(ABC):
         """Become a better one; False if that was not possible after all."""
         return False
 
-    def mend(self, residuals: Array, columns: NDArray[np.intp]) -> bool:  # noqa: ARG002
-        """Raise the shift it is made with if rounding has spoiled it; whether that was so.
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:  # noqa: ARG002
+        """Raise the shift it is made with if rounding has taken its digits; whether that was so.
 
         Parameters
         ----------
@@ -99,9 +100,9 @@ GROWTH = 1.5
 """By which the rank grows when conjugate gradient stalls."""
 MAX_GROWTHS = 6
 LIFT = 100.0
-"""By which the least shift grows when rounding spoils a preconditioner."""
-SPOILED = 0.1
-"""Part of a vector that M M⁻¹ may change before M⁻¹ counts as spoiled by rounding."""
+"""Factor by which the least shift grows when a preconditioner has lost its digits."""
+INEXACT = 0.1
+"""Part of a vector that M M⁻¹ may change before the shift is raised."""
 ROUNDING = 10.0 * float(np.finfo(np.float64).eps)
 """Times the trace: shifts below are lost beside the large eigenvalues."""
 
@@ -127,21 +128,21 @@ class ByPartialFactor(Preconditioner):
         """Make the small matrices, for the factor as it is now."""
 
     @abstractmethod
-    def kept(self, columns: NDArray[np.intp]) -> Array:
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
         """Return t of some columns, of shape (1, k), (n, 1) or (n, k)."""
 
     @abstractmethod
     def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:
         """Return c of some columns, of shape (n, 1) or (n, k)."""
 
-    def _kept(self, shift: Array, squares: Array | None) -> Array:
+    def _shifts(self, shift: Array, squares: Array | None) -> Array:
         """Return t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
         f, uniform = self.factor, squares is None and len(shift) == 1
         left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
-        mean = float(left.sum()) / max(len(left) - f.rank, 1)
+        mean = mean_left(left, f.rank)
         rounding = self.lift * ROUNDING
         if uniform:
-            t = np.maximum(shift, max(mean, rounding * float(whole.sum())))
+            t = np.maximum(shift, max(mean, float((rounding * whole).sum())))
         else:
             t = np.maximum(shift, np.maximum(np.minimum(left, mean), rounding * len(left) * whole))
             t = t if t.min() < t.max() else t[:1]
@@ -167,15 +168,14 @@ class ByPartialFactor(Preconditioner):
         self._factor_middle()
         return True
 
-    def mend(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
         """See base class."""
         if self.factor.rank == 0:
             return False
         z, c = self.apply(residuals, columns), self._scale_of(columns)
         again = self.factor.expand(self.factor.project(z if c is None else c * z))
-        again = (again if c is None else c * again) + self.kept(columns) * z
-        changed = np.linalg.norm(again - residuals, axis=0)
-        if (changed <= SPOILED * np.linalg.norm(residuals, axis=0)).all():
+        again = (again if c is None else c * again) + self.shifts(columns) * z
+        if (column_norms(again - residuals) <= INEXACT * column_norms(residuals)).all():
             return False
         self.lift *= LIFT
         self._factor_middle()
@@ -226,20 +226,21 @@ class LowRank(ByPartialFactor):
         squares = None if self.scale is None else self.scale**2
         c2 = np.ones(self.factor.columns.n) if squares is None else squares
         if self.shift.shape[0] > 1:
-            kept = {0.0: self._kept(self.shift[:, 0], squares)}
+            shifts = {0.0: self._shifts(self.shift[:, 0], squares)}
         else:
-            kept = {float(s): self._kept(np.array([s]), squares) for s in np.unique(self.shift)}
-        self._middle, gram = {}, None
-        for s, t in kept.items():
+            shifts = {float(s): self._shifts(np.array([s]), squares) for s in np.unique(self.shift)}
+        self._middle, gram, first = {}, None, np.ones(1)
+        for s, t in shifts.items():
             small = np.empty((0, 0))
             if self.factor.rank and len(t) > 1:
                 small = small_cholesky(self.factor.gram(c2 / t), 1.0)
             elif self.factor.rank:
-                gram = self.factor.gram(c2) if gram is None else gram
-                small = small_cholesky(np.divide(gram, t, out=gram if len(kept) == 1 else None), 1.0)
+                if gram is None:  # of C T⁻¹ C, which overflows later than C² does
+                    gram, first = self.factor.gram(c2 / t), t
+                small = small_cholesky(gram if len(shifts) == 1 else gram * (first / t), 1.0)
             self._middle[s] = (t, small)
 
-    def kept(self, columns: NDArray[np.intp]) -> Array:
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
         """See base class."""
         if len(self._middle) == 1:
             return next(iter(self._middle.values()))[0].reshape(-1, 1)
@@ -252,7 +253,7 @@ class LowRank(ByPartialFactor):
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
         """See base class."""
-        t, c = self.kept(columns), self._scale_of(columns)
+        t, c = self.shifts(columns), self._scale_of(columns)
         right = residuals / t
         if not self.factor.rank:
             return right
@@ -276,9 +277,10 @@ class LowRank(ByPartialFactor):
             self._largest = float((c[:, 0] ** 2 * self.factor.diagonal).max())
             first = self.factor.project(c) if self.factor.rank else np.zeros((1, 1))
             if first.any():
-                second = self.factor.project(c**2 * self.factor.expand(first))
-                self._largest = max(self._largest, float(np.linalg.norm(second) / np.linalg.norm(first)))
-        t = self.kept(columns)
+                first /= column_norms(first)
+                second = self.factor.project(c * (c * self.factor.expand(first)))
+                self._largest = max(self._largest, float(column_norms(second)[0]))
+        t = self.shifts(columns)
         # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
         others = self.factor.left > 0
         least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
@@ -297,11 +299,16 @@ def small_cholesky(matrix: Array, shift: float) -> Array:
     return matrix
 
 
+def mean_left(left: Array, rank: int) -> float:
+    """δ, the mean eigenvalue of what a partial factor of this rank leaves, from its diagonal (n,)."""
+    return float((left / max(len(left) - rank, 1)).sum())  # in this order the sum does not overflow
+
+
 def expected_iterations(next_eigenvalue: float, shift: float, tol: float) -> float:
     """Iterations of conjugate gradient whose preconditioner leaves eigenvalues up to this one as they are.
 
-    Half of what √κ log(2 / tol) bounds for κ = 1 + λ / s, times SPREAD for what rounding and the other eigenvalues add.
-    Without a shift there is no bound.
+    Half of what √κ log(2 / tol) bounds for κ = 1 + λ / t, times SPREAD for what rounding and the other eigenvalues add;
+    `shift` is t, with which the preconditioner is made. Without a shift there is no bound.
     """
     if shift <= 0:
         return inf
@@ -326,6 +333,7 @@ def pays_no_more(
     Parameters
     ----------
     shift : float
+        s. What counts is t = max(s, δ), with which the preconditioner is made.
     tol : float
     iteration_seconds : float
         Of one product with A.
@@ -336,15 +344,17 @@ def pays_no_more(
     def enough(factor: PivotedCholesky) -> bool:
         if len(factor.traces) < 3:
             return False
-        eigenvalue = next_eigenvalue(factor)
-        if factor.traces[-1][1] <= shift:  # all that is left is less than the shift
+        eigenvalue, s = next_eigenvalue(factor), shift / factor.trace_unit
+        if factor.traces[-1][1] <= s:  # all that is left is less than the shift
             return True
+        # The preconditioner is made with t; see `ByPartialFactor`.
+        t = max(s, factor.traces[-1][1] / max(factor.columns.n - factor.rank, 1))
         # Eigenvalues fall like a power of their number, so that iterations(r) ~ r^(-power / 2).
         (r0, t0), (r1, t1) = factor.traces[len(factor.traces) // 2], factor.traces[-1]
         if r0 == 0 or r1 == r0 or t1 <= 0:
             return False
         power = 1.0 + log(max(t0 / t1, 1.0)) / log(r1 / r0)
-        saved = 0.5 * power * expected_iterations(eigenvalue, shift, tol) / r1 * iteration_seconds
+        saved = 0.5 * power * expected_iterations(eigenvalue, t, tol) / r1 * iteration_seconds
         return saved < pivot_seconds(r1)
 
     return enough

@@ -1,6 +1,6 @@
 """The true residual of a solved system, from the matrix itself and not from its factor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
+
+STRIP_ENTRIES = 2**16
+"""Entries of vectors that a check copies at once."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,27 @@ def energies(x: Array, product: Array, constants: Array | None) -> Array:
     constants : ndarray of shape (t,), optional
         b, the free constants: γ = u − v b, for the last column v of X; None: γ is X.
     """
-    if constants is not None:
-        x, product = (v[:, :-1] - v[:, -1:] * constants for v in (x, product))
     with np.errstate(over="ignore", invalid="ignore"):
+        return _energies(x, product, constants)
+
+
+def _energies(x: Array, product: Array, constants: Array | None) -> Array:
+    if constants is None and x.shape[1] == 1:
+        return np.array([x[:, 0] @ product[:, 0]])
+    if constants is None:
         return np.einsum("ij,ij->j", x, product)  # type: ignore[no-any-return]
+    total = np.zeros(len(constants))
+    for rows in _strips(x):
+        gamma, of_gamma = (v[rows, :-1] - v[rows, -1:] * constants for v in (x, product))
+        total += np.einsum("ij,ij->j", gamma, of_gamma)
+    return total
+
+
+def _strips(vectors: Array) -> Iterator[slice]:
+    """Ranges of rows whose temporary arrays stay in cache."""
+    n, m = vectors.shape
+    height = max(1, STRIP_ENTRIES // max(m, 1))
+    return (slice(start, min(start + height, n)) for start in range(0, n, height))
 
 
 def checked(
@@ -55,7 +75,7 @@ def checked(
     x: Array,
     multiply: Callable[[Array], Array],
     constants: Array | None,
-    diagonal: Array | None,
+    scaling: Array | None,
 ) -> Check:
     """Check a solution by one product.
 
@@ -71,32 +91,35 @@ def checked(
         Gives A V.
     constants : ndarray of shape (t,), optional
         See `energies`.
-    diagonal : ndarray of shape (n,), optional
-        Of A + diag(s), with which the probe was made.
+    scaling : ndarray of shape (n,), optional
+        D, of A + diag(s), with which the probe was made.
     """
-    solved = Moments.of_solved(right_sides[:, -1], x[:, -1], diagonal)
-    x[:, -1] = multiplied_probe(right_sides[:, -1], diagonal)
-    part = _part(right_sides, shift, x, multiply(x), constants, diagonal)
-    return Check(relative([part.norms]), part.squares, condition_number(part.multiplied, solved))
+    # What overflows becomes a residual or a condition number that is not finite.
+    with np.errstate(over="ignore", invalid="ignore"):
+        solved = Moments.of_solved(right_sides[:, -1], x[:, -1], scaling)
+        x[:, -1] = multiplied_probe(right_sides[:, -1], scaling)
+        part = _part(right_sides, shift, x, multiply(x), constants, scaling)
+        return Check(_relative(*part.norms), part.squares, condition_number(part.multiplied, solved))
 
 
 class _Part(NamedTuple):
-    """What the rows of one tile row, or all, contribute to a check."""
+    """What the rows of one tile row, or all rows, contribute to a check."""
 
     norms: tuple[Array, Array]
-    """Of the residuals and of the right-hand sides, of shape (m,) each."""
+    """Norms of the residuals and of the right-hand sides, of shape (m,) each."""
     squares: Array
     multiplied: Moments
-    """Of the probe and its product."""
+    """Moments of the probe and its product."""
 
 
 def _part(
-    right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, diagonal: Array | None
+    right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, scaling: Array | None
 ) -> _Part:
-    """`vectors` are X and D⁻¹z, `product` A times those (overwritten)."""
-    squares = energies(vectors[:, :-1], product[:, :-1], constants)
-    product += shift * vectors
-    multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], diagonal)
+    """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z], which is overwritten."""
+    squares = _energies(vectors[:, :-1], product[:, :-1], constants)
+    for rows in _strips(vectors):
+        product[rows] += shift[rows] * vectors[rows]
+    multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     b, r = right_sides[:, :-1], product[:, :-1]
     np.subtract(b, r, out=r)
     return _Part((column_norms(r), column_norms(b)), squares, multiplied)
@@ -106,7 +129,7 @@ def check_tiled(
     system: TiledSystem,
     solution: ChunkedArray,
     constants: Array | None,
-    diagonal: ChunkedArray | None,
+    scaling: ChunkedArray | None,
     executor: Executor,
     progress: Progress,
     slots: int,
@@ -119,13 +142,13 @@ def check_tiled(
     Parameters
     ----------
     system : TiledSystem
-        With right-hand sides, and the probe after them.
+        A system with right-hand sides, and the probe after them.
     solution : ChunkedArray of shape (n, m + 1)
         X, and what the probe became.
     constants : ndarray of shape (t,), optional
         See `energies`.
-    diagonal : ChunkedArray of shape (n, 1), optional
-        Of A + diag(s), with which the probe was made.
+    scaling : ChunkedArray of shape (n, 1), optional
+        D, of A + diag(s), with which the probe was made.
     executor : Executor
     progress : Progress
     slots : int
@@ -134,7 +157,7 @@ def check_tiled(
     assert system.right_sides is not None
     grid = system.grid
     if not uses_symmetry(grid, solution.shape[1]):
-        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution, constants, diagonal)
+        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution, constants, scaling)
         record = executor.run(tasks, progress)
         values = record.values()
         parts = [values[t.key] for t in tasks]
@@ -144,7 +167,7 @@ def check_tiled(
         return Check(relative([p.norms for p, _ in parts]), squares, condition_number(multiplied, solved)), record
     operator = TiledOperator(system.source, grid, executor, "residual", slots)
     b, x = system.right_sides.load(), solution.load()
-    whole = None if diagonal is None else diagonal.load()[:, 0]
+    whole = None if scaling is None else scaling.load()[:, 0]
     return checked(b, system.shift.load(), x, operator.multiply, constants, whole), operator.record
 
 
@@ -160,14 +183,14 @@ def residual_tasks(
     right_sides: ChunkedArray,
     solution: ChunkedArray,
     constants: Array | None = None,
-    diagonal: ChunkedArray | None = None,
+    scaling: ChunkedArray | None = None,
 ) -> list[Task]:
     """Tasks whose values are what a check takes from one tile row."""
     return [
         Task(
             f"residual-{i}",
             residual_rows,
-            (source, grid, shift, right_sides, solution, constants, diagonal, i),
+            (source, grid, shift, right_sides, solution, constants, scaling, i),
             flops=2.0 * grid.height(i) * grid.n * solution.shape[1],
         )
         for i in range(grid.n_tiles)
@@ -182,7 +205,7 @@ def residual_rows(
     right_sides: ChunkedArray,
     solution: ChunkedArray,
     constants: Array | None,
-    diagonal: ChunkedArray | None,
+    scaling: ChunkedArray | None,
     i: int,
 ) -> tuple[_Part, Moments]:
     """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
@@ -190,7 +213,7 @@ def residual_rows(
     product = np.zeros((grid.height(i), solution.shape[1]))
     for j in range(grid.n_tiles):
         x = read_range(solution, grid.rows(j))
-        x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(diagonal, grid.rows(j)))
+        x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(scaling, grid.rows(j)))
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
@@ -200,10 +223,11 @@ def residual_rows(
                 mirror_lower(tile)
             blas.gemm(product, tile, x, transpose_a=j > i, beta=1.0)
     b, here = read_range(right_sides, rows), read_range(solution, rows)
-    scale = _range(diagonal, rows)
-    solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
-    here[:, -1] = multiplied_probe(b[:, -1], scale)
-    return _part(b, read_range(shift, rows), here, product, constants, scale), solved
+    scale = _range(scaling, rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
+        here[:, -1] = multiplied_probe(b[:, -1], scale)
+        return _part(b, read_range(shift, rows), here, product, constants, scale), solved
 
 
 def _range(vector: ChunkedArray | None, rows: slice) -> Array | None:
@@ -220,6 +244,11 @@ def relative(norms: list[tuple[Array, Array]]) -> float:
     norms : list of (ndarray of shape (m,), ndarray of shape (m,))
         Norms of both by columns, over parts of the rows.
     """
-    residual, size = (n[0] if len(n) == 1 else column_norms(n) for n in map(np.array, zip(*norms, strict=True)))
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.max(residual / np.where(size == 0, 1.0, size)))
+        if len(norms) == 1:
+            return _relative(*norms[0])
+        return _relative(*(column_norms(np.array(n)) for n in zip(*norms, strict=True)))
+
+
+def _relative(residual: Array, size: Array) -> float:
+    return float((residual / np.where(size == 0, 1.0, size)).max())

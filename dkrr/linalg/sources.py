@@ -245,6 +245,13 @@ def read_range(vectors: ChunkedArray, rows: slice) -> NDArray[np.float64]:
     return out
 
 
+def tile_diagonal(meter: Meter, source: TileSource, grid: TileGrid, i: int) -> NDArray[np.float64]:
+    """Task: diagonal of tile (i, i), of shape (len(rows),)."""
+    tile = np.empty((grid.height(i), grid.height(i)))
+    source.fill(meter, tile, grid.rows(i), grid.rows(i))
+    return tile.diagonal().copy()
+
+
 def mirror_lower(tile: NDArray[Any]) -> None:
     """Make a square tile symmetric from its lower triangle, row by row: a mask would be as large as the tile."""
     for r in range(tile.shape[0]):

@@ -25,7 +25,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.operator import Operator, Precision, column_sizes
+from dkrr.linalg.operator import Operator, Precision, column_norms, column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
 from dkrr.solvers.result import Residuals, Status
@@ -164,10 +164,10 @@ class Iteration:
             If a direction has negative curvature in float64.
         """
         self._begun = time.perf_counter()
-        # Squares of very large or small right-hand sides have no place in float64.
+        # Squares of very large or small right-hand sides overflow or underflow.
         self._sizes = column_sizes(self.right_sides)
         self._b = self.right_sides if (self._sizes == 1).all() else self.right_sides / self._sizes
-        norms = np.linalg.norm(self._b, axis=0)
+        norms = column_norms(self._b)
         self._norms = np.where(norms > 0, norms, 1.0)
         self._traced = self._columns_to_trace()
         resumed = state is not None
@@ -207,7 +207,7 @@ class Iteration:
         return np.asarray(order[: min(m, MOST_TRACED)], np.intp)
 
     def _estimate_extremes(self, state: State, cycle: Cycle) -> None:
-        """Take down what a cycle shows of the eigenvalues of A + diag(s).
+        """Record what a cycle shows of the eigenvalues of A + diag(s).
 
         Those of M⁻¹ (A + s) times those of M bound them; the smallest is not below s, since A is taken to be positive
         semidefinite, and not above ‖(A + s) x‖ / ‖x‖.
@@ -228,8 +228,8 @@ class Iteration:
             return nan
         k = self._traced
         least = self._shift_of(k).min(axis=0)
-        lengths = np.linalg.norm(state.x[:, k], axis=0)
-        sizes = np.linalg.norm(self._b[:, k] - state.residual[:, k], axis=0)
+        lengths = column_norms(state.x[:, k])
+        sizes = column_norms(self._b[:, k] - state.residual[:, k])
         low, high = state.extremes
         low = np.fmin(low, np.divide(sizes, lengths, out=np.full(len(k), nan), where=lengths > 0))
         if self.deflate is not None:
@@ -254,7 +254,7 @@ class Iteration:
             self._w_a_w = w @ self._a_w + (w**2) @ np.broadcast_to(self.shift, self.right_sides.shape)
             if (self._w_a_w > 0).all():
                 return
-        _check_product(self._w_a_w)
+        _check_product(self._w_a_w, w)
         raise NotPositiveDefiniteError(
             "the matrix is not positive definite: the constant is a direction of negative curvature", -1
         )
@@ -279,7 +279,7 @@ class Iteration:
                 return status
 
     def _relative(self, residual: Array) -> Array:
-        return np.asarray(np.linalg.norm(residual, axis=0) / self._norms)
+        return np.asarray(column_norms(residual) / self._norms)
 
     def _end_cycle(self, state: State) -> float:
         """Add the corrections that make the true residual smaller; the largest part of it that they leave."""
@@ -310,8 +310,8 @@ class Iteration:
         if ended == "stalled":
             self._grow(state)
             return None
-        if ended == "spoiled":
-            self._say(state, "rounding spoils the preconditioner: its shift is raised")
+        if ended == "inexact":
+            self._say(state, "the preconditioner has lost its digits: its shift is raised")
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
@@ -361,7 +361,7 @@ class Iteration:
     def _true_residual(self, x: Array) -> Array:
         return self._b - self._multiply(x, np.arange(x.shape[1]), "float64")
 
-    def _iterate(self, state: State) -> Literal["done", "stalled", "spoiled", "lost", "limit", "curvature"]:
+    def _iterate(self, state: State) -> Literal["done", "stalled", "inexact", "lost", "limit", "curvature"]:
         """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
@@ -376,7 +376,7 @@ class Iteration:
             curvature = (direction * q).sum(axis=0)
             if not (curvature > 0).all():
                 if state.precision == "float64":
-                    _check_product(curvature)
+                    _check_product(curvature, direction)
                 return "curvature"
             step = cycle.product[open_] / curvature
             self._trace(cycle, columns, step, cycle.product[open_])
@@ -396,9 +396,9 @@ class Iteration:
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
                 if not (cycle.product[open_] > 0).all():
-                    if self.preconditioner.mend(new, cycle.columns[open_]):
-                        return "spoiled"
-                    sizes = np.linalg.norm(new, axis=0) * np.linalg.norm(z, axis=0)
+                    if self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_]):
+                        return "inexact"
+                    sizes = column_norms(new) * column_norms(z)
                     return "curvature" if (cycle.product[open_] < -ROUNDING * sizes).any() else "lost"
             self.on_iteration(state)
             best.append(min(best[-1], float((norms / self._norms[columns]).max())))
@@ -409,9 +409,9 @@ class Iteration:
                     len(open_)
                     and len(best) % WINDOW == 1
                     and best[-1] > 0.5 * best[-1 - WINDOW]
-                    and self.preconditioner.mend(new, cycle.columns[open_])
+                    and self.preconditioner.raise_shift_if_inexact(new, cycle.columns[open_])
                 ):
-                    return "spoiled"
+                    return "inexact"
                 if state.precision == "float32" and best[-1] >= best[-1 - WINDOW]:
                     return "lost"
         return "done"
@@ -481,8 +481,13 @@ def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
     return max(float(values[0]), 0.0), float(values[-1])
 
 
-def _check_product(curvature: Array) -> None:
-    """Raise NotFiniteError if pᵀAp is infinite or NaN, which is no direction of negative curvature."""
+def _check_product(curvature: Array, direction: Array) -> None:
+    """Raise NotFiniteError if pᵀAp is infinite or NaN, which is not a direction of negative curvature."""
+    if not np.isfinite(direction).all():
+        raise NotFiniteError(
+            "the preconditioner's product with a residual is not finite; expected finite numbers: rescale the columns "
+            "of X, use preconditioner=None, or solver='cholesky'"
+        )
     if not np.isfinite(curvature).all():
         raise NotFiniteError(
             "a product with the matrix is not finite: its entries, or sums of them, leave the range of float64 "

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
-from dkrr.linalg.incore import DenseSystem
-from dkrr.linalg.residual import Check, check_tiled, checked
+from dkrr.linalg.residual import Check, check_tiled
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
@@ -18,51 +17,6 @@ from dkrr.tiles import ChunkedArray
 @dataclass(frozen=True)
 class Cholesky:
     """Settings of the direct solver (it has none): A + diag(s) = L Lᵀ, then two substitutions."""
-
-    def solve_dense(
-        self, system: DenseSystem, shift: NDArray[np.float64], right_sides: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Solve in memory.
-
-        Parameters
-        ----------
-        system : DenseSystem
-        shift : ndarray of shape (n,)
-        right_sides : ndarray of shape (n, m)
-
-        Returns
-        -------
-        ndarray of shape (n, m)
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If a pivot is not positive.
-        """
-        return system.solve(shift, right_sides)
-
-    def check_dense(
-        self,
-        system: DenseSystem,
-        shift: NDArray[np.float64],
-        right_sides: NDArray[np.float64],
-        x: NDArray[np.float64],
-        constants: NDArray[np.float64] | None = None,
-    ) -> Check:
-        """Check a solution in memory, by the matrix and not by its factor.
-
-        Parameters
-        ----------
-        system : DenseSystem
-        shift : ndarray of shape (n,)
-        right_sides : ndarray of shape (n, m + 1)
-            With the probe of dkrr.linalg.condition after them, made with the diagonal of A + diag(s).
-        x : ndarray of shape (n, m + 1)
-            Its last column is overwritten.
-        constants : ndarray of shape (t,), optional
-            See dkrr.linalg.residual.energies.
-        """
-        return checked(right_sides, shift[:, None], x, system.multiply, constants, system.diagonal + shift)
 
     def solve_tiled(
         self,
@@ -109,7 +63,7 @@ class Cholesky:
         system: TiledSystem,
         solution: ChunkedArray,
         constants: NDArray[np.float64] | None,
-        diagonal: ChunkedArray | None,
+        scaling: ChunkedArray | None,
         executor: Executor,
         progress: Progress,
         slots: int,
@@ -120,18 +74,18 @@ class Cholesky:
         ----------
         system : TiledSystem
         solution : ChunkedArray of shape (n, m + 1)
-            With what the probe became.
+            X, and what the probe became.
         constants : ndarray of shape (t,), optional
             See dkrr.linalg.residual.energies.
-        diagonal : ChunkedArray of shape (n, 1), optional
-            Of A + diag(s), with which the probe was made.
+        scaling : ChunkedArray of shape (n, 1), optional
+            D, of A + diag(s), with which the probe was made.
         executor : Executor
         progress : Progress
         slots : int
             Tasks that run at once.
         """
         with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
-            return check_tiled(system, solution, constants, diagonal, executor, progress, slots)
+            return check_tiled(system, solution, constants, scaling, executor, progress, slots)
 
 
 def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:

@@ -78,7 +78,8 @@ class SolveResult:
     status: Status
     residual: float
     """Largest ‖b − (A + λI) x‖ / ‖b‖ over the targets, computed from A itself: of the dual system, scaled by √w where
-    there are weights, or of the normal equations in the primal form. Of kernel logistic regression the largest norm of
+    there are weights, or of the normal equations in the primal form (where a target has no part in any feature, ‖b‖ is
+    that of the largest b for its length). Of kernel logistic regression the largest norm of
     the gradient of the penalised objective in the kernel's space, relative to that where all scores are 0."""
     iterations: int
     """Of conjugate gradient (0 for a direct solver); of kernel logistic regression the steps of Newton's method."""
@@ -97,10 +98,9 @@ class SolveResult:
     for the constant of each value of alpha)."""
     condition: float = math.nan
     """Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
-    where none is known. Of a direct solver it is of the matrix with its diagonal scaled to ones (in primal form in
-    tiles as it is), from below and mostly within a factor of ten. Rounding leaves a relative error in `dual_coef_` (in
-    primal form in `coef_`) of up to about 2.2e-16 times this number; predictions at the training rows are right to the
-    residual all the same."""
+    where none is known. Of a direct solver it is of the matrix with its diagonal scaled to ones, from below and mostly
+    within a factor of ten. Rounding leaves a relative error in `dual_coef_` (in primal form in `coef_`) of up to about
+    2.2e-16 times this number; predictions at the training rows are right to the residual all the same."""
     rank: int = 0
     """Columns of the preconditioner's factor."""
     history: tuple[Residuals, ...] = field(default=(), repr=False)
@@ -132,8 +132,8 @@ def caution(condition: float, form: str) -> tuple[str, ...]:
     size = f"{error:.0e} of its length" if error < 1 else "all of its length"
     return (
         f"{names} may be off by as much as {size}: the matrix's condition number is about {condition:.1e}. Predictions "
-        f"at the training rows are not concerned, whose error the true residual bounds; a larger alpha makes "
-        f"coefficients certain",
+        f"at the training rows are unaffected: the true residual bounds their error; a larger alpha makes coefficients "
+        f"certain",
     )
 
 

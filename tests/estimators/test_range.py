@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
@@ -69,6 +69,25 @@ def test_an_answer_larger_than_float64_is_an_error(place, form):
     targets = np.column_stack([y, y * 1e306])
     with pytest.raises(NotFiniteError, match="coef_ of target 1 .* is not finite"):
         KernelRidge(1e-4, form=form, **PLACES[place]).fit(X, targets)
+
+
+@pytest.mark.parametrize("power", [-460, -150, 67, 130, 460])
+def test_conjugate_gradient_on_rows_of_any_size(power):
+    X, y = sample(80)
+    models = [KernelRidge(np.ldexp(0.25, 2 * p), form="dual", solver="cg").fit(np.ldexp(X, p), y) for p in (0, power)]
+    plain, scaled = (model.solve_result_ for model in models)
+    assert scaled.status is Status.CONVERGED
+    assert scaled.iterations <= plain.iterations + 5  # those in float32 that were in vain
+    assert_allclose(models[1].predict(np.ldexp(X, power)), models[0].predict(X), rtol=0, atol=1e-6)
+
+
+def test_conjugate_gradient_where_the_trace_overflows():
+    X, y = sample(80)
+    K = X @ X.T
+    largest = 1.5e307 / K.max()
+    plain, scaled = (KernelRidge(s, kernel="precomputed", solver="cg").fit(K * s, y) for s in (1.0, largest))
+    assert scaled.solve_result_.status is Status.CONVERGED
+    assert_allclose(scaled.predict(K * largest), plain.predict(K), rtol=0, atol=1e-6)
 
 
 @every_place
@@ -155,3 +174,34 @@ def test_a_run_with_tiny_weights_goes_on(tmp_path, form):
     assert_allclose(model.decision_function(X), whole.decision_function(X), rtol=0, atol=1e-9)
     objectives = [step.objective for step in model.solve_result_.steps]
     assert_allclose(objectives, [step.objective for step in whole.solve_result_.steps], rtol=1e-10)
+
+
+@pytest.mark.parametrize("place", ["memory", "tiles"])
+@pytest.mark.parametrize("value", [0.1, 3.3, 1e-160, 1e200])
+def test_constant_targets(place, value):
+    """What is left of them after their mean is rounding, which no residual is relative to."""
+    X, _ = sample(60)
+    model = KernelRidge(1e-3, form="primal", fit_intercept=True, **PLACES[place]).fit(X, np.full(60, value))
+    assert model.solve_result_.status is Status.SOLVED
+    assert model.solve_result_.residual < 1e-14
+    assert_array_equal(model.coef_, 0.0)
+    assert_allclose(model.predict(X), value, rtol=1e-15)
+
+
+@pytest.mark.parametrize("place", ["memory", "tiles"])
+def test_opposite_targets_of_equal_rows(place):
+    X, y = sample()
+    model = KernelRidge(1e-9, form="primal", **PLACES[place]).fit(
+        np.repeat(X, 2, axis=0), np.repeat(y, 2) * np.tile([1, -1], 30)
+    )
+    assert model.solve_result_.status is Status.SOLVED
+    assert_array_equal(model.coef_, 0.0)
+
+
+def test_the_condition_number_does_not_depend_on_the_units_of_columns():
+    X, y = sample(60)
+    plain, *others = (
+        KernelRidge(1e-4, form="primal", **PLACES[place]).fit(X * units, y).solve_result_.condition
+        for place, units in (("memory", 1.0), ("memory", [1, 1e3, 1e6]), ("tiles", [1, 1e3, 1e6]))
+    )
+    assert_allclose(others, plain, rtol=1e-3)

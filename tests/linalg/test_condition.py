@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, with_probe, worst
+from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
 
 
 def estimate(A, diagonal=None):
-    n = len(A)
-    probe = with_probe(np.zeros((n, 1)), diagonal)[:, -1]
-    v = multiplied_probe(probe, diagonal)
-    solved = Moments.of_solved(probe, np.linalg.solve(A, probe), diagonal)
-    return condition_number(Moments.of_multiplied(v, A @ v, diagonal), solved)
+    n, scaling = len(A), None if diagonal is None else scaling_of(diagonal)
+    probe = with_probe(np.zeros((n, 1)), scaling)[:, -1]
+    v = multiplied_probe(probe, scaling)
+    solved = Moments.of_solved(probe, np.linalg.solve(A, probe), scaling)
+    return condition_number(Moments.of_multiplied(v, A @ v, scaling), solved)
 
 
 def with_eigenvalues(values, seed=0):
@@ -75,4 +75,11 @@ def test_the_probe_is_always_the_same():
     B = np.ones((9, 2))
     assert_array_equal(with_probe(B), with_probe(B))
     assert_array_equal(with_probe(B)[:, :2], B)
-    assert_allclose(with_probe(B, np.full(9, 4.0))[:, 2], 2 * with_probe(B)[:, 2])
+    assert_allclose(with_probe(B, np.full(9, 2.0))[:, 2], 2 * with_probe(B)[:, 2])
+    # A caller overwrites its own copy, never what is kept for the next fit.
+    with_probe(B)[:, 2] = np.nan
+    assert np.isfinite(with_probe(B)).all()
+
+
+def test_diagonal_entries_that_are_not_positive():
+    assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])

@@ -173,7 +173,7 @@ class TestScaledLowRank:
         before = R.copy()
         found = M_inverse.apply(R, np.arange(case.m))
         for k in range(case.m):
-            kept = np.broadcast_to(M_inverse.kept(np.array([k]))[:, 0], N)
+            kept = np.broadcast_to(M_inverse.shifts(np.array([k]))[:, 0], N)
             dense = c[:, k, None] * (F.rows() @ F.rows().T) * c[:, k] + np.diag(kept)
             assert (kept >= SHIFT).all()
             assert_allclose(found[:, k], np.linalg.solve(dense, R[:, k]), rtol=1e-10, atol=1e-12)
@@ -268,7 +268,7 @@ class TestClasswise:
         A = K if by == "factors" else F.rows() @ F.rows().T
         inverse, P = np.zeros((N * M, N * M)), np.zeros((N * M, N * M))
         for k in range(M):
-            shift = np.full(N, SHIFT) if by == "factors" else np.broadcast_to(base.kept(np.array([k]))[:, 0], N)
+            shift = np.full(N, SHIFT) if by == "factors" else np.broadcast_to(base.shifts(np.array([k]))[:, 0], N)
             inverse[k::M, k::M] = np.linalg.inv(c[:, k, None] * A * c[:, k] + np.diag(shift))
         for i in range(N):
             here, u = slice(i * M, (i + 1) * M), case.root.unit[i]

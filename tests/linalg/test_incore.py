@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import blas
-from dkrr.errors import NotPositiveDefiniteError
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg import incore, sources
 from dkrr.linalg.condition import with_probe
@@ -19,8 +19,8 @@ from dkrr.linalg.incore import (
     mirror_lower_blocks,
     mirror_upper,
 )
+from dkrr.linalg.residual import checked
 from dkrr.rows import as_rows
-from dkrr.solvers import Cholesky
 from tests.linalg.systems import failing_at, positive_definite
 from tests.oracles import naive_gram
 
@@ -54,7 +54,7 @@ def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, block):
     system = DenseSystem(A.copy())
     X = system.solve(shift, V)
     assert_array_equal(system.multiply(V), expected)
-    check = Cholesky().check_dense(system, shift, V, X.copy())  # the last column is the probe
+    check = checked(V, shift[:, None], X.copy(), system.multiply, None, None)  # the last column is the probe
     assert check.residual < 1e-14
     assert_allclose(check.squares, (X[:, :1] * (A @ X[:, :1])).sum(axis=0), rtol=1e-12)
     assert_array_equal(system.substitute(V), X)  # the factor is as it was
@@ -78,6 +78,18 @@ def test_not_positive_definite_and_then_a_shift_that_is(row, block):
         system.solve(np.zeros(30), B)
     assert caught.value.row == row
     assert_allclose(system.solve(np.ones(30), B), np.linalg.solve(A + np.eye(30), B), rtol=1e-10)
+
+
+def test_diagonal_entries_that_overflow():
+    A = positive_definite(5)
+    A[3, 3] = np.inf
+    with pytest.raises(NotFiniteError, match="diagonal entry .* is inf") as caught:
+        DenseSystem(A)
+    assert caught.value.row == 3
+    # A pivot that rounding makes NaN later is one of a matrix with finite entries: not positive definite.
+    A = np.array([[1.0, 1e200, 1e200], [1e200, 1.0, 1.0], [1e200, 1.0, 1.0]])
+    with pytest.raises(NotPositiveDefiniteError):
+        DenseSystem(A).factored_copy(np.zeros(3))
 
 
 @settings(max_examples=30, deadline=None)
@@ -108,17 +120,19 @@ def test_gram(scaled, block, monkeypatch):
     assert_allclose(half, K, rtol=3e-6)
 
 
-def test_memory():
+@pytest.mark.parametrize("centred", [False, True])
+def test_memory(centred):
     import tracemalloc
 
-    n, m = 1500, 4
+    n, m = 1500, 300
     A, B = positive_definite(n), with_probe(np.ones((n, m - 1)))
     tracemalloc.start()
     try:
         system = DenseSystem(A.copy())
         for _ in range(2):
             X = system.solve(np.ones(n), B)
-            Cholesky().check_dense(system, np.ones(n), B, X)
+            constants = np.ones(m - 2) if centred else None
+            checked(B, np.ones((n, 1)), X, system.multiply, constants, system.diagonal + 1.0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -55,8 +55,9 @@ def check(found, A, accuracy=1e-10):
     assert_allclose(left[:, found.index], 0.0, atol=accuracy * size)
     importance = np.ones(len(A)) if found.importance is None else found.importance
     assert found.traces[-1][0] == found.rank
-    assert found.traces[-1][1] == pytest.approx(left.diagonal() @ importance, abs=accuracy * size * len(A))
-    assert found.traces[0] == (0, pytest.approx(A.diagonal() @ importance))
+    trace = found.traces[-1][1] * found.trace_unit
+    assert trace == pytest.approx(left.diagonal() @ importance, abs=accuracy * size * len(A))
+    assert found.traces[0] == (0, pytest.approx(A.diagonal() @ importance / found.trace_unit))
     V, U = rows(len(A), 2, 5), rows(found.rank, 3, 6)
     v = np.random.default_rng(7).uniform(0.5, 2.0, len(A))
     assert_allclose(found.project(V), F.T @ V, atol=1e-11 * size)
@@ -154,6 +155,29 @@ class TestFactor:
             found.grow(5)
             check(found, A, 1e-10 if dtype == np.float64 else 1e-5)
             found.close()
+
+    @pytest.mark.parametrize("dtype", [np.float64, np.float32])
+    @pytest.mark.parametrize("power", [-400, -64, 3, 65, 480])
+    def test_a_power_of_two_changes_no_digit(self, dtype, power):
+        """Also where entries of F leave the range of float32."""
+        X, V = rows(60, 5), rows(60, 2, 3)
+        importance = np.random.default_rng(1).uniform(0.5, 2.0, 60)
+        plain, scaled = (
+            factor(
+                GramColumns(Linear(), MemoryRows(np.ldexp(X, p))), dtype=dtype, importance=np.ldexp(importance, 2 * p)
+            )
+            for p in (0, power)
+        )
+        for one in (plain, scaled):
+            one.grow(4)
+        assert_array_equal(scaled.index, plain.index)
+        assert_array_equal(scaled.project(V), np.ldexp(plain.project(V), power))
+        assert_array_equal(scaled.expand(V[:4]), np.ldexp(plain.expand(V[:4]), power))
+        assert_array_equal(scaled.gram(importance), np.ldexp(plain.gram(importance), 2 * power))
+        assert_array_equal(scaled.left, np.ldexp(plain.left, 2 * power))
+        assert_array_equal(scaled.diagonal, np.ldexp(plain.diagonal, 2 * power))
+        for one in (plain, scaled):
+            one.close()
 
     def test_sparse_rows(self):
         X = np.where(np.random.default_rng(1).random((47, 6)) < 0.4, rows(47, 6), 0.0)

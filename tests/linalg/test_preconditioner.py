@@ -52,7 +52,7 @@ def dense_inverse(preconditioner, column):
     """(C F Fᵀ C + diag(t))⁻¹ for one right-hand side."""
     F, scale = preconditioner.factor.rows(), preconditioner.scale
     c = np.ones(len(F)) if scale is None else scale
-    t = np.broadcast_to(preconditioner.kept(np.array([column]))[:, 0], len(F))
+    t = np.broadcast_to(preconditioner.shifts(np.array([column]))[:, 0], len(F))
     return np.linalg.inv(c[:, None] * (F @ F.T) * c + np.diag(t))
 
 
@@ -139,7 +139,7 @@ class TestLowRank:
         B = c[:, None] * A * c
         E = B - c[:, None] * (F.rows() @ F.rows().T) * c
         values = np.linalg.eigvals(M_inverse.apply(B + shift * np.eye(N), np.arange(N))).real
-        t, smallest = M_inverse.kept(np.array([0])), np.linalg.eigvalsh(B)[0]
+        t, smallest = M_inverse.shifts(np.array([0])), np.linalg.eigvalsh(B)[0]
         assert t.min() >= shift and t.max() <= max(shift, np.trace(E) / (N - 9)) * (1 + 1e-12)
         assert values.max() <= 1.0 + np.linalg.eigvalsh(E)[-1] / t.min() + 1e-9
         assert values.min() >= min(0.5, (shift + smallest / 2) / t.max()) - 1e-9
@@ -167,17 +167,17 @@ class TestLowRank:
         assert_allclose(whole.apply(R[:, 1:3], np.array([1, 2])), whole.apply(R, np.arange(4))[:, 1:3], rtol=1e-12)
         F.close()
 
-    def test_mended_where_rounding_spoils_it(self):
+    def test_the_shift_is_raised_where_rounding_takes_its_digits(self):
         A = np.ones((N, N)) + np.diag(np.logspace(-12, -10, N))
         F, R = factor(rank=N, A=A), vectors()
-        spoiled = LowRank(F, np.full((1, M), 1e-30), lift=1e-6)
-        assert spoiled.mend(R, everything), "t is below the rounding of the large eigenvalue"
-        while spoiled.mend(R, everything):
-            assert spoiled.lift < 1e3
-        expected = np.column_stack([dense_inverse(spoiled, k) @ R[:, k] for k in range(M)])
-        assert np.abs(spoiled.apply(R, everything) - expected).max() < 0.2 * np.abs(expected).max()
+        inexact = LowRank(F, np.full((1, M), 1e-30), lift=1e-6)
+        assert inexact.raise_shift_if_inexact(R, everything), "t is below the rounding of the large eigenvalue"
+        while inexact.raise_shift_if_inexact(R, everything):
+            assert inexact.lift < 1e3
+        expected = np.column_stack([dense_inverse(inexact, k) @ R[:, k] for k in range(M)])
+        assert np.abs(inexact.apply(R, everything) - expected).max() < 0.2 * np.abs(expected).max()
         sound = LowRank(F, np.full((1, M), 0.1))
-        assert not sound.mend(R, everything) and sound.lift == 1.0
+        assert not sound.raise_shift_if_inexact(R, everything) and sound.lift == 1.0
         F.close()
 
     @pytest.mark.parametrize("scaled", [False, True])
@@ -243,9 +243,9 @@ class TestGrow:
         F.close()
 
 
-def traces(*values):
+def traces(*values, n=10**6):
     """A factor of which only the traces are known."""
-    return SimpleNamespace(traces=list(values))
+    return SimpleNamespace(traces=list(values), trace_unit=1.0, rank=values[-1][0], columns=SimpleNamespace(n=n))
 
 
 class TestEstimates:
@@ -279,10 +279,10 @@ class TestEstimates:
 
 
 class TestPaysNoMore:
-    def falling(self, rank, power=2.0):
+    def falling(self, rank, power=2.0, **settings):
         """Traces of eigenvalues that fall like a power of their number."""
         left = [(r, 1e4 * max(r, 1) ** (1.0 - power)) for r in range(0, rank + 1, 10)]
-        return traces(*left)
+        return traces(*left, **settings)
 
     def first(self, shift=1e-4, iteration=1.0, pivot=1.0):
         """Rank at which it is enough."""
@@ -298,6 +298,15 @@ class TestPaysNoMore:
         enough = pays_no_more(1e-4, 1e-8, 1.0, lambda rank: rank / 100)
         first = next(rank for rank in range(20, 100_000, 10) if enough(self.falling(rank)))
         assert 20 < first < self.first(pivot=0.1)
+
+    def test_a_shift_far_below_what_is_left_makes_no_difference(self):
+        # The preconditioner is made with what is left then.
+        def first(shift):
+            enough = pays_no_more(shift, 1e-8, 1.0, lambda rank: 1.0)
+            return next(rank for rank in range(20, 20_000, 10) if enough(self.falling(rank, n=20_000)))
+
+        assert first(1e-12) == first(0.0) < 1000
+        assert first(10.0) < first(1e-12)
 
     def test_not_before_something_is_known(self):
         enough = pays_no_more(1.0, 1e-8, 0.0, lambda rank: 1.0)

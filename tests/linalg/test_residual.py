@@ -51,8 +51,8 @@ def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred, 
     smallest = (probe @ solved) / (d * solved**2).sum()
     case.A[np.triu_indices(grid.n, 1)] = np.nan
     solution = vectors(tmp_path, grid, np.column_stack([X, solved]))
-    diagonal = vectors(tmp_path, grid, d[:, None]) if scaled else None
-    found, record = check_tiled(case.system, solution, constants, diagonal, SerialExecutor(), Progress(), slots)
+    scaling = vectors(tmp_path, grid, np.sqrt(d)[:, None]) if scaled else None
+    found, record = check_tiled(case.system, solution, constants, scaling, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-12)
     assert_allclose(found.squares, squares, rtol=1e-11)
     assert_allclose(found.condition, largest / smallest, rtol=1e-11)

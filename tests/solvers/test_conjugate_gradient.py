@@ -282,7 +282,7 @@ class TestStart:
 
 
 class TestRange:
-    """Right-hand sides whose squares, or whose solutions, have no place in float64."""
+    """Right-hand sides whose squares, or whose solutions, overflow or underflow."""
 
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e155, 1e200, 1.7e308])
@@ -336,30 +336,30 @@ class TestFarBelow:
         assert (found.status, found.iterations < 10) == (Status.CONVERGED, True)
 
     @pytest.mark.parametrize("mixed", [False, True])
-    def test_a_spoiled_preconditioner_is_mended(self, mixed):
+    def test_a_preconditioner_that_lost_its_digits(self, mixed):
         @dataclass
         class Spoiled(Identity):
-            """Indefinite, or noise, until it is mended."""
+            """Indefinite, or noise, until it is raised."""
 
             factor: float
-            is_mended: bool = False
+            is_raised: bool = False
 
             def apply(self, residuals, columns):
-                if self.is_mended:
+                if self.is_raised:
                     return residuals.copy()
                 noise = np.random.default_rng(int(1e9 * abs(residuals[0, 0]) % 1e6)).standard_normal(residuals.shape)
                 return np.sign(self.factor) * residuals + abs(self.factor) * np.abs(residuals).max() * noise
 
-            def mend(self, residuals, columns):
-                before, self.is_mended = self.is_mended, True
+            def raise_shift_if_inexact(self, residuals, columns):
+                before, self.is_raised = self.is_raised, True
                 return not before
 
         A, B = positive_definite(N), right_sides(m=1)
         for noise in (-1e-3, 3.0):
             M_inverse = Spoiled(noise)
             found = Iteration(Counting(A), np.full((1, 1), 0.1), B, M_inverse, tol=1e-9, mixed=mixed).run()
-            assert M_inverse.is_mended and found.status is Status.CONVERGED
-            assert found.messages.count("rounding spoils the preconditioner: its shift is raised") == 1
+            assert M_inverse.is_raised and found.status is Status.CONVERGED
+            assert found.messages.count("the preconditioner has lost its digits: its shift is raised") == 1
 
 
 class TestCondition:
