@@ -8,12 +8,16 @@ from numpy.typing import NDArray
 
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
+from dkrr.kernels.centring import Centring
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 
 Array = NDArray[np.float64]
+
+ORIGINS = "origins"
+"""Name of the note in a store that holds the origins of the kernel of its run."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class TrainingData:
     kernel: Kernel
     feature_map: FeatureMap | None
     fit_intercept: bool
+    centring: Centring | None = None
+    """What `about_the_rows` did to the kernel; None: nothing."""
 
     @property
     def n(self) -> int:
@@ -121,10 +127,14 @@ class TrainingData:
             "dtype": str(np.dtype(self.rows.dtype)),
             "y": digest_of(self.targets),
             "sample_weight": None if self.weights is None else digest_of(self.weights),
-            "kernel": self.kernel.to_dict(),
+            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": self.alphas.tolist(),
             "fit_intercept": self.fit_intercept,
         }
+
+    def notes(self) -> dict[str, Any]:
+        """What a run that goes on takes over from the one that began."""
+        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,8 @@ class LabelledData:
     fit_intercept: bool
     is_multinomial: bool
     """One softmax of all classes, not a model for each."""
+    centring: Centring | None = None
+    """What `about_the_rows` did to the kernel; None: nothing."""
 
     @property
     def n(self) -> int:
@@ -166,8 +178,12 @@ class LabelledData:
             "dtype": str(np.dtype(self.rows.dtype)),
             "classes": digest_of(self.codes),
             "weight": None if self.weights is None else digest_of(self.weights),
-            "kernel": self.kernel.to_dict(),
+            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": list(self.alphas),
             "fit_intercept": self.fit_intercept,
             "multinomial": self.is_multinomial,
         }
+
+    def notes(self) -> dict[str, Any]:
+        """What a run that goes on takes over from the one that began."""
+        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}

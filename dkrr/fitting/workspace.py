@@ -92,7 +92,12 @@ class Workspace:
         return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid, dtype)
 
     def share(
-        self, rows: Rows, fingerprint: Callable[[str], dict[str, Any]], layout: dict[str, Any], rows_per_chunk: int
+        self,
+        rows: Rows,
+        fingerprint: Callable[[str], dict[str, Any]],
+        layout: dict[str, Any],
+        rows_per_chunk: int,
+        notes: dict[str, Any] | None = None,
     ) -> Rows:
         """Check the rows, claim the store for this problem, and give rows that every worker can read.
 
@@ -105,6 +110,8 @@ class Workspace:
             How the run cuts its matrix.
         rows_per_chunk : int
             Of a copy in the store: where tiles and segments of rows begin at multiples of it, reads waste nothing.
+        notes : dict, optional
+            What runs that go on take over.
 
         Raises
         ------
@@ -123,7 +130,7 @@ class Workspace:
         try:
             if name is not None:
                 rows = self._stage(rows, name, rows_per_chunk)
-            self.store.claim(fingerprint(self._scan(rows)), layout)
+            self.store.claim(fingerprint(self._scan(rows)), layout, notes)
         except BaseException:
             if name is not None:
                 self.store.delete(name)
