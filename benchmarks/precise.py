@@ -13,7 +13,7 @@ import numpy as np
 from flint import arb, arb_mat, ctx
 from numpy.typing import ArrayLike, NDArray
 
-from dkrr.kernels import RBF, Cosine, Kernel, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Columns, Cosine, Kernel, Laplacian, Linear, Polynomial, Scaled, Sum
 
 Array = NDArray[np.float64]
 
@@ -52,12 +52,19 @@ def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
 
     Parameters
     ----------
-    kernel : Linear, Polynomial, RBF, Laplacian or Cosine
+    kernel : Linear, Polynomial, RBF, Laplacian or Cosine, or sums and multiples of these, also of some Columns
     X : array of shape (n, d)
     Z : array of shape (m, d), optional
         None: X.
     """
     with precision():
+        if isinstance(kernel, Sum):
+            return gram(kernel.left, X, Z) + gram(kernel.right, X, Z)
+        if isinstance(kernel, Scaled):
+            return gram(kernel.base, X, Z) * arb(kernel.scale)
+        if isinstance(kernel, Columns):
+            left, right = (np.asarray(A)[:, kernel.numbers(np.shape(A)[1])] for A in (X, X if Z is None else Z))
+            return gram(kernel.base, left, right)
         x, z = matrix(X), matrix(X if Z is None else Z)
         rows, others = x.table(), z.table()
         entry = _ENTRIES[type(kernel)]

@@ -1,5 +1,6 @@
 """Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
 
+import math
 import os
 import weakref
 from collections.abc import Iterator
@@ -137,6 +138,10 @@ def _threads_in_use(process: int) -> _ThreadsInUse:  # noqa: ARG001
 
 
 def _check_predictions(out: NDArray[np.float64], first: int) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
+        if math.isfinite(out.sum()):
+            return
     bad = ~np.isfinite(out).all(axis=1)
     if bad.any():
         raise NotFiniteError(

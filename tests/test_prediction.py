@@ -2,17 +2,19 @@
 
 import threading
 import tracemalloc
+from dataclasses import replace
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from numpy.testing import assert_array_equal
 
 from dkrr.blas import n_threads, one_thread
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.features import CallableMap
-from dkrr.kernels import RBF, CallableKernel
+from dkrr.features import CallableMap, IdentityMap
+from dkrr.kernels import RBF, CallableKernel, Linear
 from dkrr.machine.detection import usable_threads
 from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
@@ -33,6 +35,16 @@ def test_blocks_are_lower_where_something_is_wide(d, t):
     model = FittedFunction(RBF(1.0), d, None, None, None, None, np.zeros(t))
     height = block_rows(model, MemoryRows(np.broadcast_to(0.0, (5000, d))))
     assert 1 <= height <= BLOCK_ROWS and (height == 1 or height * 8 * max(d, t) <= BLOCK_BYTES)
+
+
+def test_large_predictions_are_finite_also_where_their_sum_is_not():
+    ones = FittedFunction(Linear(), 1, np.ones((1, 2)), IdentityMap(), None, None, np.zeros(2))
+    X = np.full((3, 1), 1.5e308)
+    assert_array_equal(predict(ones, MemoryRows(X)), np.full((3, 2), 1.5e308))
+    opposite = replace(ones, coef=np.array([[2.0, -2.0]]))
+    X[0] = X[1] = 1.0
+    with pytest.raises(NotFiniteError, match="row 2"):
+        predict(opposite, MemoryRows(X))
 
 
 def peak(work):

@@ -243,22 +243,19 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         known = drawn(plan.problem.kernel, rows)
         if known is not plan.problem.kernel:
             plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-
-        value, phi = plan.problem.kernel, plan.problem.feature_map
-        if self.fit_intercept:
-            value, phi = about_the_rows(value, phi, rows)
-
         data = LabelledData(
             rows=rows,
             codes=codes,
             n_classes=len(classes),
             weights=weights,
             alphas=alphas,
-            kernel=value,
-            feature_map=phi,
+            kernel=plan.problem.kernel,
+            feature_map=plan.problem.feature_map,
             fit_intercept=bool(self.fit_intercept),
             is_multinomial=is_softmax,
         )
+        if self.fit_intercept:
+            data = about_the_rows(data, store)
         progress = self._progress(plan)
         fitted = fit_path(data, plan, store, progress, max_iter, self._start(plan, classes))
         if solver is None and store is None and any(f.result.status is Status.STALLED for f in fitted):

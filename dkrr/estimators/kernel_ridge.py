@@ -205,18 +205,17 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         known = drawn(plan.problem.kernel, rows)
         if known is not plan.problem.kernel:
             plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-        value, phi = plan.problem.kernel, plan.problem.feature_map
-        if self.fit_intercept:
-            value, phi = about_the_rows(value, phi, rows)
         data = TrainingData(
             rows=rows,
             targets=columns,
             weights=weights,
             alphas=alphas,
-            kernel=value,
-            feature_map=phi,
+            kernel=plan.problem.kernel,
+            feature_map=plan.problem.feature_map,
             fit_intercept=bool(self.fit_intercept),
         )
+        if self.fit_intercept:
+            data = about_the_rows(data, store)
         direct = plan.execution == "memory" and plan.solver == "cholesky"
         progress = make_progress(False if direct else self.progress)
         solved = fit(data, plan, store, progress)

@@ -1,40 +1,51 @@
 """The columns about an origin: the feature map of the linear kernel about it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np
 
+from dkrr import blas
 from dkrr.features.base import Array, FeatureMap
+from dkrr.features.columns import ColumnsMap
+from dkrr.features.maps import ConcatenatedMap, ScaledMap
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import Rows, is_sparse
-from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.blocks import STRIP_ENTRIES, Rows, checksum, is_sparse
+from dkrr.kernels.centring import CentredLinear, as_origin, described
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CentredMap(FeatureMap):
     """φ(x) = x − o for an origin o, for the kernel (x − o)ᵀ(z − o).
 
     Parameters
     ----------
-    origin : sequence of float
+    origin : array-like of float, d numbers in all
         o, a number for each column.
     """
 
     tag: ClassVar[str] = "centred"
 
-    origin: tuple[float, ...]
+    origin: Array
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origin", tuple(float(value) for value in self.origin))
+        object.__setattr__(self, "origin", as_origin(self.origin))
+
+    def __repr__(self) -> str:
+        return f"CentredMap({described(self.origin)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CentredMap) and np.array_equal(self.origin, other.origin)
+
+    def __hash__(self) -> int:
+        return hash((self.tag, self._digest))
 
     @cached_property
-    def _origin(self) -> Array:
-        return np.array(self.origin)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"origin": self.origin}
+    def _digest(self) -> str:
+        return checksum(self.origin)
 
     def dimension(self, n_features: int) -> int:
         """Return D = d."""
@@ -45,9 +56,62 @@ class CentredMap(FeatureMap):
         return CentredLinear(self.origin)
 
     def to_dict(self) -> dict[str, Any]:
-        """See base class."""
-        return {"feature_map": self.tag, "origin": list(self.origin)}
+        """Return a description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
+        return {"feature_map": self.tag, "origin": {"array": self._digest}}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the array that `to_dict` names, as one row."""
+        return {self._digest: self.origin[np.newaxis]}
 
     def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
         part = X[:, start:stop]
-        np.subtract(part.toarray() if is_sparse(X) else part, self._origin[start:stop], out=out, dtype=np.float64)
+        np.subtract(part.toarray() if is_sparse(X) else part, self.origin[start:stop], out=out, dtype=np.float64)
+
+    def _multiply(self, X: Rows, coef: Array) -> Array:
+        out = np.empty((X.shape[0], coef.shape[1]))
+        for rows, strip in self._strips(X):
+            blas.gemm(out[rows], strip, coef)
+        return out
+
+    def _adjoint(self, X: Rows, values: Array) -> Array:
+        out = np.zeros((X.shape[1], values.shape[1]))
+        for rows, strip in self._strips(X):
+            blas.gemm(out, strip, values[rows], transpose_a=True, beta=1.0)
+        return out
+
+    def _strips(self, X: Rows) -> Iterator[tuple[slice, Array]]:
+        """Yield ranges of rows with their features, which the next ones overwrite.
+
+        Xw − 1(oᵀw) would take no pass over X, and lose the digits that the origin is there to keep.
+        """
+        height = max(1, STRIP_ENTRIES // max(X.shape[1], 1))
+        strip = np.empty((min(height, X.shape[0]), X.shape[1]))
+        for top in range(0, X.shape[0], height):
+            rows = slice(top, min(top + height, X.shape[0]))
+            part = strip[: rows.stop - top]
+            self._fill(X[rows], 0, X.shape[1], part)
+            yield rows, part
+
+
+def difference_at_zero(phi: FeatureMap, plain: FeatureMap, n_features: int) -> Array:
+    """Return φ(0) less that of the map about 0, of shape (D,); parts without an origin are the same and not computed.
+
+    Parameters
+    ----------
+    phi : FeatureMap
+        With an origin in some of its parts.
+    plain : FeatureMap
+        The same without.
+    n_features : int
+        d.
+    """
+    if isinstance(phi, CentredMap) and not isinstance(plain, CentredMap):
+        return -phi.origin
+    if isinstance(phi, ScaledMap) and isinstance(plain, ScaledMap):
+        return sqrt(phi.scale) * difference_at_zero(phi.base, plain.base, n_features)
+    if isinstance(phi, ColumnsMap) and isinstance(plain, ColumnsMap):
+        return difference_at_zero(phi.base, plain.base, phi.width)
+    if isinstance(phi, ConcatenatedMap) and isinstance(plain, ConcatenatedMap):
+        pairs = (phi.left, plain.left), (phi.right, plain.right)
+        return np.concatenate([difference_at_zero(one, other, n_features) for one, other in pairs])
+    return np.zeros(phi.dimension(n_features))

@@ -53,7 +53,8 @@ class ColumnsMap(FeatureMap):
         return slice(self.start, self.stop) if self.columns is None else list(self.columns)
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Number of the columns."""
         return len(self.columns) if self.columns is not None else (self.stop or 0) - (self.start or 0)
 
     @property
@@ -63,19 +64,19 @@ class ColumnsMap(FeatureMap):
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
         """Return that of the part."""
-        return self.base.dimension(self._width)
+        return self.base.dimension(self.width)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         """See base class."""
-        return self.base.entry_seconds(self._width) + COPY_SECONDS
+        return self.base.entry_seconds(self.width) + COPY_SECONDS
 
     def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
         """See base class."""
-        return self.base.held_bytes(self._width)
+        return self.base.held_bytes(self.width)
 
     def resolved(self, n_features: int) -> FeatureMap:  # noqa: ARG002
         """See base class."""
-        base = self.base.resolved(self._width)
+        base = self.base.resolved(self.width)
         return self if base is self.base else replace(self, base=base)
 
     def kernel(self) -> Kernel:

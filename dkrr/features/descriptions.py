@@ -162,8 +162,8 @@ def arrays_of(value: Kernel | FeatureMap) -> dict[str, Any]:
     -------
     dict from checksum to ndarray or CSR
     """
-    maps = [part for part in parts_of(value) if isinstance(part, NystroemMap)]
-    return {digest: array for one in maps for digest, array in one.arrays().items()}
+    named = [part for part in parts_of(value) if isinstance(part, NystroemMap | CentredMap | CentredLinear)]
+    return {digest: array for one in named for digest, array in one.arrays().items()}
 
 
 def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:

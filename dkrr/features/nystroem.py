@@ -1,12 +1,10 @@
 """The Nyström approximation of any kernel by some of the training rows, as a feature map."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from dkrr import blas
 from dkrr.errors import InputError
@@ -14,7 +12,7 @@ from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap
 from dkrr.features.map_kernel import MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows, is_sparse
+from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows, checksum
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""
@@ -159,7 +157,7 @@ class NystroemMap(FeatureMap):
 
     @cached_property
     def _digests(self) -> tuple[str, str]:
-        return _digest(self.centres), _digest(self.whitening)
+        return checksum(self.centres), checksum(self.whitening)
 
     def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
         for rows, gram in self._strips(X, stop):
@@ -267,14 +265,3 @@ def whitened(kernel: Kernel, centres: Rows) -> NystroemMap:
     whitening = np.eye(rank)
     blas.solve_lower(factor[:rank, :rank], whitening, transpose=True)
     return NystroemMap(kernel, rows[order[:rank]], whitening)
-
-
-def _digest(array: Rows) -> str:
-    """Checksum of a dense or CSR array."""
-    parts: list[npt.NDArray[Any]] = [array]
-    if is_sparse(array):
-        parts = [array.data, array.indices.astype(np.int64), array.indptr.astype(np.int64)]
-    sha = hashlib.sha256(str(array.shape).encode())
-    for part in parts:
-        sha.update(np.ascontiguousarray(part).data)
-    return sha.hexdigest()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
+from dkrr.kernels.centring import Centring
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.rows import Rows
@@ -24,6 +25,8 @@ WEIGHTS_IN_RANGE = (1e-30, 1e30)
 """Of the largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
 MOST_EXPONENT = 960
 """Scaled weights and alphas stay within 2 to this power, and its inverse."""
+ORIGINS = "origins"
+"""Name of the note in a store that holds the origins of the kernel of its run."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class TrainingData:
     kernel: Kernel
     feature_map: FeatureMap | None
     fit_intercept: bool
+    centring: Centring | None = None
+    """What `about_the_rows` did to the kernel; None: nothing."""
 
     @property
     def n(self) -> int:
@@ -143,10 +148,14 @@ class TrainingData:
             "dtype": str(np.dtype(self.rows.dtype)),
             "y": digest_of(self.targets),
             "sample_weight": None if self.weights is None else digest_of(self.weights),
-            "kernel": self.kernel.to_dict(),
+            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": self.alphas.tolist(),
             "fit_intercept": self.fit_intercept,
         }
+
+    def notes(self) -> dict[str, Any]:
+        """What a run that goes on takes over from the one that began."""
+        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
 
 
 @dataclass(frozen=True)
@@ -169,6 +178,8 @@ class LabelledData:
     """One softmax of all classes, not a model for each."""
     unit: float = 1.0
     """Power of two that weights and alphas have been divided by, and with them the objective."""
+    centring: Centring | None = None
+    """What `about_the_rows` did to the kernel; None: nothing."""
 
     @property
     def n(self) -> int:
@@ -211,8 +222,12 @@ class LabelledData:
             "dtype": str(np.dtype(self.rows.dtype)),
             "classes": digest_of(self.codes),
             "weight": None if self.weights is None else digest_of(self.weights * self.unit),
-            "kernel": self.kernel.to_dict(),
+            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": [alpha * self.unit for alpha in self.alphas],
             "fit_intercept": self.fit_intercept,
             "multinomial": self.is_multinomial,
         }
+
+    def notes(self) -> dict[str, Any]:
+        """What a run that goes on takes over from the one that began."""
+        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}

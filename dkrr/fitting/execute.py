@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import ConvergenceWarning, NotFiniteError
+from dkrr.features.centred import difference_at_zero
 from dkrr.fitting import iterative, memory, tiled
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.norms import function_norms
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import open_workspace
+from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
@@ -217,8 +219,8 @@ def fitted_function(
         rows = data.rows if isinstance(data.rows, MemoryRows) else solution.rows
         keep = owner if rows is solution.rows and owner is not None and not data.rows.is_shared else None
     shift = None
-    if data.kernel is not plan.problem.kernel:
-        shift = _shift(data, plan, coef, solution)
+    if data.centring is not None:
+        shift = _shift(data, plan, data.centring, coef, solution)
     return FittedFunction(
         kernel=data.kernel,
         n_features=data.rows.shape[1],
@@ -235,21 +237,19 @@ def fitted_function(
 def _shift(
     data: TrainingData | LabelledData,
     plan: Plan,
+    centring: Centring,
     coef: Array | None,
     solution: DualSolution | PrimalSolution,
 ) -> Array:
     """Value at 0 of the fitted function without its intercept, less the same of the kernel about 0; shape (t,)."""
-    nothing = np.zeros((1, data.rows.shape[1]))
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
-        features = data.feature_map.transform(nothing) - plan.problem.feature_map.transform(nothing)
-        return np.asarray(features @ coef).ravel()
+        return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef
     assert isinstance(solution, DualSolution)
     total = np.zeros(solution.dual_coef.shape[1])
     for start in range(0, data.n, SHIFT_ROWS):
-        x, alpha = solution.rows.read(start, min(start + SHIFT_ROWS, data.n)), solution.dual_coef[start:]
-        entries = data.kernel(nothing, x) - plan.problem.kernel(nothing, x)
-        total += (entries @ alpha[: x.shape[0]])[0]
+        stop = min(start + SHIFT_ROWS, data.n)
+        total += centring.shift(solution.rows.read(start, stop)) @ solution.dual_coef[start:stop]
     return total
 
 

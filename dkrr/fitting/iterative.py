@@ -88,7 +88,7 @@ def fit_dual_here(data: TrainingData, plan: Plan, progress: Progress, meter: Met
 
 def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolution:
     """Solve (K + λW⁻¹) α = y on workers, with checkpoints in a given store."""
-    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.tile)
+    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.tile, data.notes())
     team, run = Team.of_workspace(plan, work), run_name()
     if data.kernel.is_precomputed:
         check_symmetry(work.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
@@ -342,7 +342,7 @@ def fit_primal_here(
 
 def fit_primal_shared(data: TrainingData, plan: Plan, work: Workspace) -> PrimalSolution:
     """Solve (ΦᵀWΦ + λI) w = ΦᵀWy on workers, streaming the rows."""
-    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block)
+    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block, data.notes())
     by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
     work.store.create_group("normal")
     width = data.targets.shape[1]

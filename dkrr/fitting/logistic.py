@@ -407,7 +407,8 @@ def _largest(columns: ColumnSource) -> float:
 def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspace, stack: ExitStack) -> _Room:
     c, run = plan.chosen, run_name()
     is_direct = c.solver == "cholesky" or c.has_factor
-    rows = work.share(data.rows, data.fingerprint, c.layout(), c.panel if is_direct else c.tile)
+    height = c.panel if is_direct else c.tile
+    rows = work.share(data.rows, data.fingerprint, c.layout(), height, data.notes())
     known = replace(data, kernel=by_name(data.kernel, work))
     if data.kernel.is_precomputed:
         check_symmetry(work.executor, rows, TileGrid(data.n, c.tile, c.tile))
@@ -447,7 +448,7 @@ def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspac
 
 
 def _shared_primal_room(data: LabelledData, plan: Plan, team: Team, work: Workspace) -> _Room:
-    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block)
+    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block, data.notes())
     by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
     work.store.create_group("labels")
     codes = work.vectors("labels", "codes", by_rows, 1, data.codes)

@@ -12,17 +12,20 @@ from dkrr.features import feature_map as feature_map_of
 from dkrr.features.base import Array
 from dkrr.features.descriptions import parts_of
 from dkrr.features.nystroem import entry_seconds, held_bytes
+from dkrr.fitting.data import ORIGINS, LabelledData, TrainingData
 from dkrr.fitting.workspace import Workspace
 from dkrr.kernels import Kernel, Linear, centring
 from dkrr.linalg.pivots import choose_pivots
 from dkrr.rows import MemoryRows, Rows, scan, write_rows
 from dkrr.rows.checks import check_finite
+from dkrr.tiles import RunStore
 
 ORIGIN_ROWS = 1024
 ORIGIN_BYTES = 16 * 2**20
 """Rows, and their bytes, whose mean is the origin: any point near the rows will do, so they need not all be read."""
 
 Value = TypeVar("Value", bound=Kernel | FeatureMap)
+Data = TypeVar("Data", bound=TrainingData | LabelledData)
 
 
 def drawn(value: Value, rows: Rows) -> Value:
@@ -47,37 +50,61 @@ def drawn(value: Value, rows: Rows) -> Value:
     return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
 
 
-def about_the_rows(kernel: Kernel, feature_map: FeatureMap | None, rows: Rows) -> tuple[Kernel, FeatureMap | None]:
-    """Return a kernel and its feature map with an origin near the rows, for fits with a free intercept.
+def about_the_rows(data: Data, store: str | None = None) -> Data:
+    """Return the same problem with an origin near the rows, for fits with a free intercept.
 
-    The model is the same. Both are returned as they are where that brings nothing (see `kernels.centring`), and for CSR
-    rows, which it would fill.
+    The model is the same. Data are returned as they are where that brings nothing (see `kernels.centring`), and with
+    CSR rows, which it would fill.
 
     Parameters
     ----------
-    kernel : Kernel
-        Resolved.
-    feature_map : FeatureMap or None
-    rows : Rows
-        The training rows; some are read.
-
-    Raises
-    ------
-    InputError
-        If the rows hold NaN or infinity.
+    data : TrainingData or LabelledData
+        Some rows are read. The kernel is resolved.
+    store : str, optional
+        Store of the fit. A run that is there goes on with its own origins, whatever container holds the rows now.
     """
-    n, d = rows.shape
+    kernel, d = data.kernel, data.rows.shape[1]
     is_linear = any(isinstance(part, Linear) for part in parts_of(kernel))
-    if rows.is_sparse or kernel.is_precomputed or not is_linear:
-        return kernel, feature_map
-    height = max(1, min(ORIGIN_ROWS, ORIGIN_BYTES // (8 * d)))
-    # What is not in memory is read where it stands together.
+    if data.rows.is_sparse or kernel.is_precomputed or not is_linear:
+        return data
+    begun = None if store is None else RunStore(store).description()
+    if begun is not None and begun["fingerprint"] is not None:
+        origins = _noted(begun, centring.linear_parts(kernel, d), d)
+    else:
+        origins = _found(data)
+    if not origins:
+        return data
+    about = centring.with_origins(kernel, origins)
+    phi = None if data.feature_map is None else feature_map_of(about, d)
+    return replace(data, kernel=about, feature_map=phi, centring=centring.Centring(kernel, origins))
+
+
+def _found(data: TrainingData | LabelledData) -> centring.Origins:
+    """Origins near the rows that count."""
+    rows, weights = data.rows, data.weights
+    n, d = rows.shape
+    most = max(1, min(ORIGIN_ROWS, ORIGIN_BYTES // (8 * d)))
     everywhere = isinstance(rows, MemoryRows)
-    sample = rows.read(0, n)[:: -(-n // height)] if everywhere else rows.read(0, min(n, height))
-    if not np.isfinite(sample).all():
-        scan(rows, "X")  # names the first one
-    about = centring.about_the_rows(kernel, sample, n)
-    return (kernel, feature_map) if about is kernel else (about, feature_map_of(about, d))
+    if weights is None:
+        # Of rows that are not in memory the first are read, which lie together.
+        sample = rows.read(0, n)[:: -(-n // most)] if everywhere else rows.read(0, min(n, most))
+        return centring.origins_near(data.kernel, sample, n)
+    counting = np.flatnonzero(weights)
+    some = counting[:: -(-len(counting) // most)] if everywhere else counting[:most]
+    together = not everywhere and some[-1] - some[0] + 1 == len(some)
+    sample = rows.read(int(some[0]), int(some[-1]) + 1) if together else rows.take(some)
+    return centring.origins_near(data.kernel, sample, len(counting), weights[some])
+
+
+def _noted(begun: dict[str, Any], parts: tuple[centring.LinearPart, ...], d: int) -> centring.Origins:
+    """Origins of a run that was begun; none where they do not fit: it is another problem's, which `claim` refuses."""
+    noted = begun.get("notes", {}).get(ORIGINS) or []
+    origins = tuple(None if origin is None else centring.as_origin(origin) for origin in noted)
+    widths = [len(np.arange(d)[part.columns]) for part in parts]
+    fits = len(origins) == len(parts) and all(
+        o is None or len(o) == width for o, width in zip(origins, widths, strict=True)
+    )
+    return origins if fits else ()
 
 
 def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:

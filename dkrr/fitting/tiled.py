@@ -88,7 +88,7 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
 
 def _share(data: TrainingData, plan: Plan, work: Workspace, rows_per_chunk: int) -> Rows:
     c = plan.chosen
-    return work.share(data.rows, data.fingerprint, c.layout(), rows_per_chunk)
+    return work.share(data.rows, data.fingerprint, c.layout(), rows_per_chunk, data.notes())
 
 
 class _Solution(NamedTuple):

@@ -95,7 +95,12 @@ class Workspace:
         return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid, dtype)
 
     def share(
-        self, rows: Rows, fingerprint: Callable[[str], dict[str, Any]], layout: dict[str, Any], rows_per_chunk: int
+        self,
+        rows: Rows,
+        fingerprint: Callable[[str], dict[str, Any]],
+        layout: dict[str, Any],
+        rows_per_chunk: int,
+        notes: dict[str, Any] | None = None,
     ) -> Rows:
         """Check the rows, claim the store for this problem, and give rows that every worker can read.
 
@@ -108,6 +113,8 @@ class Workspace:
             How the run cuts its matrix.
         rows_per_chunk : int
             Of a copy in the store: where tiles and segments of rows begin at multiples of it, reads waste nothing.
+        notes : dict, optional
+            What runs that go on take over.
 
         Raises
         ------
@@ -130,7 +137,7 @@ class Workspace:
             if self.keeps and self.client is not None:
                 # A plan that the workers have no room for must not be what the store holds from then on.
                 self.executor.wait_until_ready()  # type: ignore[attr-defined]
-            self.store.claim(fingerprint(checksum), layout)
+            self.store.claim(fingerprint(checksum), layout, notes)
         except BaseException:
             if name is not None:
                 self.store.delete(name)

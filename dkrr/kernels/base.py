@@ -121,8 +121,7 @@ class Kernel(ABC):
             if symmetric:
                 mirror_lower(target)
                 # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
-                index = np.arange(len(target))
-                target[index, index] = kernel.diagonal(left)
+                np.einsum("ii->i", target)[...] = kernel._finite_diagonal(left)
         return target
 
     def pieces(
@@ -204,8 +203,13 @@ class Kernel(ABC):
         """
         rows = as_rows(self.encode(X))
         with np.errstate(over="ignore", invalid="ignore"):
-            values = self.resolved(rows.shape[1])._diagonal(rows)
-        check_diagonal(values, self)
+            return self.resolved(rows.shape[1])._finite_diagonal(rows)
+
+    def _finite_diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+        """`diagonal` of checked rows. Called on a resolved kernel only, where overflow is no warning."""
+        values = self._diagonal(X)
+        if not self.has_unit_diagonal:  # which is 1, or 0
+            check_diagonal(values, self)
         return values
 
     def resolved(self, n_features: int) -> Kernel:

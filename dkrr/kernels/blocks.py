@@ -1,5 +1,6 @@
 """What every kernel shares: checked blocks of rows, cache-sized strips, and mirroring of a symmetric block."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from math import isfinite
 from numbers import Real
@@ -240,6 +241,17 @@ def check_symmetric(K: FloatArray, subject: str) -> None:
                 f"where the largest entry is {largest:.3g}; expected k(x, z) = k(z, x) to "
                 f"{SYMMETRY_TOLERANCE:g} relative: correct the function, or use (K + K.T) / 2"
             )
+
+
+def checksum(array: Rows) -> str:
+    """Checksum of a dense or CSR array."""
+    parts: list[npt.NDArray[Any]] = [array]
+    if is_sparse(array):
+        parts = [array.data, array.indices.astype(np.int64), array.indptr.astype(np.int64)]
+    sha = hashlib.sha256(str(array.shape).encode())
+    for part in parts:
+        sha.update(np.ascontiguousarray(part).data)
+    return sha.hexdigest()
 
 
 def squared_norms(X: Rows) -> npt.NDArray[np.float64]:

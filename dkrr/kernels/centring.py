@@ -5,6 +5,8 @@ of z. (x − o)ᵀ(z − o) is xᵀz with such a change. Where rows lie far from
 distance from 0, of (x − o)ᵀ(z − o) to the distances between them.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows, dot_products, is_sparse, squared_norms
+from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows, checksum, dot_products, is_sparse, squared_norms
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
@@ -22,14 +24,18 @@ from dkrr.kernels.dot import Linear, Polynomial
 FAR = 10.0
 """The mean of the rows over their spread from which an origin pays: below, fewer than two digits are at stake."""
 
+Array = npt.NDArray[np.float64]
+Origins = tuple[Array | None, ...]
+"""An origin for each linear part of a kernel, in the order of `linear_parts`; None where it stays about 0."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class CentredLinear(Kernel):
     """k(x, z) = (x − o)ᵀ(z − o) for an origin o, which fits with a free intercept choose near the rows.
 
     Parameters
     ----------
-    origin : sequence of float
+    origin : array-like of float, d numbers in all
         o, a number for each column.
 
     Examples
@@ -42,17 +48,23 @@ class CentredLinear(Kernel):
 
     tag: ClassVar[str] = "centred_linear"
 
-    origin: tuple[float, ...]
+    origin: Array
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origin", tuple(float(value) for value in self.origin))
+        object.__setattr__(self, "origin", as_origin(self.origin))
+
+    def __repr__(self) -> str:
+        return f"CentredLinear({described(self.origin)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CentredLinear) and np.array_equal(self.origin, other.origin)
+
+    def __hash__(self) -> int:
+        return hash((self.tag, self._digest))
 
     @cached_property
-    def _origin(self) -> npt.NDArray[np.float64]:
-        return np.array(self.origin)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"origin": self.origin}
+    def _digest(self) -> str:
+        return checksum(self.origin)
 
     def resolved(self, n_features: int) -> Kernel:
         """See base class."""
@@ -65,14 +77,18 @@ class CentredLinear(Kernel):
         return Linear().entry_cost(n_features)
 
     def to_dict(self) -> dict[str, Any]:
-        """See base class."""
-        return {"kernel": self.tag, "origin": list(self.origin)}
+        """Return a description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
+        return {"kernel": self.tag, "origin": {"array": self._digest}}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the array that `to_dict` names, as one row."""
+        return {self._digest: self.origin[np.newaxis]}
 
     def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
         left = self._centred(X, dtype)
         return dot_products(left, left if Y is X else self._centred(Y, dtype), dtype)
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Rows) -> Array:
         values = np.empty(X.shape[0])
         for top in range(0, len(values), STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
@@ -82,12 +98,116 @@ class CentredLinear(Kernel):
     def _centred(self, X: Rows, dtype: np.dtype[Any]) -> FloatArray:
         out = np.empty(X.shape, dtype)
         # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.
-        np.subtract(X.toarray() if is_sparse(X) else X, self._origin, out=out, casting="same_kind", dtype=np.float64)
+        np.subtract(X.toarray() if is_sparse(X) else X, self.origin, out=out, casting="same_kind", dtype=np.float64)
         return out
 
 
-def about_the_rows(kernel: Kernel, sample: npt.NDArray[np.float64], n_rows: int) -> Kernel:
-    """Return a kernel that gives the same model with a free intercept, and keeps the digits of rows far from 0.
+def as_origin(values: Any) -> Array:
+    """Return an origin as an array of its own that nobody writes to, of shape (d,)."""
+    origin = np.array(values, np.float64).reshape(-1)
+    origin.flags.writeable = False
+    return origin
+
+
+def described(origin: Array) -> str:
+    """Return a short text for an origin of any length."""
+    return f"origin of {len(origin)} columns, {np.linalg.norm(origin):.3g} from 0"
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """A term s x_Jᵀ z_J of a kernel."""
+
+    scale: float
+    """s."""
+    columns: slice | npt.NDArray[np.intp]
+    """J."""
+
+
+@dataclass(frozen=True)
+class Centring:
+    """What has been done to a kernel whose linear parts have origins."""
+
+    plain: Kernel
+    """The kernel about 0."""
+    origins: Origins
+
+    def to_list(self) -> list[list[float] | None]:
+        """Return the origins as values of JSON."""
+        return [None if origin is None else origin.tolist() for origin in self.origins]
+
+    def shift(self, rows: Rows) -> Array:
+        """Return Σ −s oᵀ(x_J − o) for every row x, over the parts with an origin: k(0, x) less that about 0.
+
+        Parameters
+        ----------
+        rows : ndarray, shape (m, d)
+
+        Returns
+        -------
+        ndarray, shape (m,)
+        """
+        total = np.zeros(rows.shape[0])
+        for part, origin in zip(linear_parts(self.plain, rows.shape[1]), self.origins, strict=True):
+            if origin is not None:
+                total -= part.scale * (np.subtract(rows[:, part.columns], origin, dtype=np.float64) @ origin)
+        return total
+
+
+def linear_parts(kernel: Kernel, n_features: int) -> tuple[LinearPart, ...]:
+    """Return the linear kernels that a kernel is the sum of, from left to right; its other terms are passed over.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    n_features : int
+        d.
+    """
+    return tuple(_linear_parts(kernel, 1.0, slice(0, n_features), n_features))
+
+
+def _linear_parts(
+    kernel: Kernel, scale: float, columns: slice | npt.NDArray[np.intp], n_features: int
+) -> Iterator[LinearPart]:
+    if isinstance(kernel, Linear):
+        yield LinearPart(scale, columns)
+    elif isinstance(kernel, Sum):
+        yield from _linear_parts(kernel.left, scale, columns, n_features)
+        yield from _linear_parts(kernel.right, scale, columns, n_features)
+    elif isinstance(kernel, Scaled):
+        yield from _linear_parts(kernel.base, scale * kernel.scale, columns, n_features)
+    elif isinstance(kernel, Columns):
+        of_all = np.arange(n_features)[columns]
+        yield from _linear_parts(kernel.base, scale, of_all[kernel.numbers(len(of_all))], n_features)
+
+
+def with_origins(kernel: Kernel, origins: Origins) -> Kernel:
+    """Return a kernel whose linear parts have these origins; with a free intercept it gives the same model.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    origins : tuple of (ndarray or None)
+        One for each of `linear_parts`.
+    """
+    return _about(kernel, iter(origins))
+
+
+def _about(kernel: Kernel, origins: Iterator[Array | None]) -> Kernel:
+    if isinstance(kernel, Linear):
+        origin = next(origins)
+        return kernel if origin is None else CentredLinear(origin)
+    if isinstance(kernel, Sum):
+        left, right = _about(kernel.left, origins), _about(kernel.right, origins)
+        return kernel if left is kernel.left and right is kernel.right else Sum(left, right)
+    if isinstance(kernel, Scaled | Columns):
+        base = _about(kernel.base, origins)
+        return kernel if base is kernel.base else replace(kernel, base=base)
+    return kernel
+
+
+def origins_near(kernel: Kernel, sample: FloatArray, n_rows: int, weights: Array | None = None) -> Origins:
+    """Return origins for the linear parts of a kernel, which keep the digits of rows far from 0.
 
     Linear kernels, also as parts of sums and multiples, get an origin where the mean of the rows is far from 0 beside
     their spread. Kernels of x − z need none. A polynomial kernel about another origin is another model, and beside one
@@ -95,7 +215,7 @@ def about_the_rows(kernel: Kernel, sample: npt.NDArray[np.float64], n_rows: int)
 
     The origin is not the mean m itself: K about it has 1 in its null space, and with λ = 0 would not be positive
     definite where K is. It is m + s/√n with the standard deviations s: 1ᵀK1/n is then ‖s‖², the mean of the
-    eigenvalues.
+    eigenvalues. For the same reason a single row is left where it is.
 
     Parameters
     ----------
@@ -104,28 +224,38 @@ def about_the_rows(kernel: Kernel, sample: npt.NDArray[np.float64], n_rows: int)
     sample : ndarray, shape (m, d)
         Some of the rows.
     n_rows : int
-        n.
+        n, without rows of weight 0.
+    weights : ndarray, shape (m,), optional
+        Sample weights of these rows, above 0: mean and spread are weighted.
+
+    Returns
+    -------
+    tuple of (ndarray or None)
+        Empty if no part gets an origin, as where the mean is not finite.
     """
+    parts = linear_parts(kernel, sample.shape[1])
     if any(isinstance(leaf.base if isinstance(leaf, Columns) else leaf, Polynomial) for leaf in leaves(kernel)):
-        return kernel
-    with np.errstate(over="ignore", invalid="ignore"):  # of columns too large to be squared
-        mean, spread = sample.mean(axis=0, dtype=np.float64), sample.std(axis=0, dtype=np.float64)
-        return _about(kernel, mean, spread, n_rows)
+        parts = ()
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # of columns too large to be squared
+        each = None if weights is None else weights / weights.max()
+        mass = len(sample) if each is None else float(each.sum())
+        mean = (np.add.reduce(sample, 0, np.float64) if each is None else each @ sample) / mass
+        origins = tuple(_origin(part, sample, mean, each, mass, n_rows) for part in parts) if n_rows > 1 else ()
+    return origins if any(origin is not None for origin in origins) else ()
 
 
-def _about(kernel: Kernel, mean: npt.NDArray[np.float64], spread: npt.NDArray[np.float64], n_rows: int) -> Kernel:
-    if isinstance(kernel, Linear):
-        distance, width = float(np.linalg.norm(mean)), float(np.linalg.norm(spread))
-        is_far = np.isfinite(distance) and 0.0 < FAR * width < distance
-        return CentredLinear(tuple((mean + spread / np.sqrt(n_rows)).tolist())) if is_far else kernel
-    if isinstance(kernel, Sum):
-        left, right = (_about(part, mean, spread, n_rows) for part in (kernel.left, kernel.right))
-        return kernel if left is kernel.left and right is kernel.right else Sum(left, right)
-    if isinstance(kernel, Scaled):
-        base = _about(kernel.base, mean, spread, n_rows)
-        return kernel if base is kernel.base else Scaled(base, kernel.scale)
-    if isinstance(kernel, Columns):
-        where = kernel.numbers(len(mean))
-        base = _about(kernel.base, mean[where], spread[where], n_rows)
-        return kernel if base is kernel.base else replace(kernel, base=base)
-    return kernel
+def _origin(
+    part: LinearPart, sample: FloatArray, mean: Array, weights: Array | None, mass: float, n_rows: int
+) -> Array | None:
+    mean, sample = mean[part.columns], sample[:, part.columns]
+    distance = float(mean @ mean)
+    # ‖m‖² and the squared spread add up to the mean of ‖x‖², which takes one pass, and digits enough for this.
+    if weights is None:
+        size = float(np.einsum("ij,ij->", sample, sample, dtype=np.float64)) / mass
+    else:
+        size = float(weights @ squared_norms(sample)) / mass
+    if not size < (1.0 + FAR**-2) * distance < math.inf:
+        return None
+    squares = np.square(np.subtract(sample, mean, dtype=np.float64))
+    spread = np.sqrt((squares.sum(axis=0) if weights is None else weights @ squares) / mass)
+    return np.asarray(mean + spread / math.sqrt(n_rows))

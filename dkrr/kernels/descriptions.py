@@ -117,7 +117,7 @@ def kernel_from_dict(
     callables : mapping from name to function, optional
         The functions of callable kernels, by the names in the description.
     arrays : mapping from checksum to array, optional
-        The arrays of feature maps, by the checksums in the description.
+        The arrays of feature maps and kernels, by the checksums in the description.
 
     Returns
     -------
@@ -148,8 +148,19 @@ def kernel_from_dict(
         )
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            settings[key] = kernel_from_dict(value, callables, arrays)
+            settings[key] = _part(value, callables, arrays or {})
     return _made(_DESCRIBED[name], name, settings)
+
+
+def _part(
+    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any]
+) -> Any:
+    """Return the kernel or the array that is part of a kernel."""
+    if "array" not in description:
+        return kernel_from_dict(description, callables, arrays)
+    if description["array"] not in arrays:
+        raise InputError(f"the array {description['array']!r} of a kernel is missing; expected it in `arrays`")
+    return arrays[description["array"]]
 
 
 def _given_function(settings: dict[str, Any], callables: Mapping[str, Callable[..., Any]]) -> CallableKernel:

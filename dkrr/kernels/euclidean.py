@@ -1,5 +1,6 @@
 """Kernels of the Euclidean distance ‖x − z‖: RBF and Matérn."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import frexp, ldexp
@@ -84,7 +85,7 @@ class RBF(Kernel):
         sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            if exponent.fill(rows, columns, out) and exponent.largest(rows, columns) > limit:
+            if limit < exponent.fill(rows, columns, out) < math.inf:
                 for where, part in _parts(rows, out):
                     i, j = _where(part > ZERO_EXPONENT - exponent.error * exponent.largest(where, columns))
                     sizes = exponent.sizes(where, columns, i, j)
@@ -154,7 +155,7 @@ class Matern(Kernel):
         scratch, near = Scratch(dtype), REFINE_DISTANCE[dtype]
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            if squares.fill(rows, columns, out):
+            if squares.fill(rows, columns, out) < math.inf:
                 for where, part in _parts(rows, out):
                     i, j = _where(part < near * squares.largest(where, columns))
                     close = part[i, j] < near * squares.sizes(where, columns, i, j)
@@ -228,28 +229,29 @@ class ScaledSquaredDistances:
             right[:, d] = 1.0
             self._right = right
 
-    def fill(self, rows: slice, columns: slice, out: FloatArray) -> bool:
+    def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
         """Write s ‖x − z‖²; rounding may leave the wrong sign near zero.
 
         Returns
         -------
-        bool
-            Whether the entries are products, wrong by up to `error` times their size. False: rows are so long that
-            those might overflow, and all entries are from differences.
+        float
+            `largest` of the strip: entries are products, wrong by up to `error` times their size. ∞: rows are so long
+            that those might overflow, and all entries are from differences.
         """
-        if not self.largest(rows, columns) <= self.most:
+        largest = self.largest(rows, columns)
+        if not largest <= self.most:
             for where, part in _parts(rows, out):
                 self.refine(where, columns, part, *_where(np.ones(part.shape, dtype=bool)))
-            return False
+            return math.inf
         if self._dots is None:
             blas.gemm(out, self._left[rows], self._right[columns], transpose_b=True)
-            return True
+            return largest
         sign = 1.0 if self._scale > 0 else -1.0
         self._dots(rows, columns, out)
         out *= -2.0 * self._scale
         out += sign * self._x_size[rows, np.newaxis]
         out += sign * self._z_size[columns]
-        return True
+        return largest
 
     def largest(self, rows: slice, columns: slice) -> float:
         """Return an upper bound of `sizes` in the strip."""

@@ -39,7 +39,7 @@ class RunStore:
             attributes = {"dkrr": {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}}
             zarr.create_group(zarr_store(self.url), attributes=attributes)
 
-    def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any]) -> None:
+    def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
         """Take the open store for the problem with this fingerprint, or go on with the run of it that is here.
 
         Parameters
@@ -48,6 +48,8 @@ class RunStore:
             What the problem is.
         layout : dict
             How it is cut into tiles; remembered for the runs that go on.
+        notes : dict, optional
+            Noted with it, if the store is taken.
 
         Raises
         ------
@@ -57,7 +59,7 @@ class RunStore:
         fingerprint = json.loads(json.dumps(fingerprint))
         theirs = self._attributes()["fingerprint"]
         if theirs is None:
-            self._update(fingerprint=fingerprint, layout=layout, rows=None)
+            self._update(fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
             return
         differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
         if differing:

@@ -12,10 +12,26 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
-from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.features import feature_map, feature_map_from_dict
-from dkrr.kernels import RBF, Columns, Laplacian, Linear, Polynomial, Precomputed, kernel_from_dict
-from dkrr.kernels.centring import FAR, CentredLinear, about_the_rows
+from dkrr.errors import ConvergenceWarning, InputError, StoreError
+from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict
+from dkrr.features.centred import CentredMap, difference_at_zero
+from dkrr.fitting.data import ORIGINS
+from dkrr.kernels import (
+    RBF,
+    CallableKernel,
+    Columns,
+    Laplacian,
+    Linear,
+    Polynomial,
+    Precomputed,
+    kernel_from_dict,
+)
+from dkrr.kernels.centring import FAR, CentredLinear, origins_near, with_origins
+from dkrr.tiles import RunStore
+
+
+def about_the_rows(kernel, X, n, weights=None):
+    return with_origins(kernel, origins_near(kernel, X, n, weights) or (None,) * 9)
 
 
 def rows(n, d, offset, seed=0):
@@ -138,7 +154,7 @@ def test_what_takes_no_origin():
     assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear()  # near 0 as they are
     for kernel in (RBF(), Polynomial(1), Linear() * RBF(), Linear() + Polynomial(2)):
         assert about_the_rows(kernel, X, 20) is kernel
-    assert about_the_rows(Linear(), X[:1], 20) == Linear()  # no spread
+    assert about_the_rows(Linear(), X[:1], 1) == Linear()  # it would be 0
     assert isinstance(about_the_rows(Linear(), X, 20), CentredLinear)
     y = np.arange(20.0)
     for given, kernel in ((sp.csr_array(X), Linear()), (X @ X.T, Precomputed())):
@@ -160,17 +176,143 @@ def test_nan_is_found_first():
 def test_the_kernel_and_its_map():
     X, Z = rows(30, 5, 1e6), rows(7, 5, 1e6, seed=1)
     kernel = about_the_rows(Linear(), X, 30)
-    origin = np.array(kernel.origin)
+    origin = kernel.origin
     expected = precise.floats(precise.gram(Linear(), X - origin, Z - origin))
     assert_allclose(kernel(X, Z), expected, atol=1e-13)
     assert_allclose(kernel(sp.csr_array(X), Z), expected, atol=1e-13)
     assert_allclose(kernel(X).diagonal(), ((X - origin) ** 2).sum(axis=1))
     single = kernel(X, Z, out=np.empty((30, 7), np.float32))
     assert_allclose(single, expected, atol=1e-5)
-    assert kernel_from_dict(kernel.to_dict()) == kernel
+    assert kernel_from_dict(kernel.to_dict(), arrays=arrays_of(kernel)) == kernel
+    both = 2.0 * kernel + RBF(0.5)
+    assert kernel_from_dict(both.to_dict(), arrays=arrays_of(both)) == both
+    with pytest.raises(InputError, match="missing"):
+        kernel_from_dict(kernel.to_dict())
     phi = feature_map(kernel, 5)
-    assert feature_map_from_dict(phi.to_dict()) == phi
+    assert feature_map_from_dict(phi.to_dict(), arrays=arrays_of(phi)) == phi
     assert phi.kernel() == kernel
+    assert hash(phi) != hash(CentredMap(origin + 1.0))
     assert_allclose(phi.transform(X) @ phi.transform(Z).T, expected, atol=1e-13)
     with pytest.raises(InputError, match="columns"):
         kernel(X[:, :3])
+
+
+def test_products_with_the_map():
+    X = rows(700, 600, 1e6)  # more than one strip
+    phi = CentredMap(X.mean(axis=0))
+    features = X - phi.origin
+    coef, values = rows(600, 2, 0.0, seed=1), rows(700, 2, 0.0, seed=2)
+    assert_allclose(phi.multiply(X, coef), features @ coef, atol=1e-11)
+    assert_allclose(phi.adjoint(X, values), features.T @ values, atol=1e-11)
+    assert_allclose(phi.multiply(sp.csr_array(X[:9]), coef), features[:9] @ coef, atol=1e-11)
+    assert phi.multiply(X[:0], coef).shape == (0, 2)
+    assert not phi.adjoint(X[:0], values[:0]).any()
+
+
+def test_descriptions_are_short():
+    kernel = CentredLinear(np.full(100_000, 1e6))
+    assert repr(kernel) == "CentredLinear(origin of 100000 columns, 3.16e+08 from 0)"
+    assert len(str(kernel.to_dict())) < 200
+    assert len(repr(feature_map(kernel, 100_000))) + len(str(feature_map(kernel, 100_000).to_dict())) < 300
+
+
+def far_only(A, B):
+    """Gaussian kernel of the rows of this module far from 0; no other row is its domain."""
+    if min(A.min(), B.min()) < 1e4:
+        raise ValueError("a row that nobody gave")
+    return RBF(0.3)(A, B)
+
+
+def test_a_users_kernel_is_not_called_at_zero():
+    X, y = rows(40, 3, 1e5), rows(40, 2, 0.0, seed=1)
+    kernel = 0.5 * Linear() + CallableKernel(far_only)
+    model = KernelRidge(0.1, kernel=kernel, fit_intercept=True, form="dual").fit(X, y)
+    other = KernelRidge(0.1, kernel=0.5 * Linear() + RBF(0.3), fit_intercept=True, form="dual").fit(X, y)
+    assert_allclose(model.intercept_, other.intercept_, rtol=1e-12)
+    expected = precise.ridge(0.5 * Linear() + RBF(0.3), X, y, 0.1, fit_intercept=True, X_new=X[:5])
+    assert_allclose(model.intercept_, expected.intercept, rtol=1e-9)
+    assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-10)
+
+
+def test_the_intercept_of_parts():
+    # Primal with parts of some columns: b + w . phi(0) of the maps about 0.
+    X, y = rows(60, 4, 1e5), rows(60, 2, 0.0, seed=1)
+    kernel = 2.0 * Columns(3.0 * Linear(), [2, 0]) + Columns(0.1 * Linear(), [1, 3])
+    for form in ("dual", "primal"):
+        model = KernelRidge(0.1, kernel=kernel, fit_intercept=True, form=form).fit(X, y)
+        expected = precise.ridge(kernel, X, y, 0.1, fit_intercept=True, X_new=X[:5])
+        assert_allclose(model.intercept_, expected.intercept, rtol=1e-9)
+    plain = feature_map(kernel, 4)
+    about = feature_map(about_the_rows(kernel, X, 60), 4)
+    zero = np.zeros((1, 4))
+    assert_array_equal(difference_at_zero(about, plain, 4), (about.transform(zero) - plain.transform(zero))[0])
+    assert not difference_at_zero(IdentityMap(), IdentityMap(), 4).any()
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_rows_that_are_all_the_same(form, solver):
+    X, y = np.full((100, 3), 1e8), np.arange(100.0)
+    model = KernelRidge(0.1, kernel="linear", fit_intercept=True, form=form, solver=solver).fit(X, y)
+    assert_allclose(model.predict(X[:2]), 49.5)
+    labels = KernelLogisticRegression(0.1, kernel="linear", form=form, solver=solver).fit(X, y % 5 == 0)
+    assert_allclose(labels.predict_proba(X[:1])[0, 1], 0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-12])
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_rows_that_hardly_count(form, weight):
+    X, y = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1)
+    X[7] = 1e9
+    weights = np.ones(60)
+    weights[7] = weight
+    model = KernelRidge(0.1, kernel="linear", fit_intercept=True, form=form).fit(X, y, sample_weight=weights)
+    assert model._model.intercept_shift is not None
+    expected = precise.ridge(Linear(), X, y, 0.1, sample_weight=weights, fit_intercept=True, X_new=X[:5])
+    assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-8)
+
+
+def test_stored_rows_of_which_the_first_do_not_count(tmp_path):
+    X, y = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1)
+    X[:5], X[20] = 1e9, -1e9
+    weights = np.ones(60)
+    weights[:5] = weights[20] = 0.0
+    stored = zarr.create_array(str(tmp_path / "X.zarr"), shape=X.shape, chunks=(16, 3), dtype=X.dtype)
+    stored[...] = X
+    expected = precise.ridge(Linear(), X, y, 0.1, sample_weight=weights, fit_intercept=True, X_new=X[30:])
+    for given in (stored, da.from_array(X, chunks=(25, 3))):
+        model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32).fit(given, y, sample_weight=weights)
+        assert_allclose(model.predict(X[30:]), expected.predictions, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [(KernelRidge, "dual"), (KernelRidge, "primal"), (KernelLogisticRegression, "primal")]
+)
+def test_a_run_goes_on_from_another_container(tmp_path, kind, form):
+    # The first rows and all of them have different means: a second run takes the origin of the first one.
+    X = rows(1100, 3, 1e6) + np.linspace(0.0, 9.0, 1100)[:, None]
+    y = np.random.default_rng(1).standard_normal(1100) > 0
+    stored = zarr.create_array(str(tmp_path / "X.zarr"), shape=X.shape, chunks=(500, 3), dtype=X.dtype)
+    stored[...] = X
+    model = kind(0.1, kernel="linear", fit_intercept=True, form=form, tile=1100, store=str(tmp_path / "run"))
+    first = model.fit(X, y)._model
+    assert origins_near(Linear(), X[::2], 1100)[0][0] != origins_near(Linear(), X[:1024], 1100)[0][0]
+    for given in (stored, da.from_array(X, chunks=(700, 3))):
+        again = model.fit(given, y)._model
+        assert again.kernel == first.kernel
+        assert_array_equal(again.intercept, first.intercept)
+    with pytest.raises(StoreError, match="another problem"):
+        model.fit(X[:, :2], y)
+
+
+def test_a_run_that_began_without_an_origin(tmp_path):
+    # Such as one of an earlier version: tiles about 0 and about an origin must not meet.
+    X, y = rows(60, 3, 1e6), np.random.default_rng(1).standard_normal(60)
+    model = KernelRidge(1e6, kernel="linear", fit_intercept=True, form="dual", tile=32, store=str(tmp_path / "run"))
+    model.fit(X, y)
+    store = RunStore(str(tmp_path / "run"))
+    assert store.note(ORIGINS) is not None
+    store.set_note(ORIGINS, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert model.fit(X, y)._model.kernel == Linear()

@@ -56,6 +56,12 @@ class TestClaim:
         store.claim({**PROBLEM, "shape": (10, 3)}, {**LAYOUT, "tile": 7})
         assert store.description() == before
 
+    def test_notes_of_the_run_that_began(self, store):
+        store.open()
+        store.claim(PROBLEM, LAYOUT, {"origins": [[0.1, 2.0], None]})
+        store.claim(PROBLEM, LAYOUT, {"origins": [[0.3, 2.0], None]})
+        assert store.note("origins") == [[0.1, 2.0], None]
+
     @pytest.mark.parametrize(
         ("field", "value"),
         [("X", "0000"), ("alpha", [2.0]), ("kernel", {"kernel": "rbf", "gamma": 0.2}), ("weights", "77ab")],
