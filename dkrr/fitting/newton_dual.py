@@ -261,7 +261,7 @@ class DualObjective(Objective):
 
     def _together(self, norms: Array) -> Array:
         """Norms of all columns of every system."""
-        return column_norms(norms[:, None]) if self.data.likelihood.n_systems == 1 else norms
+        return norms if self.data.likelihood.n_systems == len(norms) else column_norms(norms[:, None])
 
     def verify(self, tol: float) -> bool:
         """See base class; a product with K, and another only where the first one moves a gradient across the tolerance.

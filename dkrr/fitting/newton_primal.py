@@ -95,8 +95,8 @@ class PrimalObjective(Objective):
         """Norms of gradients at zero; 0 where terms cancel to rounding."""
         values, gradient, _ = found
         like, p = self.passes.likelihood, self.passes.dimension
-        curvature = self._diagonal(found)
         self._check_finite(found)
+        curvature = self._diagonal(found)
         # The constant apart, since features may be of any size.
         parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
         is_zero = np.ones(like.n_systems, np.bool_)
@@ -117,7 +117,7 @@ class PrimalObjective(Objective):
 
     def _together(self, norms: Array) -> Array:
         """Norms of all columns of every system."""
-        return column_norms(norms[:, None]) if self.passes.likelihood.n_systems == 1 else norms
+        return norms if self.passes.likelihood.n_systems == len(norms) else column_norms(norms[:, None])
 
     def _diagonal(self, found: tuple[Array, Array, Array]) -> Array:
         """Diagonal of the curvature, of shape (p, m)."""
@@ -128,9 +128,9 @@ class PrimalObjective(Objective):
 
     def _check_finite(self, found: tuple[Array, Array, Array]) -> None:
         """Raise NotFiniteError if the curvature, whose largest entries are in its diagonal, is infinite or NaN."""
-        is_finite = np.isfinite(self._diagonal(found)).all(axis=1)
-        if not is_finite.all():
-            j = int(np.flatnonzero(~is_finite)[0])
+        diagonals = [m.diagonal() for m in found[2]] if self.passes.curvature == "matrix" else [found[2]]
+        if not all(np.isfinite(d).all() for d in diagonals):
+            j = int(np.flatnonzero(~np.isfinite(self._diagonal(found)).all(axis=1))[0])
             raise NotFiniteError(
                 f"the curvature of kernel logistic regression is not finite at feature {j}: sums of squares of "
                 f"features leave the range of float64 (1e308); expected finite numbers: rescale the columns of X"
