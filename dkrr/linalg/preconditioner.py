@@ -22,6 +22,8 @@ class Preconditioner(ABC):
 
     captures_constant: bool = False
     """Whether directions of very large eigenvalues, the constant above all, need no treatment of their own."""
+    is_scaling: bool = False
+    """Whether it only scales rows and columns: errors depend on the condition number of the scaled matrix then."""
 
     @abstractmethod
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
@@ -86,6 +88,8 @@ class Preconditioner(ABC):
 
 class Identity(Preconditioner):
     """None at all."""
+
+    is_scaling = True
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
         """See base class."""

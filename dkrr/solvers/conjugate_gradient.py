@@ -217,7 +217,7 @@ class Iteration:
             return
         ritz = np.array([ritz_values(*column) for column in np.array(cycle.traced).transpose(2, 1, 0)]).T
         found = np.array([ritz[0] * low, np.minimum(np.maximum(ritz[1], 1.0), 2.0) * high])
-        if isinstance(self.preconditioner, Identity):
+        if self.preconditioner.is_scaling:
             found[1] = ritz[1]
         if state.extremes is None:
             state.extremes = np.full_like(found, nan)
@@ -231,6 +231,9 @@ class Iteration:
         lengths = column_norms(state.x[:, k])
         sizes = column_norms(self._b[:, k] - state.residual[:, k])
         low, high = state.extremes
+        if self.preconditioner.is_scaling and not isinstance(self.preconditioner, Identity):
+            ratios = np.divide(high, low, out=np.full(len(k), nan), where=low > 0)
+            return float(np.fmax.reduce(np.maximum(ratios, 1.0))) if np.isfinite(ratios).any() else nan
         low = np.fmin(low, np.divide(sizes, lengths, out=np.full(len(k), nan), where=lengths > 0))
         if self.deflate is not None:
             # The direction that the cycles were kept free of.

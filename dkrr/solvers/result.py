@@ -98,9 +98,10 @@ class SolveResult:
     for the constant of each value of alpha)."""
     condition: float = math.nan
     """Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
-    where none is known. Of a direct solver it is of the matrix with its diagonal scaled to ones, from below and mostly
-    within a factor of ten. Rounding leaves a relative error in `dual_coef_` (in primal form in `coef_`) of up to about
-    2.2e-16 times this number; predictions at the training rows are right to the residual all the same."""
+    where none is known. Of a direct solver, and of conjugate gradient in primal form with its preconditioner, it is of
+    the matrix with its diagonal scaled to ones, from below and mostly within a factor of ten. Rounding leaves a
+    relative error in `dual_coef_` (in primal form in `coef_`) of up to about 2.2e-16 times this number; predictions at
+    the training rows are right to the residual all the same."""
     rank: int = 0
     """Columns of the preconditioner's factor."""
     history: tuple[Residuals, ...] = field(default=(), repr=False)

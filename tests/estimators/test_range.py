@@ -205,3 +205,5 @@ def test_the_condition_number_does_not_depend_on_the_units_of_columns():
         for place, units in (("memory", 1.0), ("memory", [1, 1e3, 1e6]), ("tiles", [1, 1e3, 1e6]))
     )
     assert_allclose(others, plain, rtol=1e-3)
+    cg = KernelRidge(1e-4, form="primal", **PLACES["cg"]).fit(X * [1, 1e3, 1e6], y).solve_result_.condition
+    assert 1.0 <= cg < 3 * plain
