@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 ASK_SECONDS = 5.0
-"""Between two looks at how many processes share the machine."""
+"""Seconds between two looks at how many processes share the machine."""
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "
