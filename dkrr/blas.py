@@ -102,14 +102,19 @@ class _OneThread:
         with self._lock:
             return self._before if self._blocks else self._of_parent
 
+    def libraries(self) -> list[Any]:
+        """Controllers of the libraries, found once: to go through all that is loaded takes milliseconds."""
+        if self._libraries is None:  # also where there are none to set (Apple's Accelerate)
+            self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+        return self._libraries
+
     def enter(self) -> None:
         with self._lock:
-            if self._libraries is None:  # once, also where there are none to set (Apple's Accelerate)
-                self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+            libraries = self.libraries()
             if self._blocks == 0:
-                self._before = self._of_parent or [library.num_threads for library in self._libraries]
+                self._before = self._of_parent or [library.num_threads for library in libraries]
                 self._of_parent = []
-                for library in self._libraries:
+                for library in libraries:
                     _set_threads(library, 1)
             self._blocks += 1
 
@@ -134,11 +139,7 @@ if hasattr(os, "register_at_fork"):
 
 def n_threads() -> int:
     """Threads that BLAS uses in this process outside the blocks of `one_thread`."""
-    return max(
-        _one_thread.lifted()
-        or (library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"),
-        default=1,
-    )
+    return max(_one_thread.lifted() or (library.num_threads for library in _one_thread.libraries()), default=1)
 
 
 @contextmanager

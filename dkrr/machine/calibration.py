@@ -20,9 +20,9 @@ from dkrr.machine.profile import Profile, create_profile_folder, machine_fingerp
 from dkrr.runtime import Meter, Progress, Task
 
 SECONDS = 0.25
-"""For each of the measurements of a worker."""
+"""Seconds for each of the measurements of a worker."""
 WATCH_SECONDS = 0.5
-"""For which the other load is watched first."""
+"""Seconds for which the other load is watched first."""
 N_TASKS = 40
 """Empty tasks whose cost is measured."""
 CHAIN = 20

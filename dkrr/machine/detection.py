@@ -14,6 +14,7 @@ from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
+from dkrr.planning.resources import Share
 from dkrr.runtime.process import Confinement, confinement
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
@@ -97,10 +98,14 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     """Resources of a process that does all the work itself, beside other tasks or processes that do the same."""
     shared, held, limit = confined.n_sharing, common["local_baseline_bytes"], common["local_limit_bytes"]
     threads = _share(confined, common["local_threads"])
+    share = None
     if confined.memory_limit is not None:
-        limit = min(limit, held + max(0, int(CLUSTER_FRACTION * confined.memory_limit) - held) // shared)
+        of_worker = Share(shared, CLUSTER_FRACTION)
+        allowed = of_worker.of(confined.memory_limit, held)
+        share = of_worker if allowed <= limit else None  # what the user says, or the machine has, may be less
+        limit = min(limit, allowed)
     elif not common["limit_is_given"]:
-        limit = held + max(0, limit - held) // shared
+        limit = held + max(0, limit - held) // shared  # memory_limit itself is of one process
     return Resources(
         n_workers=1,
         worker_threads=1,
@@ -108,6 +113,7 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         worker_baseline_bytes=WORKER_BASELINE_BYTES,
         usable_fraction=LOCAL_FRACTION,
         confined=confined.reason,
+        share=share,
         rates=rates_of(machine_fingerprint()),
         **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )

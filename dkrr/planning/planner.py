@@ -255,7 +255,8 @@ def _refuse(candidates: list[Candidate], problem: Problem, resources: Resources)
         remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
     elif resources.confined:
         allowed = f"{format_bytes(resources.local_limit_bytes)} are allowed; the work must be done {resources.confined}"
-        remedy = f"The smallest limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
+        limit, name = resources.confined_limit(needed)
+        remedy = f"The smallest {name} that would do is {format_bytes(1.005 * limit)} ({limit} bytes)"
     else:
         total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
         given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"

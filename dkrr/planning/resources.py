@@ -190,6 +190,24 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Part of a worker's memory limit that one of the fits may take which run in its tasks."""
+
+    n_sharing: int
+    """Fits that may run at once."""
+    fraction: float
+    """Part of the limit that all of them may take together."""
+
+    def of(self, limit: int, held: int) -> int:
+        """Bytes that the process may hold for one fit, of a limit of which `held` bytes are taken already."""
+        return held + max(0, int(self.fraction * limit) - held) // self.n_sharing
+
+    def limit_for(self, needed: int, held: int) -> int:
+        """Smallest limit with which one fit may hold `needed` bytes: the inverse of `of`."""
+        return ceil((held + max(0, needed - held) * self.n_sharing) / self.fraction) + 1
+
+
+@dataclass(frozen=True)
 class Resources:
     """Processes and limits."""
 
@@ -217,6 +235,8 @@ class Resources:
     """False for a plan without data: it is priced even where the disk is too small, and says so."""
     confined: str = ""
     """Why all the work must be done in the calling process; empty: it may be done on workers."""
+    share: Share | None = None
+    """How the limit of the calling process follows from that of the Dask worker that it is; None: from another."""
     memory_bytes: int | None = None
     """Memory of one machine that the processes of a fit and the system's cache of files share; None: not known, and
     everything that is read is believed to be in the cache."""
@@ -227,6 +247,12 @@ class Resources:
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
+
+    def confined_limit(self, needed: int) -> tuple[int, str]:
+        """Smallest limit with which the calling process may hold so many bytes, and what sets it."""
+        if self.share is None:
+            return needed, "memory_limit"
+        return self.share.limit_for(needed, self.local_baseline_bytes), "memory limit of the worker"
 
     def on_workers(self, n_workers: int | None = None) -> Place:
         """All workers, or fewer with more memory each."""

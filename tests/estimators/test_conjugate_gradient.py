@@ -17,7 +17,7 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Polynomial, Sigmoid
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from dkrr.solvers import (
     ConjugateGradient,
     Float32Cholesky,

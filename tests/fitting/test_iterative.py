@@ -12,7 +12,7 @@ import pytest
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning, StoreError
 from dkrr.machine import detection
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status, UniformNystroem
 from tests.fitting.running import finish, iteration, kill_everything, start, wait_for_iteration
 from tests.fitting.scripts import problem

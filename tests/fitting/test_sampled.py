@@ -14,7 +14,7 @@ from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, Nys
 from dkrr.fitting.sampled import _StoredMap, by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Linear, Sum
 from dkrr.rows import MemoryRows, as_rows
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 
 
 def numbers(n, d, seed=0):

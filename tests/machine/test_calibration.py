@@ -13,7 +13,7 @@ from dkrr.machine import describe, detect
 from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process, measure_store
 from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
-from dkrr.runtime.dask_executor import local_client
+from dkrr.runtime.local_workers import local_client
 from tests.runtime.clients import all_released
 
 GIVEN_BY_NOBODY = {"kernels"}

@@ -14,6 +14,7 @@ from dkrr.features import feature_map
 from dkrr.kernels import Polynomial
 from dkrr.planning import KernelRate, Layout, Plan, Problem, Rates, make_plan
 from dkrr.planning.planner import EQUAL_TIME, SURELY_FASTER
+from dkrr.planning.resources import Share
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import parse_bytes
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
@@ -421,6 +422,24 @@ class TestConfined:
     def test_refused_with_the_reason(self):
         with pytest.raises(MemoryLimitError, match="must be done in the calling process, since the tests say so"):
             make_plan(direct(20_000, 5), machine(limit=160 * 2**20, confined=self.WHY))
+
+    def test_the_limit_of_a_worker_that_would_do(self):
+        """Two tasks of a worker share its limit: the limit that the error names is enough, and a smaller one is not."""
+        share, held = Share(2, 0.7), 100 * 2**20
+
+        def plan(worker_limit):
+            limit = share.of(worker_limit, held)
+            shared = replace(machine(limit=limit, confined=self.WHY), share=share, local_baseline_bytes=held)
+            return make_plan(direct(20_000, 5), shared)
+
+        with pytest.raises(
+            MemoryLimitError, match="The smallest memory limit of the worker that would do is"
+        ) as caught:
+            plan(200 * 2**20)
+        smallest = int(re.search(r"\((\d+) bytes\)", str(caught.value))[1])
+        assert plan(smallest).execution == "serial"
+        with pytest.raises(MemoryLimitError):
+            plan(smallest - 2**20)
 
 
 class TestDataLargerThanMemory:
