@@ -93,7 +93,7 @@ class _Fork:
         self.inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def note(self) -> None:
-        """Called in the child, before anything else runs there."""
+        """Take note of a fork, in the child and before anything else runs there."""
         self.is_one = True
         module = sys.modules.get("distributed.client")
         if module is not None:
