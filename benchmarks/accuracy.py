@@ -61,14 +61,14 @@ MOST_SLACK = 1e-6
 UNCERTAIN = 1e-2
 """Relative error of α beyond which a direct solver must have warned of it."""
 CAUTION = "may be off by as much as"
-"""What every message of `dkrr.solvers.result.caution` says."""
+"""Words that every message of `dkrr.solvers.result.caution` has."""
 SURPRISING = 1e-6
 BEGIN, END = "<!-- table of trials: begin -->", "<!-- table of trials: end -->"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one trial."""
+    """Result of one trial: how it ended, and its errors."""
 
     trial: Trial
     ended: str
@@ -77,7 +77,7 @@ class Outcome:
     reported: float = math.nan
     """Residual, or relative gradient."""
     true: float = math.nan
-    """The same in 180 digits, of the coefficients that were returned."""
+    """Residual, or relative gradient, of the returned coefficients in 180 digits."""
     dual_coef: float = math.nan
     """‖α − α*‖ / ‖α*‖, largest over the targets; nan where there is no α."""
     predictions: float = math.nan
@@ -221,7 +221,7 @@ def _exact(one: Trial) -> precise.Exact:
 
 
 def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, float]:
-    """In 180 digits, of the equations that the fit's form solves, and how sensitive it is."""
+    """Residual in 180 digits of the equations that the fit's form solves, and its sensitivity."""
     problem: dict[str, Any] = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept}
     is_primal = model.plan_.form == "primal"
     if one.is_logistic:

@@ -1,4 +1,4 @@
-"""What a returned solution leaves of its equations, in arithmetic of 180 digits.
+"""Residuals of returned solutions, in arithmetic of 180 digits.
 
 `precise` says what the solution is; here coefficients that a fit returned are put into the equations that they should
 solve, as the exact numbers that they are. That separates a fit that is inaccurate and says so from one that is not

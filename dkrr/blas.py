@@ -90,10 +90,10 @@ class _OneThread:
         self._libraries: list[Any] | None = None
         self._before: list[int] = []
         self._of_parent: list[int] = []
-        """What a fork must lift: the limit that a thread of its parent had set."""
+        """Threads that a fork must set again where a thread of its parent had set the limit."""
 
     def forget_threads(self) -> None:
-        """Called in a fork, which has none of the threads that are in blocks, and one of which may hold the lock."""
+        """Start anew in a fork, which has none of the threads in blocks, one of which may hold the lock."""
         self._of_parent = self._before if self._blocks else []
         self._lock, self._blocks = Lock(), 0
 

@@ -144,7 +144,7 @@ def _description(model: Estimator, fitted: FittedFunction, arrays: list[str], of
 
 
 def _solve(model: Estimator) -> dict[str, Any]:
-    """How the fit went."""
+    """Return the outcome of the fit as values of JSON."""
     result = model.solve_result_
     return {
         "form": model.plan_.form if hasattr(model, "plan_") else None,
@@ -314,7 +314,7 @@ def _check(fitted: FittedFunction) -> None:
 
 
 def _callables(description: Any, given: Any) -> dict[str, Any]:
-    """What a user gave under every name that the description has for something of the user's own."""
+    """Return the objects that a user gave, by the names that the description has for them."""
     named = _named(description, given)
     if isinstance(given, Kernel | FeatureMap):  # of several such parts, each is known by its name
         for part in parts_of(given):

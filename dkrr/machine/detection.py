@@ -1,4 +1,4 @@
-"""What this machine or cluster has, as the planner's Resources."""
+"""Resources of this machine or cluster, for the planner."""
 
 import sys
 from dataclasses import asdict, replace
@@ -29,7 +29,8 @@ LOCAL_FRACTION = 0.92
 neither spill nor pause."""
 
 CLUSTER_FRACTION = 0.70
-"""The same for a user's workers: Dask pauses a worker at 0.80 of its limit and kills it at 0.95."""
+"""Part of a worker's limit that a plan may use of a user's workers: Dask pauses a worker at 0.80 of its
+limit and kills it at 0.95."""
 
 AVAILABLE_FRACTION = 0.80
 """Part of the memory available now that is used where no limit is given."""
@@ -179,7 +180,7 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
 
 
 def describe() -> dict[str, Any]:
-    """What there is, and what plans believe of its speed, as values of JSON."""
+    """Return the resources that were found, and the rates that plans use, as values of JSON."""
     client = ambient_client()
     resources = detect(None, None)
     fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)

@@ -48,14 +48,14 @@ LIKELIHOOD_SECONDS = 40e-9
 INNER_WITH_FACTOR = 1
 """Iterations for a system whose preconditioner is its inverse."""
 STEP_SECONDS = 4e-3
-"""Of every step, however small: calls, and a line search."""
+"""Time of every step, however small: calls, and a line search."""
 STEP_SECONDS_IN_MEMORY: Mapping[tuple[str, str], float] = {
     ("primal", "cholesky"): 0.5e-3,
     ("primal", "cg"): 1.6e-3,
     ("dual", "cholesky"): 1.4e-3,
     ("dual", "cg"): 3.7e-3,
 }
-"""The same without tasks, by form and solver."""
+"""Time of every step without tasks, by form and solver."""
 MAX_MATRIX_SIDE = 20_000
 """Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
 

@@ -149,7 +149,7 @@ class _Fork:
         self.is_one = False
 
     def note(self) -> None:
-        """Called in the child, before anything else runs there."""
+        """Take note of a fork, in the child and before anything else runs there."""
         self.is_one = True
 
 

@@ -58,14 +58,14 @@ class Task:
     flops: float = 1.0
     """Weight in the progress display."""
     priority: tuple[int, ...] = ()
-    """Of the tasks that are ready, the smallest goes first."""
+    """Order of the tasks that are ready: the smallest goes first."""
     place: int | None = None
     """Number of the place (a worker's thread) that keeps in memory what the task needs; None: any place will do."""
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What is left of a task that is done."""
+    """Record of a task that is done."""
 
     key: str
     value: Any
