@@ -122,9 +122,6 @@ def _part(
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     b, r = right_sides[:, :-1], product[:, :-1]
     np.subtract(b, r, out=r)
-    if constants is not None:  # the residual of u − v b, which may be larger than that of u
-        for rows in _strips(vectors):
-            r[rows, :-1] -= r[rows, -1:] * constants
     return _Part((column_norms(r), column_norms(b)), squares, multiplied)
 
 
