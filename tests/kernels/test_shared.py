@@ -222,7 +222,11 @@ def test_workspace_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype
         assert peak <= kernel.pieces_bytes(n, n, d, row_bytes)
 
 
-@pytest.mark.parametrize("kernel", [CallableKernel(np.dot), Chi2(), RBF() + Chi2(), Columns(RBF(), [0])], ids=["function", "chi2", "sum", "columns"])
+@pytest.mark.parametrize(
+    "kernel",
+    [CallableKernel(np.dot), Chi2(), RBF() + Chi2(), Columns(RBF(), [0])],
+    ids=["function", "chi2", "sum", "columns"],
+)
 def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
     assert kernel.sparse_parts == 0
     assert kernel.workspace_bytes(10, 10, 5000, 24) == kernel.workspace_bytes(10, 10, 5000)
