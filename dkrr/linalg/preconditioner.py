@@ -337,7 +337,8 @@ def pays_no_more(
     Parameters
     ----------
     shift : float
-        s. What counts is t = max(s, δ), with which the preconditioner is made.
+        s. Far below what is left, where the preconditioner is made with a larger one, this asks for all the pivots
+        that there is memory for: eigenvalues that the factor leaves then decide, and a smooth kernel has small ones.
     tol : float
     iteration_seconds : float
         Of one product with A.
@@ -351,14 +352,12 @@ def pays_no_more(
         eigenvalue, s = next_eigenvalue(factor), shift / factor.trace_unit
         if factor.traces[-1][1] <= s:  # all that is left is less than the shift
             return True
-        # The preconditioner is made with t; see `ByPartialFactor`.
-        t = max(s, factor.traces[-1][1] / max(factor.columns.n - factor.rank, 1))
         # Eigenvalues fall like a power of their number, so that iterations(r) ~ r^(-power / 2).
         (r0, t0), (r1, t1) = factor.traces[len(factor.traces) // 2], factor.traces[-1]
         if r0 == 0 or r1 == r0 or t1 <= 0:
             return False
         power = 1.0 + log(max(t0 / t1, 1.0)) / log(r1 / r0)
-        saved = 0.5 * power * expected_iterations(eigenvalue, t, tol) / r1 * iteration_seconds
+        saved = 0.5 * power * expected_iterations(eigenvalue, s, tol) / r1 * iteration_seconds
         return saved < pivot_seconds(r1)
 
     return enough

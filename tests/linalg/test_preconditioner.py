@@ -299,15 +299,6 @@ class TestPaysNoMore:
         first = next(rank for rank in range(20, 100_000, 10) if enough(self.falling(rank)))
         assert 20 < first < self.first(pivot=0.1)
 
-    def test_a_shift_far_below_what_is_left_makes_no_difference(self):
-        # The preconditioner is made with what is left then.
-        def first(shift):
-            enough = pays_no_more(shift, 1e-8, 1.0, lambda rank: 1.0)
-            return next(rank for rank in range(20, 20_000, 10) if enough(self.falling(rank, n=20_000)))
-
-        assert first(1e-12) == first(0.0) < 1000
-        assert first(10.0) < first(1e-12)
-
     def test_not_before_something_is_known(self):
         enough = pays_no_more(1.0, 1e-8, 0.0, lambda rank: 1.0)
         assert not enough(traces((0, 1e6)))
