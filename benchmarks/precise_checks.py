@@ -47,9 +47,8 @@ def dual_residual(
 ) -> float:
     """Largest ‖√W(y − b − Kα − λW⁻¹α)‖ / ‖√W(y − ȳ)‖ over the targets.
 
-    With an intercept, α is first moved to 1ᵀα = 0 exactly, each entry by its weight's part of the sum as rounding
-    does, and b is the constant that suits it best: what rounding does to the sum and to b is an error of the
-    predictions, not of the system that was solved. Without one, b and the
+    With an intercept, α is first moved to 1ᵀα = 0 exactly and b is the constant that suits it best: what rounding
+    does to the sum and to b is an error of the predictions, not of the system that was solved. Without one, b and the
     mean ȳ are 0.
 
     Parameters
@@ -71,8 +70,8 @@ def dual_residual(
         for c in range(targets.ncols()):
             a = [coef[i, c] for i in used]
             if fit_intercept:
-                off = sum(a, arb(0)) / sum(weights, arb(0))
-                a = [v - off * w for v, w in zip(a, weights, strict=True)]
+                middle = sum(a, arb(0)) / len(a)
+                a = [v - middle for v in a]
             right = _centred([targets[i, c] for i in used], weights, fit_intercept)
             left = [
                 targets[i, c] - sum((k[i, j] * v for j, v in zip(used, a, strict=True)), arb(0)) - arb(alpha) / w * u
