@@ -120,7 +120,8 @@ class TrainingData:
         """Undo the scaling and free the intercept.
 
         From [K + λW⁻¹ 1; 1ᵀ 0][α; b] = [y; 0]: with u and v the solutions for y and for ones, b = 1ᵀu / 1ᵀv and
-        α = u − v b.
+        α = u − v b. Where weights span many orders, a b that is off by its last digit leaves 1ᵀα far from the rounding
+        of α. So what is left is taken as u once more.
 
         Parameters
         ----------
@@ -129,16 +130,18 @@ class TrainingData:
         Returns
         -------
         alpha : ndarray of shape (n, targets of this group)
-        intercept : ndarray of shape (targets of this group,)
-            To be added to the means.
+        constants : ndarray of shape (2, targets of this group)
+            Both parts of b, which is to be added to the means.
         """
         scale = self.dual_scale()
-        u = beta if scale is None else beta * scale[:, None]
         if not self.fit_intercept:
-            return u, np.zeros(u.shape[1])
-        u, v = u[:, :-1], u[:, -1:]
-        intercept = u.sum(axis=0) / v.sum()
-        return u - v * intercept, intercept
+            return beta if scale is None else beta * scale[:, None], np.zeros((2, beta.shape[1]))
+        alpha, v = beta[:, :-1], beta[:, -1:]
+        total, constants = _weighted_sum(v, scale), np.empty((2, alpha.shape[1]))
+        for part in constants:
+            part[:] = _weighted_sum(alpha, scale) / total
+            alpha = alpha - v * part
+        return alpha if scale is None else alpha * scale[:, None], constants
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
         """What must be the same for a run to go on."""
@@ -156,6 +159,10 @@ class TrainingData:
     def notes(self) -> dict[str, Any]:
         """What a run that goes on takes over from the one that began."""
         return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
+
+
+def _weighted_sum(vectors: Array, scale: Array | None) -> Array:
+    return vectors.sum(axis=0) if scale is None else scale @ vectors
 
 
 @dataclass(frozen=True)

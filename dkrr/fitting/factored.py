@@ -1,5 +1,6 @@
 """Complete factorisations that precondition conjugate gradient."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,7 +12,7 @@ from dkrr.fitting.workspace import Workspace
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
 from dkrr.linalg.condition import worst
 from dkrr.linalg.factored import LocalFactor, SharedFactor
-from dkrr.linalg.operator import LastProduct, TiledOperator, column_sizes
+from dkrr.linalg.operator import TiledOperator
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.sources import TileSource
 from dkrr.planning import Plan
@@ -77,10 +78,9 @@ def solve_factored(
     scale: Array | None,
     shift: Array,
     right_sides: Array,
-) -> tuple[Outcome, Array]:
+    run: Callable[[Iteration], Outcome],
+) -> Outcome:
     """Solve (C A C + diag(s)) X = B to the tolerance; with a factor in float64 where float32 does not hold it.
-
-    What is found comes with the product C A C X.
 
     Parameters
     ----------
@@ -97,6 +97,8 @@ def solve_factored(
     shift : ndarray of shape (n,)
         s.
     right_sides : ndarray of shape (n, m)
+    run : callable
+        Runs the iteration.
 
     Raises
     ------
@@ -115,18 +117,16 @@ def solve_factored(
         note = BROKE_DOWN.format(row=broken)
         work.progress.note(note)
         factor = complete_factor(work, plan, group, source, shift, "float64")
-    operator = LastProduct(
-        TiledOperator(
-            source=plain,
-            grid=TileGrid(len(right_sides), c.tile, c.tile),
-            executor=work.executor,
-            run=group,
-            slots=c.slots,
-            scale=scale,
-        )
+    operator = TiledOperator(
+        source=plain,
+        grid=TileGrid(len(right_sides), c.tile, c.tile),
+        executor=work.executor,
+        run=group,
+        slots=c.slots,
+        scale=scale,
     )
     solver = plan.problem.solver
-    outcome = Iteration(
+    iteration = Iteration(
         operator=operator,
         shift=shift[:, None],
         right_sides=right_sides,
@@ -134,15 +134,14 @@ def solve_factored(
         tol=plan.problem.tol,
         max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
         progress=work.progress,
-    ).run()
-    sizes = column_sizes(right_sides)
-    product = operator.of(outcome.x / sizes) * sizes
+    )
+    outcome = run(iteration)
     work.record.add(operator.record)
     work.record.add(factor.record)
     if not work.keeps:
         work.store.delete(group)
     messages = (note, *outcome.messages) if note else outcome.messages
-    return replace(outcome, messages=messages), product
+    return replace(outcome, messages=messages)
 
 
 def complete_factor(

@@ -30,10 +30,9 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.operator import LastProduct, ResidentRows, TiledOperator, column_sizes, pass_cost
+from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, pays_no_more
-from dkrr.linalg.residual import Check, energies
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -41,7 +40,7 @@ from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import Iteration, Outcome
+from dkrr.solvers.conjugate_gradient import Iteration, Outcome, State
 from dkrr.solvers.settings import Pivoted, RPCholesky
 from dkrr.tiles import ChunkedArray, TileGrid
 
@@ -177,45 +176,31 @@ def _fit_dual(data: TrainingData, plan: Plan, team: Team, rows: Rows, work: Work
     sides = [data.dual_right_sides(targets, means) for _, targets in groups]
     right_sides = np.hstack(sides)
     shift = np.concatenate([np.full(b.shape[1], alpha) for (alpha, _), b in zip(groups, sides, strict=True)])[None, :]
-    multiplied = LastProduct(operator)
+    found = DualParts(data, means)
     try:
         preconditioner = _preconditioner(data, plan, team, columns, shift, run)
-        outcome, product = _iterate(plan, team, multiplied, preconditioner, shift, right_sides, scale)
+        iteration = _iteration(plan, team, operator, preconditioner, shift, right_sides, scale)
+        widths = [(targets, b.shape[1]) for (_, targets), b in zip(groups, sides, strict=True)]
+        outcome = _finished(team, iteration, lambda state: found.iterate(widths, iteration, state))
     except NotPositiveDefiniteError as error:
         raise _not_positive_definite(error, data) from None
     finally:
         team.executor.forget(run)
-    assert product is not None
-    found, first = DualParts(data, means), 0
-    for (_, targets), b in zip(groups, sides, strict=True):
-        where = slice(first, first + b.shape[1])
-        constants = found.take(targets, outcome.x[:, where])
-        squares = energies(outcome.x[:, where], product[:, where], constants)
-        found.note(targets, Check(float(outcome.residuals[where].max()), squares, outcome.condition))
-        first = where.stop
     kept = rows.rows if isinstance(rows, ResidentRows) else rows
     return found.solution(kept, outcome)
 
 
-def _iterate(
+def _iteration(
     plan: Plan,
     team: Team,
-    operator: Any,
+    operator: Operator,
     preconditioner: Preconditioner,
     shift: Array,
     right_sides: Array,
     scale: Array | None,
-) -> tuple[Outcome, Array | None]:
-    """What conjugate gradient finds, and A X where the operator remembers its products."""
-    state, damage = None, ""
-    if team.checkpoints is not None:
-        state, damage = team.checkpoints.load(), team.checkpoints.damage
-    if damage:
-        team.progress.note(damage)
-    if state is not None and state.x.shape != right_sides.shape:
-        state = None
+) -> Iteration:
     constant = np.ones(len(right_sides)) if scale is None else scale
-    iteration = Iteration(
+    return Iteration(
         operator=operator,
         shift=shift,
         right_sides=right_sides,
@@ -228,15 +213,21 @@ def _iterate(
         on_iteration=team.checkpoints.save_in_time if team.checkpoints is not None else lambda _: None,
         on_end=team.checkpoints.save if team.checkpoints is not None else lambda _: None,
     )
-    outcome = iteration.run(state=state)
-    product = None
-    if isinstance(operator, LastProduct):
-        sizes = column_sizes(right_sides)  # with which the iteration works
-        product = operator.of(outcome.x / sizes) * sizes
-    team.record.add(operator.record)
-    team.record.add(preconditioner.record)
-    messages = (damage, *outcome.messages) if damage else outcome.messages
-    return replace(outcome, messages=messages), product
+
+
+def _finished(team: Team, iteration: Iteration, run: Callable[[State | None], Outcome]) -> Outcome:
+    """Run from the last checkpoint, if there is one that can be read."""
+    state, damage = None, ""
+    if team.checkpoints is not None:
+        state, damage = team.checkpoints.load(), team.checkpoints.damage
+    if damage:
+        team.progress.note(damage)
+    if state is not None and state.x.shape != iteration.right_sides.shape:
+        state = None
+    outcome = run(state)
+    team.record.add(iteration.operator.record)
+    team.record.add(iteration.preconditioner.record)
+    return replace(outcome, messages=(damage, *outcome.messages)) if damage else outcome
 
 
 def _preconditioner(
@@ -396,7 +387,8 @@ def _fit_primal(
             diagonal = np.maximum(diagonal - size * centre**2, 0.0)
         preconditioner = Diagonal(diagonal[:, None], shift)
     operator = NormalOperator(phi, segments, team.executor, dimension, centre)
-    outcome, _ = _iterate(plan, team, operator, preconditioner, shift, moments, None)
+    iteration = _iteration(plan, team, operator, preconditioner, shift, moments, None)
+    outcome = _finished(team, iteration, lambda state: iteration.run(state=state))
     tasks = [Task(f"errors-{k}", training_errors, (phi, s, centre, errors)) for k, s in enumerate(segments)]
     team.executor.map(tasks, outcome.x)
     found = errors if isinstance(errors, np.ndarray) else errors.load(data.room_for_errors())

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
-from dkrr.linalg.residual import Check, energies, relative
+from dkrr.linalg.residual import Check, relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, tile_diagonal
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -61,13 +62,13 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
     for g, (alpha, columns) in enumerate(data.alpha_groups()):
         right_sides, shift = data.dual_right_sides(columns, means), data.dual_shift(alpha)
         if plan.chosen.has_factor:
+            groups = [(columns, right_sides.shape[1])]
+            run_it = partial(found.iterate, groups)
             try:
-                outcome, product = solve_factored(work, plan, g, source, plain, scale, shift, right_sides)
+                outcome = solve_factored(work, plan, g, source, plain, scale, shift, right_sides, run_it)
             except NotPositiveDefiniteError as error:
                 raise not_positive_definite(error, alpha, "dual") from None
             outcomes.parts.append(outcome)
-            squares = energies(outcome.x, product, found.take(columns, outcome.x))
-            found.note(columns, Check(float(outcome.residuals.max()), squares, outcome.condition))
             continue
 
         # Between the solution and its check the free constants are found.

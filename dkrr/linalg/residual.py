@@ -29,37 +29,43 @@ class Check:
     residual: float
     """Largest ‖B − (A + diag(s)) X‖ / ‖B‖ of a column."""
     squares: Array
-    """γᵀAγ of the combinations that make functions of the columns, of shape (t,); see `energies`."""
+    """XᵀAX by columns, of shape (t,)."""
     condition: float
     """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.condition."""
 
 
-def energies(x: Array, product: Array, constants: Array | None) -> Array:
-    """γᵀAγ by columns, of shape (t,).
+def freed(vectors: Array, constants: Array | None) -> Array:
+    """Replace [U, v, P] by [U − v b, P], as a view of the same memory.
+
+    Solutions and right-hand sides of a fit with free constants are combined alike, and what is then checked are the
+    coefficients themselves: where u and v b cancel, their own residuals say nothing of the difference.
 
     Parameters
     ----------
-    x : ndarray of shape (n, t), or (n, t + 1) with constants
-        X.
-    product : ndarray of the same shape
-        A X.
-    constants : ndarray of shape (t,), optional
-        b, the free constants: γ = u − v b, for the last column v of X; None: γ is X.
+    vectors : ndarray of shape (n, t + 1 + p)
+        Overwritten.
+    constants : ndarray of shape (k, t), optional
+        Parts of b, the free constants, each of which is subtracted by itself; None: nothing is done.
+
+    Returns
+    -------
+    ndarray of shape (n, t + p)
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _energies(x, product, constants)
-
-
-def _energies(x: Array, product: Array, constants: Array | None) -> Array:
-    if constants is None and x.shape[1] == 1:
-        return np.array([x[:, 0] @ product[:, 0]])
     if constants is None:
-        return np.einsum("ij,ij->j", x, product)  # type: ignore[no-any-return]
-    total = np.zeros(len(constants))
-    for rows in _strips(x):
-        gamma, of_gamma = (v[rows, :-1] - v[rows, -1:] * constants for v in (x, product))
-        total += np.einsum("ij,ij->j", gamma, of_gamma)
-    return total
+        return vectors
+    t = constants.shape[1]
+    for rows in _strips(vectors):
+        for part in constants:
+            vectors[rows, :t] -= vectors[rows, t : t + 1] * part
+        vectors[rows, t:-1] = vectors[rows, t + 1 :]
+    return vectors[:, :-1]
+
+
+def energies(x: Array, product: Array) -> Array:
+    """Return XᵀAX by columns from X and A X, both of shape (n, t)."""
+    if x.shape[1] == 1:
+        return np.array([x[:, 0] @ product[:, 0]])
+    return np.einsum("ij,ij->j", x, product)  # type: ignore[no-any-return]
 
 
 def _strips(vectors: Array) -> Iterator[slice]:
@@ -82,15 +88,15 @@ def checked(
     Parameters
     ----------
     right_sides : ndarray of shape (n, m + 1)
-        B, and the probe after it.
+        B, and the probe after it; overwritten.
     shift : ndarray of shape (n, 1)
         s.
     x : ndarray of shape (n, m + 1)
-        X, and what the probe became; its last column is overwritten.
+        X, and what the probe became; overwritten.
     multiply : callable
         Gives A V.
-    constants : ndarray of shape (t,), optional
-        See `energies`.
+    constants : ndarray of shape (k, t), optional
+        See `freed`.
     scaling : ndarray of shape (n,), optional
         D, of A + diag(s), with which the probe was made.
     """
@@ -98,6 +104,7 @@ def checked(
     with np.errstate(over="ignore", invalid="ignore"):
         solved = Moments.of_solved(right_sides[:, -1], x[:, -1], scaling)
         x[:, -1] = multiplied_probe(right_sides[:, -1], scaling)
+        x = np.ascontiguousarray(freed(x, constants))
         part = _part(right_sides, shift, x, multiply(x), constants, scaling)
         return Check(_relative(*part.norms), part.squares, condition_number(part.multiplied, solved))
 
@@ -115,14 +122,17 @@ class _Part(NamedTuple):
 def _part(
     right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, scaling: Array | None
 ) -> _Part:
-    """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z], which is overwritten."""
-    squares = _energies(vectors[:, :-1], product[:, :-1], constants)
+    """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z]; that and `right_sides` are overwritten."""
+    t = vectors.shape[1] - 1
+    sizes = column_norms(right_sides[:, :t])
+    b = freed(right_sides, constants)[:, :t]
+    squares = energies(vectors[:, :t], product[:, :t])
     for rows in _strips(vectors):
         product[rows] += shift[rows] * vectors[rows]
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
-    b, r = right_sides[:, :-1], product[:, :-1]
+    r = product[:, :t]
     np.subtract(b, r, out=r)
-    return _Part((column_norms(r), column_norms(b)), squares, multiplied)
+    return _Part((column_norms(r), sizes), squares, multiplied)
 
 
 def check_tiled(
@@ -145,8 +155,8 @@ def check_tiled(
         A system with right-hand sides, and the probe after them.
     solution : ChunkedArray of shape (n, m + 1)
         X, and what the probe became.
-    constants : ndarray of shape (t,), optional
-        See `energies`.
+    constants : ndarray of shape (k, t), optional
+        See `freed`.
     scaling : ChunkedArray of shape (n, 1), optional
         D, of A + diag(s), with which the probe was made.
     executor : Executor
@@ -210,10 +220,11 @@ def residual_rows(
 ) -> tuple[_Part, Moments]:
     """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
     rows = grid.rows(i)
-    product = np.zeros((grid.height(i), solution.shape[1]))
+    product = np.zeros((grid.height(i), solution.shape[1] - (constants is not None)))
     for j in range(grid.n_tiles):
         x = read_range(solution, grid.rows(j))
         x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(scaling, grid.rows(j)))
+        x = np.ascontiguousarray(freed(x, constants))
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
@@ -227,7 +238,7 @@ def residual_rows(
     with np.errstate(over="ignore", invalid="ignore"):
         solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
         here[:, -1] = multiplied_probe(b[:, -1], scale)
-        return _part(b, read_range(shift, rows), here, product, constants, scale), solved
+        return _part(b, read_range(shift, rows), freed(here, constants), product, constants, scale), solved
 
 
 def _range(vector: ChunkedArray | None, rows: slice) -> Array | None:

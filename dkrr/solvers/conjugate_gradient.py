@@ -147,6 +147,8 @@ class Iteration:
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
     wants_condition: bool = True
+    last: State | None = field(default=None, init=False)
+    """State at the end of the last run."""
 
     def run(self, start: Array | None = None, state: State | None = None) -> Outcome:
         """Iterate until every true residual is met, or no more can be had.
@@ -179,6 +181,7 @@ class Iteration:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
         self.on_end(state)
+        self.last = state
         residuals, x = self._relative(state.residual), self._unscaled(state.x)
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)

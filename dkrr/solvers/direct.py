@@ -75,8 +75,8 @@ class Cholesky:
         system : TiledSystem
         solution : ChunkedArray of shape (n, m + 1)
             X, and what the probe became.
-        constants : ndarray of shape (t,), optional
-            See dkrr.linalg.residual.energies.
+        constants : ndarray of shape (k, t), optional
+            See dkrr.linalg.residual.freed.
         scaling : ChunkedArray of shape (n, 1), optional
             D, of A + diag(s), with which the probe was made.
         executor : Executor

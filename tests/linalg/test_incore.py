@@ -131,7 +131,7 @@ def test_memory(centred):
         system = DenseSystem(A.copy())
         for _ in range(2):
             X = system.solve(np.ones(n), B)
-            constants = np.ones(m - 2) if centred else None
+            constants = np.ones((2, m - 2)) if centred else None
             checked(B, np.ones((n, 1)), X, system.multiply, constants, system.diagonal + 1.0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

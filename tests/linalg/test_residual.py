@@ -40,9 +40,9 @@ def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred, 
     case = make_case(tmp_path, grid, m + 1, seed=3)
     X = np.random.default_rng(4).standard_normal((grid.n, m))
     B, probe = case.B[:, :-1], case.B[:, -1]
-    expected = np.linalg.norm(B - case.shifted @ X, axis=0) / np.linalg.norm(B, axis=0)
-    constants = np.linspace(-1.0, 2.0, m - 1) if centred else None
-    G = X[:, :-1] - X[:, -1:] * constants if centred else X
+    constants = np.array([np.linspace(-1.0, 2.0, m - 1), np.linspace(0.0, 1e-3, m - 1)]) if centred else None
+    G, H = (V[:, :-1] - V[:, -1:] * constants.sum(axis=0) if centred else V for V in (X, B))
+    expected = np.linalg.norm(H - case.shifted @ G, axis=0) / np.linalg.norm(B[:, : G.shape[1]], axis=0)
     squares = np.einsum("ij,ij->j", G, case.A @ G)
     solved = np.linalg.solve(case.shifted, probe)
     d = np.random.default_rng(5).uniform(0.5, 2.0, grid.n) if scaled else np.ones(grid.n)
