@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import dask
+import numpy as np
 import pytest
 from distributed import Client
 
@@ -49,6 +51,13 @@ def note(meter, folder, name, needs):
     missing = [other for other in needs if not (Path(folder) / other).exists()]
     (Path(folder) / name).touch()
     return missing
+
+
+def take_memory(meter, *_):
+    held = []
+    for _ in range(60):
+        held.append(np.ones(2**21))
+        time.sleep(0.05)
 
 
 def not_positive(meter, row):
@@ -192,6 +201,17 @@ class TestKilledWorkers:
             executor.run([Task("killer", die)], Progress())
         client.wait_for_workers(2, timeout=30)
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
+
+    def test_of_memory(self, tmp_path):
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            local_client(1, 200 * 2**20, str(tmp_path)) as client,
+        ):
+            executor = DaskExecutor(client, lambda: "60 MiB planned, limit 200 MiB")
+            executor.run([Task("first", square, (2,))], Progress())
+            said = r"memory.*\(60 MiB planned, limit 200 MiB, [\d.]+ MiB the most held in tasks that ended\).*larger"
+            with pytest.raises(DkrrError, match=said):
+                executor.run([Task("hog", take_memory, ("first",))], Progress())
 
 
 class TestALostScheduler:
