@@ -8,28 +8,26 @@ import pytest
 
 
 def covering(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Choose combinations greedily, always the one with the most pairs of values that are still missing."""
-    left = {
-        (a, i, b, j)
-        for a, b in combinations(range(len(choices)), 2)
-        for i in range(len(choices[a]))
-        for j in range(len(choices[b]))
-    }
+    """Choose greedily the combination with the most new pairs of values, among those the one with the most triples."""
     every = list(product(*(range(len(values)) for values in choices)))
-    if len(choices) < 2:
-        return [tuple(values[i] for values, i in zip(choices, chosen, strict=True)) for chosen in every]
+    missing = {pair for chosen in every for pair in _parts(chosen, 2)}
+    triples: set[Any] = set()
     found = []
-    while left:
-        best = max(every, key=lambda chosen: sum(pair in left for pair in _pairs(chosen)))
-        left.difference_update(_pairs(best))
+    while missing:
+        best = max(
+            every,
+            key=lambda chosen: (len(missing.intersection(_parts(chosen, 2))), len(_parts(chosen, 3) - triples)),
+        )
+        missing -= _parts(best, 2)
+        triples |= _parts(best, 3)
         found.append(tuple(values[i] for values, i in zip(choices, best, strict=True)))
     return found
 
 
-def _pairs(chosen: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    return [(a, chosen[a], b, chosen[b]) for a, b in combinations(range(len(chosen)), 2)]
+def _parts(chosen: Sequence[int], size: int) -> set[Any]:
+    return set(combinations(enumerate(chosen), size))
 
 
 def every_pair(ids: Any = None, **choices: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrise a test with covering combinations of the values of its arguments."""
+    """Parametrise a test by combinations of the values of two or more arguments."""
     return pytest.mark.parametrize(tuple(choices), covering(*choices.values()), ids=ids)

@@ -24,16 +24,14 @@ from dkrr.runtime.dask_executor import (
     connect,
     worker_resources,
 )
-from dkrr.runtime.local_workers import LocalWorkers, local_client
+from dkrr.runtime.local_workers import LocalWorkers
+from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
 
-MEMORY = 400 * 2**20
 
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    with local_client(2, MEMORY, str(tmp_path_factory.mktemp("scratch"))) as client:
-        yield client
+@pytest.fixture
+def client(workers):
+    return workers
 
 
 @pytest.fixture
@@ -219,7 +217,7 @@ class TestALostScheduler:
 
     @pytest.mark.parametrize("how", ["run", "map"])
     def test_killed(self, how, tmp_path):
-        with LocalWorkers(1, MEMORY, str(tmp_path)) as workers, workers.client() as client:
+        with LocalWorkers(1, WORKER_MEMORY, str(tmp_path)) as workers, workers.client() as client:
             executor = DaskExecutor(client, lambda: "200 MiB planned", workers.ended)
             tasks = [Task("a", kill_the_scheduler)]
             calls = {"run": lambda: executor.run(tasks, Progress()), "map": lambda: executor.map(tasks, None)}
@@ -231,7 +229,7 @@ class TestClients:
     def test_workers_report(self, client):
         client.wait_for_workers(2, timeout=30)
         workers = worker_resources(client)
-        assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, MEMORY)] * 2
+        assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
 
     def test_a_client_of_dkrr_is_not_ambient(self, client):
         assert ambient_client() is None
