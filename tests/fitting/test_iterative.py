@@ -37,7 +37,7 @@ def products(facts):
     ids=["plain", "preconditioned"],
 )
 def test_a_killed_run_goes_on(tmp_path, cg):
-    n, settings = 1009, {**SETTINGS, "cg": cg, "config": OFTEN}
+    n, settings = 1009, {**SETTINGS, "alpha": 0.3 if cg["rank"] is None else 0.01, "cg": cg, "config": OFTEN}
     whole, expected = fit_here(n, 6, tmp_path / "whole.zarr", **settings)
     assert (expected["execution"], expected["solver"]) == ("serial", "cg")
     total = expected["iterations"]
@@ -87,9 +87,9 @@ def begun(stopped, tmp_path):
 
 
 @cache
-def exact(n, d):
+def exact(n, d, alpha=SETTINGS["alpha"]):
     """Dual coefficients by factorisation."""
-    return KernelRidge(**SETTINGS, solver="cholesky").fit(*problem(n, d)).dual_coef_
+    return KernelRidge(**SETTINGS | {"alpha": alpha}, solver="cholesky").fit(*problem(n, d)).dual_coef_
 
 
 GO_ON = {"solver": ConjugateGradient(RPCholesky(31))}
@@ -259,7 +259,7 @@ def test_a_worker_that_is_killed(tmp_path, ambient_workers):
 
         thread = threading.Thread(target=kill, daemon=True)
         thread.start()
-        settings = {**SETTINGS, "solver": ConjugateGradient(RPCholesky(53)), "store": str(store)}
+        settings = {**SETTINGS, "alpha": 0.1, "solver": ConjugateGradient(RPCholesky(53)), "store": str(store)}
         model = KernelRidge(**settings).fit(X, y)
         thread.join(timeout=10)
         ambient_workers.wait_for_workers(2, timeout=30)
@@ -269,7 +269,7 @@ def test_a_worker_that_is_killed(tmp_path, ambient_workers):
     result = model.solve_result_
     assert model.plan_.execution == "dask" and result.status is Status.CONVERGED
     assert 5 <= killed[0] < result.iterations
-    expected = exact(1009, 5)
+    expected = exact(1009, 5, alpha=0.1)
     assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -279,7 +279,7 @@ PROMISES = [
     (5003, 8, {"memory_limit": "3GiB"}),
     (4001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}),
     (3001, 8, {"memory_limit": "400MiB", "cg": {"rank": 1009}}),
-    (3001, 60, {"memory_limit": "450MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal"}),
+    (3001, 40, {"memory_limit": "400MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal"}),
     pytest.param(12_007, 8, {"memory_limit": "600MiB"}, marks=pytest.mark.slow),
 ]
 
@@ -298,13 +298,12 @@ def test_the_calling_process_keeps_its_promise(tmp_path, n, d, more, store):
     assert facts["peak"] <= facts["projected"] <= facts["limit"]
 
 
-@pytest.mark.parametrize(("n", "d", "more"), PROMISES[3:5], ids=str)
-def test_workers_keep_their_promise(tmp_path, n, d, more):
-    limit = 2 * int(more["memory_limit"].removesuffix("MiB"))
-    settings = {**SETTINGS, "alpha": 1.0, "solver": "cg", **more, "memory_limit": f"{limit}MiB"}
-    settings |= {"workers": 2, "config": SLOW}
-    _, facts = finish(start(n, d, None, tmp_path / "out.npz", **settings), tmp_path / "out.npz")
+def test_workers_keep_their_promise(tmp_path):
+    """Many columns of a slow kernel, and a factor of a rank that was asked for; more workers than there are cores."""
+    settings = {"kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "cg": {"rank": 1009}}
+    settings |= {"memory_limit": "1500MiB", "workers": 3, "config": SLOW}
+    _, facts = finish(start(3001, 211, None, tmp_path / "out.npz", **settings), tmp_path / "out.npz")
     assert (facts["execution"], facts["solver"]) == ("dask", "cg")
     assert facts["residual"] <= 1e-8
-    assert len(facts["peaks"]) == 2
+    assert len(facts["peaks"]) == 3
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]

@@ -14,6 +14,7 @@ from tests.fitting.running import finish, fit_here, kill_everything, start, wait
 from tests.fitting.scripts import labels, problem
 
 RBF = {"kernel": "rbf", "gamma": 0.2}
+ON_WORKERS = {"workers": 2, "config": {"dkrr.rates.gemm-gflops": 1e-3}}
 
 
 def data(n, classes):
@@ -32,7 +33,7 @@ def data(n, classes):
 )
 def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, request):
     store, settings = tmp_path / "run.zarr", {**RBF, **settings}
-    process = start(n, 5, store, tmp_path / "a.npz", **settings, workers=2 if place == "dask" else None)
+    process = start(n, 5, store, tmp_path / "a.npz", **settings, **(ON_WORKERS if place == "dask" else {}))
     reached = wait_for_iteration(process, store, 3)
     kill_everything(process)
     if place == "dask":
@@ -46,7 +47,7 @@ def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, 
     assert np.allclose(again["objectives"][:reached], facts["objectives"][:reached], rtol=1e-5)
     assert all(np.diff(again["objectives"]) <= 1e-12 * again["objectives"][0])
     assert not list(store.glob("newton-*"))  # factors belong to their step
-    if settings["solver"] == "cholesky":
+    if place == "serial" and settings["solver"] == "cholesky":  # other workers sum products in another order
         assert np.array_equal(resumed, whole)
 
 
@@ -62,11 +63,11 @@ def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, 
 )
 def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, classes):
     kernel = RBF if form == "dual" else {"kernel": "polynomial", "degree": 2}
-    n = 1600 if form == "dual" else 20_000 if solver == "cholesky" else 8000
+    n = 1000 if form == "dual" else 20_000 if solver == "cholesky" else 8000
     out = tmp_path / "a.npz"
     settings = {**kernel, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
     if solver == "cholesky" and form == "dual":
-        settings |= {"tile": 400, "workers": 2 if classes == 3 else None}
+        settings |= {"tile": 250, "workers": 2 if classes == 3 else None}
     _, facts = finish(start(n, 6, tmp_path / "run.zarr", out, **settings), out)
     assert facts["status"] == "CONVERGED"
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]

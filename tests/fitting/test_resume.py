@@ -11,13 +11,14 @@ from tests.fitting.running import fit_here, kill_everything, start, tiles, wait_
 from tests.fitting.scripts import problem
 
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky"}
+ON_WORKERS = {"workers": 2, "config": {"dkrr.rates.gemm-gflops": 1e-3}}
 
 
 @pytest.mark.parametrize("place", ["serial", "dask"])
 def test_a_killed_run_goes_on(tmp_path, place, request):
     n, settings = 2600, {**SETTINGS, "tile": 200}
     store = tmp_path / "run.zarr"
-    process = start(n, 6, store, tmp_path / "b.npz", **settings, workers=2 if place == "dask" else None)
+    process = start(n, 6, store, tmp_path / "b.npz", **settings, **(ON_WORKERS if place == "dask" else {}))
     wait_for_tiles(process, store, 45)
     kill_everything(process)
     before = tiles(store)

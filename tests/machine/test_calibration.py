@@ -52,7 +52,6 @@ def test_this_machine(tmp_path, folder, monkeypatch):
     before = run(*plan)["seconds"]
     monkeypatch.setattr(dkrr, "calibrate", partial(dkrr.calibrate, seconds=0.005))
     description = run("calibrate", "--folder", scratch, "--workers", 2, "--json")
-    assert description == json.loads(json.dumps(describe()))
     profile = load_profile(machine_fingerprint())
     check(profile)
     assert run(*plan)["seconds"] != before
