@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError
-from dkrr.machine import describe, detect
+from dkrr.machine import detect
 from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_store
 from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
