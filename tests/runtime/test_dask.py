@@ -24,7 +24,7 @@ from dkrr.runtime.dask_executor import (
     connect,
     worker_resources,
 )
-from dkrr.runtime.local_workers import LocalWorkers
+from dkrr.runtime.local_workers import LocalWorkers, local_client
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
 
