@@ -93,7 +93,8 @@ class DualParts:
 
     def __init__(self, data: TrainingData, means: Array) -> None:
         self._data, self._coef, self._intercept = data, np.empty(data.targets.shape), means.copy()
-        self._means, self._squares, self._checks = means, np.empty(len(means)), list[Check]()
+        self._means, self._squares, self._residuals = means, np.empty(len(means)), np.empty(len(means))
+        self._checks = list[Check]()
 
     def take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
         """Take the solution for some targets; the parts of their free constants, if there are any."""
@@ -138,6 +139,7 @@ class DualParts:
             outcome = replace(outcome, status=Status.CONVERGED)
         targets = np.concatenate([columns for columns, _ in groups])
         self.note(targets, Check(float(residuals.max()), squares, outcome.condition))
+        self._residuals[targets] = residuals
         return outcome
 
     def _checked(
@@ -173,6 +175,8 @@ class DualParts:
         """Return the whole; `rows` are the training rows, readable after the fit."""
         residual = float(np.max([c.residual for c in self._checks]))
         condition = worst([c.condition for c in self._checks])
+        if outcome is not None:
+            outcome = replace(outcome, residuals=self._residuals)
         return DualSolution(self._coef, self._intercept, rows, residual, outcome, messages, self._squares, condition)
 
 
