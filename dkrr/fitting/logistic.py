@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.normal import Segment
-from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator
+from dkrr.linalg.operator import Operator, ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.linalg.sources import TileSource
 from dkrr.model import FittedFunction
@@ -157,14 +157,18 @@ def _minimise(
     path = PathState.resumed(checkpoints, tol, max_iter)
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
+    if start is None:
+        n, m = data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns
+        start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
-        objective = room.objective(alpha, path.point or start or _zero(data, plan), path.references)
+        objective = room.objective(alpha, path.point or start, path.references)
         save = partial(_save_step, checkpoints, objective, path.done)
         outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
         outcome.state.messages += objective.messages
-        found = PathPoint(objective.point.without_scores(), outcome, time.perf_counter() - begun)
-        path = PathState((*path.done, found), found.point, None, objective.references)
+        point = Point(objective.point.coef, objective.point.intercept)  # scores and gradients are those of this λ
+        found = PathPoint(point, outcome, time.perf_counter() - begun)
+        path = PathState((*path.done, found), point, None, objective.references)
         path.save(checkpoints)
     return path.done
 
@@ -173,10 +177,6 @@ def _save_step(
     checkpoints: Checkpoints | None, objective: Objective, done: tuple[PathPoint, ...], state: NewtonState
 ) -> None:
     PathState(done, objective.point, state, objective.references).save(checkpoints)
-
-
-def _zero(data: LabelledData, plan: Plan) -> Point:
-    return Point.zero(data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns)
 
 
 def _solution(plan: Plan, rows: Rows, found: PathPoint) -> DualSolution | PrimalSolution:
@@ -234,16 +234,21 @@ def _dense_room(data: LabelledData, plan: Plan, progress: Progress, meter: Meter
     scan(rows, "X")
     matrix = whole_gram(data.kernel, rows)
     gram, largest = DenseGram(matrix), float(np.abs(matrix.diagonal()).max())
-    preconditioners = ByCompleteFactors(partial(_dense_factors, gram))
-    return _Room(rows, _dual_objective(data, plan, gram, preconditioners, largest, progress), meter=meter)
+    return _Room(rows, _dual_objective(data, plan, gram, _DenseFactors(gram), largest, progress), meter=meter)
 
 
-def _dense_factors(gram: DenseGram, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:  # noqa: ARG001
-    """Solvers of K + diag(s) for every column of shifts; the first and only one overwrites K."""
-    if shifts.shape[1] == 1:
-        gram.system.factor(shifts[:, 0])
-        return [gram.system.substitute]
-    return [partial(substituted, gram.system.factored_copy(shift)) for shift in shifts.T]
+@dataclass
+class _DenseFactors(ByCompleteFactors):
+    """Factors in memory; the first one overwrites K where it is the only one."""
+
+    gram: DenseGram
+
+    def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:  # noqa: ARG002
+        system = self.gram.system
+        if shifts.shape[1] == 1:
+            system.factor(shifts[:, 0])
+            return [system.substitute]
+        return [partial(substituted, system.factored_copy(shift)) for shift in shifts.T]
 
 
 def _dual_objective(
@@ -275,63 +280,20 @@ def _dual_objective(
     return objective
 
 
-@dataclass(frozen=True)
-class _Gram:
-    """K multiplied tile by tile, with all that factors of it are made with."""
-
-    data: LabelledData
-    plan: Plan
-    team: Team
-    operator: TiledOperator
-    columns: ColumnSource
-    run: str
-    work: Workspace | None
-
-
-def _by_partial_factor(gram: _Gram) -> NewtonPreconditioners:
-    plan, data = gram.plan, gram.data
-    product, pivot_seconds = rates_of_growth(plan)
-    shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-    enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
-    with gram.team.progress.stage("preconditioner", 1.0):
-        return ByPartialFactor(pivoted_factor(plan, gram.team, gram.columns, gram.run, data.weights, enough))
-
-
-def _by_complete_factors(gram: _Gram) -> NewtonPreconditioners:
-    assert gram.work is not None
-    dtype: Literal["float64", "float32"] = "float32" if gram.plan.chosen.has_factor else "float64"
-    factors = _StoredFactors(gram.work, gram.plan, gram.operator.source, dtype)
-    return ByCompleteFactors(factors.make, factors.delete)
-
-
-PRECONDITIONERS: dict[str, Callable[[_Gram], NewtonPreconditioners]] = {
-    "none": lambda _: NoPreconditioners(),
-    "partial": _by_partial_factor,
-    "complete": _by_complete_factors,
-}
-"""By the factors that a plan makes of K."""
-
-
-def _factors(plan: Plan) -> str:
-    """Which factors of K a plan makes, but for a direct one in memory."""
-    if plan.solver == "cholesky" or plan.chosen.has_factor:
-        return "complete"
-    return "partial" if plan.chosen.rank_limit else "none"
-
-
 @dataclass
-class _StoredFactors:
-    """Complete factors of K + diag(s) out of core, for one Newton step after the other."""
+class _StoredFactors(ByCompleteFactors):
+    """Factors out of core, deleted after their step."""
 
     work: Workspace
     plan: Plan
     source: TileSource
-    dtype: Literal["float64", "float32"]
-    """float64 for good once a factorisation in float32 broke down."""
     groups: list[str] = field(default_factory=list)
 
-    def make(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
-        """Solvers for every column of shifts, of shape (n, k); the models' numbers are of shape (k,)."""
+    def __post_init__(self) -> None:
+        self.dtype: Literal["float64", "float32"] = "float32" if self.plan.chosen.has_factor else "float64"
+        """float64 for good once a factorisation in float32 broke down."""
+
+    def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
         return [self._factor(int(k), np.ascontiguousarray(shift)) for k, shift in zip(models, shifts.T, strict=True)]
 
     def _factor(self, model: int, shift: Array) -> Solve:
@@ -345,20 +307,41 @@ class _StoredFactors:
                 raise
             self.work.progress.note(BROKE_DOWN.format(row=error.row))
             self.dtype = "float64"
-            made = complete_factor(*arguments, self.dtype, f"factorisation, model {model + 1}")
+            return self._factor(model, shift)
         made.record = self.work.record
         return made.apply
 
-    def delete(self) -> None:
-        """Delete the factors of this step."""
+    def end_step(self) -> None:
         while self.groups:
             self.work.store.delete(self.groups.pop())
+
+
+def _partial_factor(
+    data: LabelledData, plan: Plan, team: Team, columns: ColumnSource, run: str
+) -> NewtonPreconditioners:
+    product, pivot_seconds = rates_of_growth(plan)
+    shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
+    enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
+    with team.progress.stage("preconditioner", 1.0):
+        return ByPartialFactor(pivoted_factor(plan, team, columns, run, data.weights, enough))
+
+
+def _factors(plan: Plan) -> Literal["none", "partial", "complete"]:
+    """Which factors of K a plan makes, but for a direct one in memory."""
+    if plan.solver == "cholesky" or plan.chosen.has_factor:
+        return "complete"
+    return "partial" if plan.chosen.rank_limit else "none"
 
 
 def _dual_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, run: str, work: Workspace | None) -> _Room:
     """K multiplied tile by tile, and factors of it as the plan wants them."""
     operator, columns = gram_operator(data, plan, team, rows, run, work)
-    preconditioners = PRECONDITIONERS[_factors(plan)](_Gram(data, plan, team, operator, columns, run, work))
+    made_with: dict[str, Callable[[], NewtonPreconditioners]] = {
+        "none": NoPreconditioners,
+        "partial": lambda: _partial_factor(data, plan, team, columns, run),
+        "complete": lambda: _StoredFactors(cast(Workspace, work), plan, operator.source),
+    }
+    preconditioners = made_with[_factors(plan)]()
     largest = float(np.abs(columns.diagonal(slice(0, columns.n))).max())
     objective = _dual_objective(data, plan, operator, preconditioners, largest, team.progress)
     if work is None:
