@@ -7,7 +7,7 @@ from dkrr.features.descriptions import arrays_of, feature_map, feature_map_from_
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
 from dkrr.features.taylor import TaylorMap
 
@@ -19,7 +19,7 @@ __all__ = [
     "IdentityMap",
     "InteractionMap",
     "MapKernel",
-    "NormalisedMap",
+    "NormalizedMap",
     "Nystroem",
     "NystroemMap",
     "PolynomialMap",

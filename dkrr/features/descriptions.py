@@ -13,7 +13,7 @@ from dkrr.features.custom import CallableMap, given_map
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
 from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap
 from dkrr.features.taylor import TaylorMap
 from dkrr.kernels import (
@@ -36,7 +36,7 @@ from dkrr.kernels.descriptions import MADE_ELSEWHERE
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
     for feature_map in (
-        IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
+        IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
         InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap, CentredMap,
     )
 }  # fmt: skip
@@ -85,7 +85,7 @@ def _(kernel: CentredLinear, n_features: int) -> FeatureMap | None:  # noqa: ARG
 
 @feature_map.register
 def _(kernel: Cosine, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalisedMap()
+    return NormalizedMap()
 
 
 @feature_map.register
@@ -101,7 +101,7 @@ def _(kernel: Columns, n_features: int) -> FeatureMap | None:
 
 @feature_map.register
 def _(kernel: BagOfWords, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalisedMap() if kernel.cosine else IdentityMap()
+    return NormalizedMap() if kernel.cosine else IdentityMap()
 
 
 @feature_map.register
@@ -135,7 +135,7 @@ def _(kernel: Sum, n_features: int) -> FeatureMap | None:
 def _(kernel: Normalized, n_features: int) -> FeatureMap | None:
     base = feature_map(kernel.base, n_features)
     if isinstance(base, IdentityMap):
-        return NormalisedMap()
+        return NormalizedMap()
     return None if base is None else UnitLengthMap(base)
 
 

@@ -36,7 +36,7 @@ SHIFT_ROWS = 1024
 NEWTON_ADVICE = {
     Status.STALLED: (
         "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
-        "increase tol or alpha; with conjugate gradient raise its max_iterations, or use solver='cholesky'"
+        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
     ),
     Status.MAX_ITERATIONS: (
         "stopped at max_iter. Raise it (with store= a fit goes on where it stopped), or increase alpha: where the "

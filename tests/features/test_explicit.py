@@ -23,7 +23,7 @@ from dkrr.features import (
     IdentityMap,
     InteractionMap,
     MapKernel,
-    NormalisedMap,
+    NormalizedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
@@ -68,7 +68,7 @@ NEW = [
 ]
 OLD = [
     IdentityMap(),
-    NormalisedMap(),
+    NormalizedMap(),
     PolynomialMap(),
     PolynomialMap(2, coef0=0.0),
     ScaledMap(PolynomialMap(2), 2.5),
@@ -387,7 +387,7 @@ def test_unit_length():
         expected = np.divide(features, lengths, out=np.zeros_like(features), where=lengths > 0)
         assert_allclose(phi.transform(X), expected, rtol=1e-12, atol=1e-14)
         assert phi.kernel() == Normalized(inner.kernel())
-    assert feature_map(Normalized(Linear()), 3) == NormalisedMap()
-    assert_allclose(UnitLengthMap(IdentityMap()).transform(X), NormalisedMap().transform(X), rtol=1e-15)
+    assert feature_map(Normalized(Linear()), 3) == NormalizedMap()
+    assert_allclose(UnitLengthMap(IdentityMap()).transform(X), NormalizedMap().transform(X), rtol=1e-15)
     assert UnitLengthMap(IdentityMap()).keeps_sparse and not UnitLengthMap(PolynomialMap()).keeps_sparse
     assert_allclose(naive_gram(Cosine(), X), UnitLengthMap(IdentityMap()).kernel()(X), rtol=1e-12, atol=1e-12)
