@@ -11,9 +11,9 @@ import numpy as np
 
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
-from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict
+from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
-from dkrr.kernels import CallableKernel, Kernel, kernel_from_dict
+from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction

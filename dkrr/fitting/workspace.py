@@ -29,6 +29,8 @@ from dkrr.units import format_bytes
 
 MUCH_LESS = 1.1
 """Factor by which what workers held before must be more than now, to be replaced."""
+TASK_MODULES = ("dkrr.fitting.tiled",)
+"""Modules that import all that tasks need."""
 
 
 class TemporaryFolder:
@@ -251,7 +253,7 @@ def _checked_workers(
     """
     prepare = dask_executor().held_when_ready
     with ThreadPoolExecutor(1) as aside:
-        held = aside.submit(prepare, client, plan.problem.kernel, [store.url])
+        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES)
         executor: Executor = dask_executor().DaskExecutor(
             client, lambda: _memory(plan, held.result()), None if workers is None else workers.ended
         )

@@ -7,7 +7,7 @@ import pytest
 from distributed import Client
 
 from dkrr.errors import MemoryLimitError
-from dkrr.fitting.workspace import open_workspace
+from dkrr.fitting.workspace import TASK_MODULES, open_workspace
 from dkrr.kernels import RBF
 from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import make_plan
@@ -41,7 +41,7 @@ def client(tmp_path_factory):
 
 
 def test_what_is_imported(client, tmp_path):
-    held = held_when_ready(client, RBF(), [str(tmp_path)])
+    held = held_when_ready(client, RBF(), [str(tmp_path)], TASK_MODULES)
     assert 40 * MIB < held.environment < WORKER_BASELINE_BYTES, "what dkrr imports itself is planned for"
     assert held.ready - held.environment < 8 * MIB
     (large,) = client.run(lambda: [m for m in ("dask.array", "pandas", "sklearn") if m in sys.modules]).values()
