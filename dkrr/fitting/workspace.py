@@ -29,8 +29,13 @@ from dkrr.units import format_bytes
 
 MUCH_LESS = 1.1
 """Factor by which what workers held before must be more than now, to be replaced."""
-TASK_MODULES = ("dkrr.fitting.tiled",)
-"""Modules that import all that tasks need."""
+TASK_MODULES = (
+    "dkrr.linalg.cholesky",
+    "dkrr.linalg.residual",
+    "dkrr.linalg.preconditioner",
+    "dkrr.linalg.likelihood_pass",
+)
+"""Modules that import all libraries that tasks need."""
 
 
 class TemporaryFolder:
