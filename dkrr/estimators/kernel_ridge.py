@@ -1,7 +1,5 @@
 """Kernel ridge regression with scikit-learn's interface."""
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,25 +7,15 @@ from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from dkrr.errors import InputError, PlanError
+from dkrr.arguments import checked_alphas, checked_weights
+from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
-from dkrr.fitting import TrainingData, about_the_rows, drawn, fit, warn_of
+from dkrr.fitting import fit
 from dkrr.model import FittedFunction
-from dkrr.planning import Plan
-from dkrr.requests import (
-    checked_alphas,
-    checked_form,
-    checked_solver,
-    checked_tile,
-    checked_tol,
-    checked_weights,
-    place_of_targets,
-    plan_for_rows,
-)
-from dkrr.rows import MemoryRows, Rows, as_rows, load_array
+from dkrr.requests import FitRequest, Targets
+from dkrr.rows import Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
-from dkrr.runtime import make_progress
-from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.solvers import SolveResult
 from dkrr.tiles.mapped import release_pages
 
 
@@ -178,64 +166,22 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             If the store is damaged or belongs to another problem.
         """
         kernel, X = self._encoded(self._kernel(), X)
-        form, tile = checked_form(self.form), checked_tile(self.tile)
-        solver, tol = checked_solver(self.solver), checked_tol(self.tol)
-        rows, targets = self._training(X, y)
-        n, d = rows.shape
-        check_sizes(kernel, rows, targets.shape[0])
-        weights = checked_weights(sample_weight, n)
-        check_finite(targets, "y")
-        release_pages(targets)  # which would count as what this process holds
-        is_vector = targets.ndim == 1
-        columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
-        alphas = checked_alphas(self.alpha, columns.shape[1])
-        store = None if self.store is None else str(self.store)
-        settings: dict[str, Any] = {
-            "n_targets": columns.shape[1],
-            "alphas": tuple(np.unique(alphas).tolist()),
-            "fit_intercept": bool(self.fit_intercept),
-            "n_counting": None if weights is None else int(np.count_nonzero(weights)),
-            "form": form,
-            "tile": tile,
-            "solver": solver,
-            "tol": tol,
-        } | place_of_targets(columns)
-        plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
-        # What has no plan is refused above, before anything is drawn; what is drawn may be smaller.
-        known = drawn(plan.problem.kernel, rows)
-        if known is not plan.problem.kernel:
-            plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-        data = TrainingData(
-            rows=rows,
-            targets=columns,
-            weights=weights,
-            alphas=alphas,
-            kernel=plan.problem.kernel,
-            feature_map=plan.problem.feature_map,
-            fit_intercept=bool(self.fit_intercept),
-        )
-        if self.fit_intercept:
-            data = about_the_rows(data, store)
-        direct = plan.execution == "memory" and plan.solver == "cholesky"
-        progress = make_progress(False if direct else self.progress)
-        solved = fit(data, plan, store, progress)
-        result = solved.result
-        if solver is None and store is None and result.status in (Status.STALLED, Status.MAX_ITERATIONS):
-            # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
-            with suppress(PlanError):
-                settings |= {"solver": Cholesky()}
-                plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-                message = f"conjugate gradient stopped at a residual of {result.residual:.1e}: factoring instead"
-                progress.note(message)
-                solved = fit(data, plan, store, progress)
-                result = replace(solved.result, messages=(message, *solved.result.messages))
-        warn_of(result, plan)
+        settings = self._settings(kernel)
+        rows, y = self._training(X, y)
+        check_sizes(kernel, rows, len(y))
+        weights = checked_weights(sample_weight, len(y))
+        check_finite(y, "y")
+        release_pages(y)  # which would count as what this process holds
+        is_vector = y.ndim == 1
+        values = np.ascontiguousarray(y[:, None] if is_vector else y)
+        targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
+        fitted = fit(FitRequest(settings, rows, targets, weights), self.progress)
+        (solved,) = fitted.solved
+        assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
-        self.plan_: Plan = plan
-        self.solve_result_: SolveResult = result
-        self.n_features_in_ = d
+        self.solve_result_: SolveResult = solved.result
+        self._finish(fitted, rows, X)
         return self
 
     def predict(self, X: Any) -> Any:

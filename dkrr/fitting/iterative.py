@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.memory import loaded
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
@@ -134,7 +134,7 @@ def _stored_tiles(work: Workspace, source: TileSource, grid: TileGrid) -> Summed
 
 
 def gram_operator(
-    data: TrainingData | LabelledData,
+    data: FitData,
     plan: Plan,
     team: Team,
     rows: Rows,

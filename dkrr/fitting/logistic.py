@@ -15,7 +15,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.execute import fitted_function
+from dkrr.fitting.execute import Solved, fitted_function
 from dkrr.fitting.factored import BROKE_DOWN, complete_factor
 from dkrr.fitting.iterative import (
     Team,
@@ -46,9 +46,9 @@ from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
-from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
+from dkrr.requests import Start
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord
@@ -59,29 +59,6 @@ from dkrr.solvers.result import NewtonStep, Residuals
 from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a fit begins: coefficients of an earlier one, of the plan's form."""
-
-    coef: Array
-    """(n, m) or (D, m)."""
-    intercept: Array
-    """(m,)."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """One model of a path."""
-
-    alpha: float
-    function: FittedFunction
-    result: SolveResult
-    dual_coef: Array | None
-    """α, of shape (n, m); None after a fit in primal form."""
-    start: Start
-    """From which the next one may begin."""
 
 
 @dataclass
@@ -101,7 +78,7 @@ class _Room:
 
 def fit_path(
     data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Start | None = None
-) -> list[Fitted]:
+) -> list[Solved]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
     Parameters
@@ -130,7 +107,7 @@ def fit_path(
         room.settle()
         peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
         models = []
-        for alpha, one in zip(data.alphas, found, strict=True):
+        for one in found:
             state, point = one.state, one.point
             solution = _solution(plan, room.rows, point, one.gradient)
             function = fitted_function(data, plan, solution, room.owner)
@@ -151,10 +128,10 @@ def fit_path(
                 probability_change=one.change,
                 record=RunRecord(room.record.seconds, [replace(t, value=None) for t in room.record.tasks]),
             )
-            models.append(Fitted(alpha, function, result, solution.dual_coef, point))
+            models.append(Solved(function, result, solution.dual_coef, start=point))
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
-    if room.owner is not None and all(m.function.keep_alive is None for m in models):
+    if room.owner is not None and all(m.model.keep_alive is None for m in models):
         room.owner.delete()
     return models
 
