@@ -251,25 +251,57 @@ def plan(
 
     Parameters
     ----------
-    X, y : as in KernelRidge.fit, optional
-        Instead of n, d and n_targets.
-    n, d, n_targets : int
-        Rows, columns and targets, instead of X and y.
-    kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, tol, memory_limit,
-    tile, store
-        As in KernelRidge; fit_intercept=None is that estimator's default.
+    X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, d), optional
+        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
+    y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets), optional
+        Targets or labels, instead of n_targets or n_classes; they count only where X is given (labels always).
+    n : int, optional
+        Number of rows, where X is not given.
+    d : int, optional
+        Number of columns of X, where it is not given.
+    n_targets : int, default=1
+        Number of targets of a regression, where y is not given.
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
+        rows.
+    gamma : float, optional
+        γ > 0 of the named kernels that have one; None means 1 / d (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    alpha : float or array-like, default=1.0
+        λ: of a regression one for all targets or one for each; of a classification > 0, or several for a path.
+    fit_intercept : bool, optional
+        Whether a constant that is not penalised is fitted; None: only in a classification.
+    form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: weights of features, coefficients of rows, or whichever should be faster.
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        Direct solver or conjugate gradient; "auto" takes whichever should be faster.
+    tol : float, default=1e-8
+        Accuracy asked of conjugate gradient (true relative residual), or of Newton's method (relative gradient).
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the calling process where the
+        work is done there. None: what the workers report, or 0.8 of the memory that is available.
+    tile : int, optional
+        Number of rows in a tile of the matrix; None: the planner chooses.
+    store : str or Path, optional
+        Path or URL of the Zarr store that the fit would be given; a run in it that has begun is resumed.
     workers : int, optional
         Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
-    loss : {"squared", "logistic"}
-        Of KernelRidge, or of KernelLogisticRegression.
+    loss : {"squared", "logistic"}, default="squared"
+        Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
-        Of a classification, where `y` does not say it; None: 2.
-    multi_class : {"multinomial", "ovr"}
-        As in KernelLogisticRegression.
+        Number of classes of a classification, where y is not given; None: 2.
+    multi_class : {"multinomial", "ovr"}, default="multinomial"
+        With more than two classes: one softmax of all, or a model of each class against the rest.
 
     Returns
     -------
     Plan
+        What would be done, what it would cost, and why; print it.
 
     Raises
     ------

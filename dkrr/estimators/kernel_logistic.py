@@ -33,48 +33,79 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     ----------
     alpha : float, default=1.0
         λ > 0. scikit-learn's ``LogisticRegression(C=1 / (2 * alpha))`` on the kernel's features is the same model.
-    kernel, gamma, degree, coef0, kernel_params
-        As in KernelRidge.
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
+        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
+        "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map: your
+        own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
+        one.
+    gamma : float, optional
+        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
     fit_intercept : bool, default=True
         Whether to fit constants that are not penalised.
     class_weight : dict or "balanced", optional
-        Factors of the rows of each class, or with n for the sum of all weights n / (number of classes × sum of those
-        of the class).
+        Factors by which the rows of each class are weighted, by label (1 for classes that are not named); "balanced"
+        gives all classes the same total weight. None: 1 for every class.
     multi_class : {"multinomial", "ovr"}, default="multinomial"
         With more than two classes: one softmax of all, or a model of each class against the rest.
     form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
+        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
-        Of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky" factors the
-        system of every class, and conjugate gradient does the rest.
+        Solver of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky"
+        factors the system of every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
         Norm of the gradient of the objective that is asked for, relative to that where all scores are 0. The part of
         the objective that Newton's decrement says is left has to be as small, and a further step may change no
         probability by more than its root.
     max_iter : int, default=100
-        Newton steps.
+        Largest number of Newton steps, for each λ.
     warm_start : bool, default=False
         Begin at the solution of the last fit, if that had as many rows, and the same classes, kernel and form.
-    memory_limit, tile, store, progress
-        As in KernelRidge. With `store` every Newton step is kept, and a fit that was killed goes on after the last one.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
+        them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
+        memory that is available.
+    tile : int, optional
+        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
+    store : str, optional
+        Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again, after the last
+        Newton step that was finished. None: a temporary one, and none at all if the work fits in memory.
+    progress : bool, optional
+        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
+        every fit, also in a log file; False nowhere.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
+        Labels of the classes, in order.
     dual_coef_ : ndarray of shape (n_samples, n_models)
         α, after a fit in dual form; one model for two classes, else one for each class.
     coef_ : ndarray of shape (D, n_models)
-        Only where the model predicts in primal form.
+        w, the weights of the D features. Only where the model predicts in primal form.
     intercept_ : ndarray of shape (n_models,)
+        Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
         Newton steps (1 where none was needed).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `plan_`
+        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `plan_`
         and `solve_result_`.
     n_features_in_ : int
+        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X is a DataFrame whose column names are all strings.
     plan_ : Plan
+        What was chosen and why; print it.
     solve_result_ : SolveResult
-        Status, relative gradient (`residual`), what is left of the objective and to change in a probability
-        (`decrement`, `probability_change`), every Newton step (`steps`), seconds, bytes and peak memory.
+        Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in `steps`), iterations of
+        conjugate gradient within them (`inner_iterations`), what is left of the objective and to change in a
+        probability (`decrement`, `probability_change`), messages, seconds, bytes and peak memory.
 
     References
     ----------
@@ -149,9 +180,10 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
-        y : the same, of shape (n_samples,)
+        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
             Labels: numbers, strings or booleans, of at least two classes.
         sample_weight : float or array-like of shape (n_samples,), optional
+            Weights ≥ 0, positive for rows of at least two classes; None: 1 for every row.
 
         Returns
         -------
@@ -178,10 +210,14 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X, y, sample_weight
-            As in `fit`.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+            Training rows, or whatever the kernel takes.
+        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
+            Labels.
         alphas : sequence of float
             Values of λ, in the order in which they are fitted; from the largest to the smallest is fastest.
+        sample_weight : float or array-like of shape (n_samples,), optional
+            Weights ≥ 0; None: 1 for every row.
 
         Returns
         -------
@@ -231,8 +267,9 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in fit, of shape (n, n_features)
-            With kernel == "precomputed": the kernel of the new rows with the training rows.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
+            training rows, of shape (n, n_samples).
 
         Returns
         -------
@@ -246,7 +283,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -259,7 +297,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -272,7 +311,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -281,15 +321,21 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return by_rows(self._scores(X), LabelOf(self.classes_), None, self.classes_.dtype)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy: the part of the rows whose most probable class is their label.
+        """Accuracy: the fraction of the rows whose most probable class is their label.
 
         Parameters
         ----------
-        X, y, sample_weight : as in fit
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            Rows, as for `decision_function`.
+        y : array-like, Dask array, Zarr array, or path, of shape (n,)
+            Their labels.
+        sample_weight : float or array-like of shape (n,), optional
+            Weights ≥ 0; None: 1 for every row.
 
         Returns
         -------
         float
+            Between 0 and 1.
         """
         labels = np.asarray(y) if is_local(y) else load_labels(y)
         weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))

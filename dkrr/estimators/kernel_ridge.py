@@ -37,16 +37,18 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
         one.
     gamma : float, optional
-        γ > 0 of the kernels that have one; None means 1 / n_features.
+        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
     degree : float, default=3
-        Of the polynomial kernel.
+        Degree of the polynomial kernel.
     coef0 : float, default=1
-        Of the polynomial and sigmoid kernels.
+        Constant of the polynomial and sigmoid kernels.
     kernel_params : dict, optional
-        Keyword arguments of a callable kernel.
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
+        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
         whichever should be faster, conjugate gradient only if it should be so by a factor of 2.
@@ -58,32 +60,39 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
         memory that is available.
     tile : int, optional
-        Rows in a tile; None: the planner chooses.
+        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
     store : str, optional
         Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again. None: a
         temporary one, and none at all if the work fits in memory.
     progress : bool, optional
-        None shows the progress of work in tiles on a terminal, True also in a log file, False nowhere.
+        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
+        every fit, also in a log file; False nowhere.
 
     Attributes
     ----------
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        α. Not there after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
+        α. Missing after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
         where `solve_result_.condition` is large, although predictions are right; a message of `solve_result_` says so.
     coef_ : ndarray of shape (D,) or (D, n_targets)
-        w. Only where the model predicts in primal form. Its digits are as certain as those of `dual_coef_`.
+        w, the weights of the D features. Only where the model predicts in primal form. Its digits are as certain as
+        those of `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
+        Constant that is added to predictions; 0 without `fit_intercept`.
     norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα). Of αᵀKα rounding in K hides what is below
         about ε √n Σ Kᵢᵢ αᵢ²; such a norm is 0, and a message of `solve_result_` says how large it may be.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `norm_`,
+        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `norm_`,
         `plan_` and `solve_result_`.
     n_features_in_ : int
+        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X is a DataFrame whose column names are all strings.
     plan_ : Plan
         What was chosen and why; print it.
     solve_result_ : SolveResult
-        Status, true residual, condition number, messages, seconds, bytes and peak memory.
+        Status, true residual (`residual`), iterations of conjugate gradient, estimated condition number, messages,
+        seconds, bytes and peak memory.
 
     References
     ----------
@@ -142,10 +151,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
-        y : the same, of shape (n_samples,) or (n_samples, n_targets)
-            The path of a .npy file of float64 in C order is not read into memory by the primal form; `dual_coef_` is
-            then in a temporary file as well, mapped into memory.
+        y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n_samples,) or (n_samples, n_targets)
+            Targets. The path of a .npy file of float64 in C order is not read into memory by the primal form;
+            `dual_coef_` is then in a temporary file as well, mapped into memory.
         sample_weight : float or array-like of shape (n_samples,), optional
+            wᵢ ≥ 0, not all 0; None: 1 for every row.
 
         Returns
         -------
@@ -185,12 +195,13 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         return self
 
     def predict(self, X: Any) -> Any:
-        """Predict.
+        """Predict targets.
 
         Parameters
         ----------
-        X : as in fit, of shape (n, n_features)
-            With kernel == "precomputed": the kernel of the new rows with the training rows.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
+            training rows, of shape (n, n_samples).
 
         Returns
         -------

@@ -181,7 +181,15 @@ def _of_class(description: Mapping[str, Any], name: str, value: Any) -> FeatureM
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if set(settings) != set(known):
         raise InputError(f"the feature map {name!r} was saved with the fields {sorted(settings)}; {kind} has {known}")
-    return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+    try:
+        return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+    except DkrrError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{kind} is given for the feature map {name!r}, and cannot be made with the settings that were saved, "
+            f"{dict(settings)}: {type(error).__qualname__}: {error}"
+        ) from error
 
 
 def _tuples(value: Any) -> Any:
