@@ -90,6 +90,13 @@ def test_only_the_command_uses_names_of_the_package_itself() -> None:
                 assert room(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
 
 
+def test_only_the_command_uses_names_of_the_package_itself() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dkrr":
+                assert room(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
+
+
 def test_no_modules_import_each_other() -> None:
     graph = {name: imports(path) & set(MODULES) - {name} for name, path in MODULES.items()}
     graph["dkrr.kernels.base"].remove("dkrr.kernels.composite")  # the operators of Kernel make sums of kernels
