@@ -18,6 +18,7 @@ import numpy as np
 
 from dkrr.config import setting
 from dkrr.errors import InputError, MemoryLimitError
+from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan_tasks, stage
 from dkrr.rows.checks import combine
@@ -29,13 +30,6 @@ from dkrr.units import format_bytes
 
 MUCH_LESS = 1.1
 """Factor by which what workers held before must be more than now, to be replaced."""
-TASK_MODULES = (
-    "dkrr.linalg.cholesky",
-    "dkrr.linalg.residual",
-    "dkrr.linalg.preconditioner",
-    "dkrr.linalg.likelihood_pass",
-)
-"""Modules that import all libraries that tasks need."""
 
 
 class TemporaryFolder:

@@ -7,8 +7,9 @@ import pytest
 from distributed import Client
 
 from dkrr.errors import MemoryLimitError
-from dkrr.fitting.workspace import TASK_MODULES, open_workspace
+from dkrr.fitting.workspace import open_workspace
 from dkrr.kernels import RBF
+from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import make_plan
 from dkrr.runtime import Progress, Task
@@ -34,7 +35,7 @@ def _arrive():
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     with (
-        local_client(1, GIB, str(tmp_path_factory.mktemp("scratch"))) as client,
+        local_client(1, GIB, str(tmp_path_factory.mktemp("scratch")), TASK_MODULES) as client,
         Client(client.scheduler.address) as mine,
     ):
         yield mine
