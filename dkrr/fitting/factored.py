@@ -132,7 +132,7 @@ def solve_factored(
         right_sides=right_sides,
         preconditioner=CompleteFactor(factor),
         tol=plan.problem.tol,
-        max_iterations=solver.max_iterations if isinstance(solver, ConjugateGradient) else 1000,
+        max_iterations=solver.max_iter if isinstance(solver, ConjugateGradient) else 1000,
         progress=work.progress,
     )
     outcome = run(iteration)

@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.memory import loaded
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualParts, DualSolution, PrimalSolution
@@ -134,7 +134,7 @@ def _stored_tiles(work: Workspace, source: TileSource, grid: TileGrid) -> Summed
 
 
 def gram_operator(
-    data: TrainingData | LabelledData,
+    data: FitData,
     plan: Plan,
     team: Team,
     rows: Rows,
@@ -206,7 +206,7 @@ def _iteration(
         right_sides=right_sides,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
-        max_iterations=settings_of(plan).max_iterations,
+        max_iterations=settings_of(plan).max_iter,
         mixed=plan.chosen.precision == "float32",
         deflate=None if preconditioner.captures_constant or plan.form == "primal" else constant,
         progress=team.progress,
@@ -276,7 +276,7 @@ def pivoted_factor(
         capacity=c.rank_limit,
         pivots=settings.pivots,
         importance=importance,
-        seed=settings.seed,
+        seed=settings.random_state,
         dtype=np.float32,
     )
     saved = None if team.checkpoints is None else team.checkpoints.load_pivots()

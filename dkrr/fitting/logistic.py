@@ -15,7 +15,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.execute import fitted_function
+from dkrr.fitting.execute import Solved, fitted_function
 from dkrr.fitting.factored import BROKE_DOWN, complete_factor
 from dkrr.fitting.iterative import (
     Team,
@@ -40,7 +40,6 @@ from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import Operator, ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.linalg.sources import TileSource
-from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows, scan
@@ -60,19 +59,6 @@ ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 """Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """One model of a path."""
-
-    alpha: float
-    function: FittedFunction
-    result: SolveResult
-    dual_coef: Array | None
-    """α, of shape (n, m); None after a fit in primal form."""
-    start: Point
-    """From which the next one may begin."""
-
-
 @dataclass
 class _Room:
     """Everything that serves all values of λ of one run."""
@@ -90,7 +76,7 @@ class _Room:
 
 def fit_path(
     data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Point | None = None
-) -> list[Fitted]:
+) -> list[Solved]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
     Parameters
@@ -120,7 +106,7 @@ def fit_path(
         record, meter = room.record, room.meter
         peak = peak_resident_bytes() if plan.execution == "memory" else record.peak_bytes
         models = []
-        for alpha, one in zip(data.alphas, found, strict=True):
+        for one in found:
             outcome, state = one.outcome, one.outcome.state
             solution = _solution(plan, room.rows, one)
             function = fitted_function(data, plan, solution, room.owner)
@@ -141,10 +127,10 @@ def fit_path(
                 probability_change=outcome.probability_change,
                 record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
             )
-            models.append(Fitted(alpha, function, result, solution.dual_coef, one.point))
+            models.append(Solved(function, result, solution.dual_coef, start=one.point))
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
-    if room.owner is not None and all(m.function.keep_alive is None for m in models):
+    if room.owner is not None and all(m.model.keep_alive is None for m in models):
         room.owner.delete()
     return models
 
@@ -270,7 +256,7 @@ def _dual_objective(
             preconditioners=preconditioners,
             largest=max(largest, 1e-300),
             mixed=chosen.solver == "cg" and chosen.precision == "float32" and not chosen.has_factor,
-            max_iterations=settings_of(plan).max_iterations,
+            max_iterations=settings_of(plan).max_iter,
             start=start,
             progress=progress,
             unit=data.unit,
@@ -390,7 +376,7 @@ def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: 
             segments=segments,
             executor=team.executor,
             alpha=alpha,
-            max_iterations=settings_of(plan).max_iterations,
+            max_iterations=settings_of(plan).max_iter,
             is_preconditioned=settings_of(plan).preconditioner is not None,
             start=start,
             progress=team.progress,
