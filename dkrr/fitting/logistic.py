@@ -1,32 +1,18 @@
 """Fits of kernel logistic regression: Newton's method on the plan's form, one value of λ after the other."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from math import nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
-from dkrr.errors import NotPositiveDefiniteError
-from dkrr.fitting.checkpoint import Checkpoints
+from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.execute import fitted_function
-from dkrr.fitting.factored import BROKE_DOWN, complete_factor
-from dkrr.fitting.iterative import (
-    Team,
-    check_symmetry,
-    gram_operator,
-    pivoted_factor,
-    rates_of_growth,
-    run_name,
-    settings_of,
-)
-from dkrr.fitting.memory import loaded, whole_gram
+from dkrr.fitting.gram import GramMatrix
+from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.newton_dual import (
     ByDenseFactors,
     ByLowRank,
@@ -37,26 +23,19 @@ from dkrr.fitting.newton_dual import (
     Unconditioned,
 )
 from dkrr.fitting.newton_primal import PrimalObjective
-from dkrr.fitting.sampled import by_name
-from dkrr.fitting.solution import DualSolution, PrimalSolution
-from dkrr.fitting.workspace import Workspace, open_workspace
-from dkrr.linalg.columns import ColumnSource
+from dkrr.fitting.normal_rows import NormalRows
+from dkrr.fitting.results import Solution, fitted_function, result_of
 from dkrr.linalg.incore import DenseGram
 from dkrr.linalg.likelihood_pass import Passes
-from dkrr.linalg.normal import Segment
-from dkrr.linalg.operator import ResidentRows
-from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
-from dkrr.rows import Rows, scan
+from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
-from dkrr.runtime import Meter, Progress, RunRecord
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
+from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective
 from dkrr.solvers.result import NewtonStep, Residuals
-from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
 
@@ -84,21 +63,6 @@ class Fitted:
     """From which the next one may begin."""
 
 
-@dataclass
-class _Room:
-    """Everything that serves all values of λ of one run."""
-
-    rows: Rows
-    objective: Callable[[float, Start], Objective]
-    checkpoints: Checkpoints | None = None
-    record: RunRecord = field(default_factory=RunRecord)
-    meter: Meter = field(default_factory=Meter)
-    owner: Any = None
-    """Of the temporary folder that `rows` lie in, if any."""
-    settle: Callable[[], None] = lambda: None
-    """Called after the work: counts what processes read once and keep."""
-
-
 def fit_path(
     data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Start | None = None
 ) -> list[Fitted]:
@@ -122,40 +86,33 @@ def fit_path(
         See the errors of dkrr.errors; finished steps stay in a store that the user gave.
     """
     begun = time.perf_counter()
-    if plan.execution != "dask":
-        reset_peak()
     scaled = data.in_range()
-    with _room(scaled, plan, store, progress) as room:
-        found = _minimise(scaled, plan, room, progress, max_iter, start or _zero(data, plan))
-        room.settle()
-        peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
-        models = []
-        for alpha, one in zip(data.alphas, found, strict=True):
-            state, point = one.state, one.point
-            solution = _solution(plan, room.rows, point, one.gradient)
-            function = fitted_function(data, plan, solution, room.owner)
-            result = SolveResult(
-                status=one.status,
-                residual=one.gradient,
-                iterations=state.step,
-                seconds=one.seconds,
-                bytes_read=room.record.bytes_read + room.meter.bytes_read,
-                bytes_written=room.record.bytes_written + room.meter.bytes_written,
-                peak_bytes=peak,
-                seconds_by_kind=room.record.seconds_by_kind() if room.record.tasks else {},
-                history=tuple(Residuals(s.step, s.seconds, s.gradient, is_true=True) for s in state.history),
-                messages=tuple(dict.fromkeys(state.messages)),
-                steps=tuple(state.history),
-                inner_iterations=one.inner,
-                decrement=one.decrement,
-                probability_change=one.change,
-                record=RunRecord(room.record.seconds, [replace(t, value=None) for t in room.record.tasks]),
-            )
-            models.append(Fitted(alpha, function, result, solution.dual_coef, point))
+    with open_context(plan, store, progress) as context:
+        rows, objective_at = NEWTON_FORMS[plan.form](scaled, plan, context)
+        found = _minimise(scaled, plan, context, objective_at, max_iter, start or _zero(data, plan))
+    models = []
+    for alpha, one in zip(data.alphas, found, strict=True):
+        state, point = one.state, one.point
+        solution = _solution(plan, rows, point, one)
+        function = fitted_function(data, plan, solution, context.temporary)
+        result = result_of(
+            solution,
+            plan,
+            context,
+            status=one.status,
+            iterations=state.step,
+            seconds=one.seconds,
+            history=tuple(Residuals(s.step, s.seconds, s.gradient, is_true=True) for s in state.history),
+            steps=tuple(state.history),
+            inner_iterations=one.inner,
+            decrement=one.decrement,
+            probability_change=one.change,
+        )
+        models.append(Fitted(alpha, function, result, solution.dual_coef, point))
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
-    if room.owner is not None and all(m.function.keep_alive is None for m in models):
-        room.owner.delete()
+    if context.temporary is not None and all(m.function.keep_alive is None for m in models):
+        context.temporary.delete()
     return models
 
 
@@ -188,16 +145,21 @@ class _Found:
 
 
 def _minimise(
-    data: LabelledData, plan: Plan, room: _Room, progress: Progress, max_iter: int, start: Start
+    data: LabelledData,
+    plan: Plan,
+    context: Context,
+    objective_at: Callable[[float, Start], Objective],
+    max_iter: int,
+    start: Start,
 ) -> list[_Found]:
-    found, state, current, references = _resumed(room, progress, plan.problem.tol, max_iter)
+    found, state, current, references = _resumed(context, plan.problem.tol, max_iter)
     for alpha in data.alphas[len(found) :]:
         begun = time.perf_counter()
-        objective = room.objective(alpha, start if current is None else current)
+        objective = objective_at(alpha, start if current is None else current)
         objective.begin(references)
         references = objective.references
-        save = _saver(room, objective, found)
-        outcome = Newton(objective, plan.problem.tol, max_iter, progress, save).run(state)
+        save = _saver(context, objective, found)
+        outcome = Newton(objective, plan.problem.tol, max_iter, context.progress, save).run(state)
         outcome.state.messages += objective.messages
         point = _point(objective)
         seconds, inner = time.perf_counter() - begun, sum(s.inner_iterations for s in outcome.state.history)
@@ -224,15 +186,21 @@ def _zero(data: LabelledData, plan: Plan) -> Start:
     return Start(np.zeros((n, m)), np.zeros(m))
 
 
-def _solution(plan: Plan, rows: Rows, point: Start, gradient: float) -> DualSolution | PrimalSolution:
-    if plan.form == "dual":
-        return DualSolution(point.coef, point.intercept, rows, gradient)
-    return PrimalSolution(point.coef, point.intercept, None, gradient)
+def _solution(plan: Plan, rows: Rows | None, point: Start, found: _Found) -> Solution:
+    is_dual = plan.form == "dual"
+    return Solution(
+        dual_coef=point.coef if is_dual else None,
+        coef=None if is_dual else point.coef,
+        intercept=point.intercept,
+        rows=rows,
+        residual=found.gradient,
+        messages=tuple(dict.fromkeys(found.state.messages)),
+    )
 
 
-def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[NewtonState | None], None]:
+def _saver(context: Context, objective: Objective, found: list[_Found]) -> Callable[[NewtonState | None], None]:
     """What saves a checkpoint: after a step with its state, after the last one of a λ with None."""
-    checkpoints = room.checkpoints
+    checkpoints = context.checkpoints
     if checkpoints is None:
         return lambda _: None
 
@@ -275,10 +243,10 @@ class _Resumed(Start):
 
 
 def _resumed(
-    room: _Room, progress: Progress, tol: float, max_iter: int
+    context: Context, tol: float, max_iter: int
 ) -> tuple[list[_Found], NewtonState | None, Start | None, Array | None]:
     """Models that are done, and the state, point and references that the next one goes on from."""
-    checkpoints = room.checkpoints
+    checkpoints, progress = context.checkpoints, context.progress
     read = None if checkpoints is None else checkpoints.read()
     if checkpoints is not None and checkpoints.damage:
         progress.note(checkpoints.damage)
@@ -307,62 +275,13 @@ def _resumed(
     return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores"), gradients), references
 
 
-@contextmanager
-def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress) -> Iterator[_Room]:
-    """Whatever the plan's form and place need, for as long as they are needed."""
-    with ExitStack() as stack:
-        if plan.execution == "memory":
-            meter = Meter()
-            if plan.form == "dual" and plan.solver == "cholesky":
-                stack.enter_context(blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS))
-                yield _dense_room(data, plan, progress, meter)
-                return
-            team = stack.enter_context(Team.of_threads(plan, progress))
-            if plan.form == "primal":
-                weights = None if data.weights is None else data.weights[:, None]
-                codes = data.codes[:, None].astype(np.float64)
-                yield _primal_room(data, plan, team, data.rows, codes, weights)
-                return
-            rows = loaded(data.rows, meter)
-            scan(rows, "X")
-            if data.kernel.is_precomputed:
-                check_symmetry(team.executor, rows, TileGrid(data.n, plan.chosen.tile, plan.chosen.tile))
-            run = run_name()
-            stack.callback(team.executor.forget, run)
-            room = _dual_room(data, plan, team, rows, run, None)
-            room.meter = meter
-            yield room
-            return
-        small = plan.execution == "serial" and (
-            plan.solver == "cg" or plan.form == "primal" or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS
-        )
-        stack.enter_context(blas.one_thread(small))
-        work = stack.enter_context(open_workspace(plan, store, progress))
-        team = Team.of_workspace(plan, work)
-        if plan.form == "primal":
-            room = _shared_primal_room(data, plan, team, work)
-        else:
-            room = _shared_dual_room(data, plan, team, work, stack)
-        room.owner, room.meter = work.temporary, work.meter
-        if plan.chosen.keeps_rows:
-            room.settle = lambda: work.count_kept_rows(room.rows)
-        yield room
+def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, Callable[[float, Start], Objective]]:
+    """Training rows, and objectives in the dual form that share K and what preconditions their systems."""
+    matrix, c = GramMatrix(data, plan, context, None), plan.chosen
+    gram, largest = matrix.operator(), float(np.abs(matrix.diagonal()).max())
+    preconditioning = _preconditioning(data, plan, context, matrix, gram)
 
-
-def _dense_room(data: LabelledData, plan: Plan, progress: Progress, meter: Meter) -> _Room:
-    """K and its factors in memory."""
-    rows = loaded(data.rows, meter)
-    scan(rows, "X")
-    matrix = whole_gram(data.kernel, rows)
-    gram, largest = DenseGram(matrix), float(np.abs(matrix.diagonal()).max())
-    make = _dual_objective(data, plan, gram, ByDenseFactors(gram), largest, progress)
-    return _Room(rows, make, meter=meter)
-
-
-def _dual_objective(
-    data: LabelledData, plan: Plan, gram: Any, preconditioning: Preconditioning, largest: float, progress: Progress
-) -> Callable[[float, Start], Objective]:
-    def make(alpha: float, start: Start) -> Objective:
+    def objective(alpha: float, start: Start) -> Objective:
         scores = start.scores if isinstance(start, _Resumed) else None
         gradients = start.gradients if isinstance(start, _Resumed) else None
         return DualObjective(
@@ -371,117 +290,66 @@ def _dual_objective(
             gram=gram,
             preconditioning=preconditioning,
             largest=max(largest, 1e-300),
-            mixed=plan.chosen.solver == "cg" and plan.chosen.precision == "float32" and not plan.chosen.has_factor,
+            mixed=c.solver == "cg" and c.precision == "float32" and not c.has_factor,
             max_iterations=settings_of(plan).max_iterations,
             point=DualPoint(start.coef, start.intercept, np.empty((0, 0)) if scores is None else scores, gradients),
-            progress=progress,
+            progress=context.progress,
             unit=data.unit,
         )
 
-    return make
+    return matrix.rows, objective
 
 
-def _dual_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, run: str, work: Workspace | None) -> _Room:
-    """K multiplied, and a partial factor of it."""
-    gram, columns = gram_operator(data, plan, team, rows, run, work)
-    preconditioning: Preconditioning = Unconditioned()
-    if plan.chosen.rank_limit:
-        product, pivot_seconds = rates_of_growth(plan)
+def _preconditioning(
+    data: LabelledData, plan: Plan, context: Context, matrix: GramMatrix, gram: Any
+) -> Preconditioning:
+    if isinstance(gram, DenseGram):
+        return ByDenseFactors(gram)
+    if plan.chosen.solver == "cg" and not plan.chosen.has_factor:
+        if plan.chosen.rank_limit == 0:
+            return Unconditioned()
         shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-        enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
-        with team.progress.stage("preconditioner", 1.0):
-            factor = pivoted_factor(plan, team, columns, run, data.weights, enough)
-        preconditioning = ByLowRank(factor)
-    make = _dual_objective(data, plan, gram, preconditioning, _largest(columns), team.progress)
-    team.record = gram.record if work is None else team.record
-    if work is not None:
-        gram.record = team.record
-    kept = rows.rows if isinstance(rows, ResidentRows) else rows
-    return _Room(kept, make, team.checkpoints, team.record)
-
-
-def _largest(columns: ColumnSource) -> float:
-    return float(np.abs(columns.diagonal(slice(0, columns.n))).max())
-
-
-def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspace, stack: ExitStack) -> _Room:
-    c, run = plan.chosen, run_name()
-    is_direct = c.solver == "cholesky" or c.has_factor
-    height = c.panel if is_direct else c.tile
-    rows = work.share(data.rows, data.fingerprint, c.layout(), height, data.notes())
-    known = replace(data, kernel=by_name(data.kernel, work))
-    if data.kernel.is_precomputed:
-        check_symmetry(work.executor, rows, TileGrid(data.n, c.tile, c.tile))
-    elif c.keeps_rows:
-        rows = ResidentRows(rows, run)
-    stack.callback(work.executor.forget, run)
-    if not is_direct:
-        return _dual_room(known, plan, team, rows, run, work)
-    gram, columns = gram_operator(known, plan, team, rows, run, work)
-    gram.record = work.record
-    source = gram.source
+        return ByLowRank(matrix.partial_factor(data.weights, shift, INNER_TOL, plan.problem.n_steps))
     groups: list[str] = []
-    dtype = "float32" if c.has_factor else "float64"
-    kinds = [dtype]
 
     def factor(number: int, shift: Array) -> Callable[[Array], Array]:
         # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
         groups.append(f"newton-{number}-{digest_of(shift)[:12]}")
-        arguments = (work, plan, groups[-1], source, shift)
-        try:
-            made = complete_factor(*arguments, kinds[0], f"factorisation, model {number + 1}")  # type: ignore[arg-type]
-        except NotPositiveDefiniteError as error:
-            if kinds[0] == "float64":
-                raise
-            work.progress.note(BROKE_DOWN.format(row=error.row))
-            kinds[0] = "float64"
-            made = complete_factor(*arguments, "float64", f"factorisation, model {number + 1}")
-        made.record = work.record
-        return made.apply
+        return matrix.factor(groups[-1], shift, family="newton", name=f"factorisation, model {number + 1}").apply
 
     def clear() -> None:
         while groups:
-            work.store.delete(groups.pop())
+            context.storage.delete(groups.pop())
 
-    make = _dual_objective(known, plan, gram, ByTiledFactors(factor, clear), _largest(columns), work.progress)
-    return _Room(rows.rows if isinstance(rows, ResidentRows) else rows, make, team.checkpoints, work.record)
-
-
-def _shared_primal_room(data: LabelledData, plan: Plan, team: Team, work: Workspace) -> _Room:
-    rows = work.share(data.rows, data.fingerprint, plan.chosen.layout(), plan.chosen.row_block, data.notes())
-    by_rows = TileGrid(data.n, plan.chosen.row_block, plan.chosen.row_block)
-    work.store.create_group("labels")
-    codes = work.vectors("labels", "codes", by_rows, 1, data.codes)
-    weights = None if data.weights is None else work.vectors("labels", "weights", by_rows, 1, data.weights)
-    assert data.feature_map is not None
-    known = replace(data, feature_map=by_name(data.feature_map, work))
-    return _primal_room(known, plan, team, rows, codes, weights)
+    return ByTiledFactors(factor, clear)
 
 
-def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: Any, weights: Any) -> _Room:
-    c, n = plan.chosen, data.n
-    assert data.feature_map is not None
-    n_blocks = -(-n // c.row_block)
-    parts = min(n_blocks, c.row_parts)
-    cuts = [min(n, round(k * n_blocks / parts) * c.row_block) for k in range(parts + 1)]
-    segments = tuple(Segment(rows, a, b, c.row_block, codes, weights) for a, b in pairwise(cuts) if b > a)
+def _primal(
+    data: LabelledData, plan: Plan, context: Context
+) -> tuple[Rows | None, Callable[[float, Start], Objective]]:
+    """Objectives in the primal form that pass over the same segments of the rows."""
+    rows = NormalRows(data, plan, context, "labels", data.codes[:, None].astype(np.float64))
     curvature = "matrix" if plan.solver == "cholesky" else "diagonal"
-    passes = Passes(data.feature_map, data.likelihood, rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
+    passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
+    segments, settings = rows.segments(plan.chosen.row_parts), settings_of(plan)
 
-    def make(alpha: float, start: Start) -> Objective:
+    def objective(alpha: float, start: Start) -> Objective:
         point = np.vstack([start.coef, start.intercept]) if data.fit_intercept else start.coef
         return PrimalObjective(
             passes=passes,
             segments=segments,
-            executor=team.executor,
+            executor=context.executor,
             alpha=alpha,
-            max_iterations=settings_of(plan).max_iterations,
-            is_preconditioned=settings_of(plan).preconditioner is not None,
+            max_iterations=settings.max_iterations,
+            is_preconditioned=settings.preconditioner is not None,
             point=point,
-            progress=team.progress,
+            progress=context.progress,
             least_weight=1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf)),
-            record=team.record,
+            record=context.record,
             unit=data.unit,
         )
 
-    return _Room(rows, make, team.checkpoints, team.record)
+    return None, objective
+
+
+NEWTON_FORMS = {"dual": _dual, "primal": _primal}

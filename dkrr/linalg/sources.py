@@ -24,6 +24,8 @@ KERNEL_BLOCK = 1024
 
 
 Piece = tuple[slice, slice, NDArray[Any]]
+Vectors = ChunkedArray | NDArray[np.float64]
+"""Tall vectors, kept in chunks of rows in a store, or in memory."""
 
 
 class TileSource(ABC):
@@ -102,7 +104,7 @@ class GramTiles(TileSource):
 
     kernel: Kernel
     rows: Rows
-    scale: ChunkedArray | None = None
+    scale: Vectors | None = None
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
@@ -142,7 +144,7 @@ class MatrixTiles(TileSource):
     """Tiles of a symmetric matrix given whole as rows (a precomputed Gram matrix)."""
 
     rows: Rows
-    scale: ChunkedArray | None = None
+    scale: Vectors | None = None
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
@@ -221,20 +223,22 @@ def located(rows: slice, columns: slice) -> Iterator[None]:
         ) from error.__cause__
 
 
-def scale_block(out: NDArray[Any], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:
+def scale_block(out: NDArray[Any], scale: Vectors | None, rows: slice, columns: slice) -> None:
     """Multiply a block (float64 or float32) by the scale of its rows and of its columns."""
     if scale is not None:
         out *= read_range(scale, rows)
         out *= read_range(scale, columns).T
 
 
-def read_range(vectors: ChunkedArray, rows: slice) -> NDArray[np.float64]:
-    """Consecutive rows of tall vectors kept in chunks of rows.
+def read_range(vectors: Vectors, rows: slice) -> NDArray[np.float64]:
+    """Copy consecutive rows of tall vectors.
 
     Returns
     -------
     ndarray of shape (len(rows), m)
     """
+    if isinstance(vectors, np.ndarray):
+        return vectors[rows].copy()
     height = vectors.chunks[0]
     out = np.empty((rows.stop - rows.start, vectors.shape[1]))
     buffer = np.empty(vectors.chunks)

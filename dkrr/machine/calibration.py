@@ -72,7 +72,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         else:
             fingerprint, started = machine_fingerprint(), time.perf_counter()
             with _local(scratch) as client:
-                on_every_worker(client, import_module, "dkrr.fitting.tiled")  # what every fit waits for
+                on_every_worker(client, import_module, "dkrr.fitting.solve")  # what every fit waits for
                 ready = time.perf_counter()
                 measured, kernels, shared = _of_workers(client, scratch, seconds)
                 done = time.perf_counter()

@@ -387,7 +387,7 @@ async def _prepare(kernel: bytes, urls: list[str]) -> tuple[int, int]:
 
 
 def _held(kernel: bytes, urls: list[str]) -> tuple[int, int]:
-    importlib.import_module("dkrr.fitting.tiled")
+    importlib.import_module("dkrr.fitting.solve")
     this = psutil.Process()
     environment = this.memory_info().rss
     loads(kernel)
