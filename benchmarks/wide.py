@@ -108,6 +108,8 @@ def reproduce(
     json_path: Path | None,
 ) -> None:
     """Fit for real, then simulate with the costs of the one-worker run, and with those of the same run."""
+    if costs_path is not None and 1 not in workers:
+        raise click.ClickException("costs are those of a run with one worker: add --workers 1")
     table = _table(
         "simulated / measured",
         (
@@ -138,9 +140,7 @@ def reproduce(
                 write_line({"benchmark": "wide.reproduce", **record, "machine": describe_machine()}, json_path)
                 table.add_row(*_comparison_row(record))
     _console().print(table)
-    if costs_path is not None:
-        if costs is None:
-            raise click.ClickException("costs are those of a run with one worker: add --workers 1")
+    if costs_path is not None and costs is not None:
         costs_path.parent.mkdir(parents=True, exist_ok=True)
         known = {"costs": asdict(costs), "n": sizes[-1], "d": d, "machine": describe_machine()}
         costs_path.write_text(json.dumps(known, indent=2) + "\n")

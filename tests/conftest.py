@@ -8,6 +8,11 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from distributed import Client
+
+from dkrr.runtime.local_workers import local_client
+
+WORKER_MEMORY = 2**30
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,6 +22,30 @@ def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["DASK_DKRR__PROFILE_DIRECTORY"] = folder
     with dask.config.set({"dkrr.profile-directory": folder}):
         yield
+
+
+@pytest.fixture(scope="session")
+def started(tmp_path_factory: pytest.TempPathFactory, no_profile: None) -> Iterator[Client]:
+    """Two worker processes for all tests that need some: starting them takes seconds."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # each death takes a start of a worker
+        local_client(2, WORKER_MEMORY, str(tmp_path_factory.mktemp("scratch"))) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def workers(started: Client) -> Client:
+    """The client of two workers, both alive whatever the test before did to them; not the ambient one."""
+    started.wait_for_workers(2, timeout=60)
+    return started
+
+
+@pytest.fixture
+def ambient_workers(workers: Client) -> Iterator[Client]:
+    """The ambient client of a machine so slow that no work is small."""
+    with workers.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
+        yield workers
 
 
 @dataclass(frozen=True)

@@ -257,17 +257,15 @@ def test_a_loaded_model_can_be_fitted_and_cloned(data, tmp_path):
     assert np.allclose(again.predict(data.X_new), model.predict(data.X_new))
 
 
-def test_lazy_predictions_own_the_rows_they_read(data, tmp_path):
-    from dkrr.runtime.local_workers import local_client
-
+def test_lazy_predictions_own_the_rows_they_read(data, workers):
     X = da.from_array(data.X, chunks=50)
-    with local_client(1, 2**30, str(tmp_path)) as client, client.as_current():
+    with workers.as_current():
         model = KernelRidge(kernel="rbf", tile=60).fit(X, data.y)
         assert model.plan_.execution == "dask"
         expected = model.predict(data.X_new)
         lazy = model.predict(da.from_array(data.X_new, chunks=10))
         del model
-        assert np.allclose(client.compute(lazy).result(), expected, rtol=0, atol=1e-12)
+        assert np.allclose(workers.compute(lazy).result(), expected, rtol=0, atol=1e-12)
 
 
 def test_names_of_columns_do_not_survive_a_fit_without_them(data):

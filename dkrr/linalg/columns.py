@@ -1,6 +1,7 @@
 """Single columns of a symmetric matrix: what a partial Cholesky factorisation needs of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
-from dkrr.linalg.sources import located
+from dkrr.linalg.sources import KERNEL_BLOCK, call_in_blocks, located
 from dkrr.rows import Rows
 from dkrr.rows.sources import Block, dense
 
@@ -54,8 +55,15 @@ class GramColumns(ColumnSource):
 
     def diagonal(self, rows: slice) -> Array:
         """See base class."""
-        with located(rows, rows):
-            return self.kernel.diagonal(self.rows.read(rows.start, rows.stop))
+        out = np.empty(rows.stop - rows.start)
+        for where, block in self._blocks(rows):
+            with located(where, where):
+                out[where.start - rows.start : where.stop - rows.start] = self.kernel.diagonal(block)
+        return out
+
+    def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
+        for part in self.rows.parts(rows):
+            yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
 
     def take(self, index: NDArray[np.intp]) -> Block:
         """Rows of X."""
@@ -63,11 +71,16 @@ class GramColumns(ColumnSource):
 
     def block(self, rows: slice, taken: Block) -> Array:
         """See base class."""
-        return np.asarray(self.kernel(self.rows.read(rows.start, rows.stop), taken), np.float64)
+        out = np.empty((rows.stop - rows.start, taken.shape[0]))
+        for where, block in self._blocks(rows):
+            call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
+        return out
 
     def among(self, left: Block, right: Block) -> Array:
         """See base class."""
-        return np.asarray(self.kernel(left, right), np.float64)
+        out = np.empty((left.shape[0], right.shape[0]))
+        call_in_blocks(self.kernel, left, right, out)
+        return out
 
 
 @dataclass(frozen=True)

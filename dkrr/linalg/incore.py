@@ -219,9 +219,3 @@ def dense_cost(n: int, n_right_sides: int, n_systems: int) -> Cost:
 def dense_bytes(n: int, n_right_sides: int) -> int:
     """Memory of a dense system: the matrix and vectors."""
     return 8 * n * n + 5 * 8 * n * n_right_sides
-
-
-def gram_block_bytes(kernel: Kernel, n: int, n_features: int, csr_bytes: int | None = None) -> int:
-    """Memory for the kernel's temporaries while a dense Gram matrix is formed."""
-    block = min(n, KERNEL_BLOCK)
-    return 2 * block * (csr_bytes or 0) + kernel.workspace_bytes(block, block, n_features, csr_bytes)

@@ -19,7 +19,7 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.sources import Piece, TileSource, cut_tile
+from dkrr.linalg.sources import Piece, TileSource, cut_tile, mirror_squares
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 from dkrr.tiles import TileGrid
@@ -319,6 +319,8 @@ def _pieces(meter: Meter, slab: Slab, precision: Precision) -> Iterator[Piece]:
                 tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
                     piece
                 )
+            if rows == columns:
+                mirror_squares(tile)  # squares on the diagonal may have come in other pieces
             return tile
 
         yield from cut_tile(resident.kept(slab.run, (slab.number, i, j), form), rows, columns)
@@ -354,8 +356,14 @@ class ResidentRows(Rows):
 
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         """See base class."""
-        block = resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
-        return block.read(start, stop, columns)
+        return self._kept().read(start, stop, columns)
+
+    def parts(self, rows: slice) -> list[slice]:
+        """See base class."""
+        return self._kept().parts(rows)
+
+    def _kept(self) -> MemoryRows:
+        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
 
 
 USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}

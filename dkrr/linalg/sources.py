@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
@@ -15,7 +17,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
 from dkrr.rows import Rows
-from dkrr.rows.sources import Block, dense, n_bytes
+from dkrr.rows.sources import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.runtime.task import Meter
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 
@@ -109,34 +111,55 @@ class GramTiles(TileSource):
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
-        with meter.time("read"):
-            left = self.rows.read(rows.start, rows.stop)
-            right = left if rows == columns else self.rows.read(columns.start, columns.stop)
-        if not self.rows.is_in_memory:
-            meter.bytes_read += n_bytes(left) + (0 if right is left else n_bytes(right))
+        for r, c, left, right in self._parts(meter, rows, columns):
+            part = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
+            with meter.time("gram"):
+                fill_gram(self.kernel, left, right, part, lower=left is right, origin=(r.start, c.start))
+            del left, right  # before the next ones are read
         with meter.time("gram"):
-            fill_gram(self.kernel, left, right, out, lower=rows == columns, origin=(rows.start, columns.start))
             scale_block(out, self.scale, rows, columns)
 
     def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
         """See base class. The tile is never formed: its pieces stay in cache."""
-        with meter.time("read"):
-            left = self.rows.read(rows.start, rows.stop)
-            right = None if rows == columns else self.rows.read(columns.start, columns.stop)
-        if not self.rows.is_in_memory:
-            meter.bytes_read += n_bytes(left) + (0 if right is None else n_bytes(right))
-        for r, c, piece in self._located(rows, columns, self.kernel.pieces(left, right, dtype=dtype)):
-            where = slice(rows.start + r.start, rows.start + r.stop)
-            across = slice(columns.start + c.start, columns.start + c.stop)
-            scale_block(piece, self.scale, where, across)
-            if self.scale is not None and where == across:
-                mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
-            yield where, across, piece
+        for r, c, left, right in self._parts(meter, rows, columns):
+            pieces = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
+            del left, right  # the kernel lets go of them before the next ones are read
+            for where, across, piece in _located(r, c, pieces):
+                scale_block(piece, self.scale, where, across)
+                if self.scale is not None and where == across:
+                    mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
+                yield where, across, piece
+            del pieces
 
-    @staticmethod
-    def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        with located(rows, columns):
-            yield from pieces
+    def _parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
+        """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
+        left_parts = self.rows.parts(rows)
+        right_parts = left_parts if rows == columns else self.rows.parts(columns)
+        held, left, right = None, None, None  # what is held is let go of before the next is read
+        for k, c in enumerate(right_parts):
+            right = None
+            right = self._read(meter, c)
+            for r in left_parts[k:] if right_parts is left_parts else left_parts:
+                if r is c:
+                    left = right
+                elif r is not held:
+                    left = None
+                    left = self._read(meter, r)
+                held = r
+                yield r, c, left, right
+
+    def _read(self, meter: Meter, rows: slice) -> Block:
+        with meter.time("read"):
+            block = self.rows.read(rows.start, rows.stop)
+        meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(block)
+        return block
+
+
+def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Pieces of a block with their places in the matrix."""
+    with located(rows, columns):
+        for r, c, piece in pieces:
+            yield _shifted(r, rows.start), _shifted(c, columns.start), piece
 
 
 @dataclass(frozen=True)
@@ -194,16 +217,33 @@ def fill_gram(
     origin : (int, int)
         Number of the first row and of the first column, for the message of a kernel function that fails.
     """
-    m, n = out.shape
-    for r in range(0, m, KERNEL_BLOCK):
-        rows = slice(r, min(r + KERNEL_BLOCK, m))
-        for c in range(0, rows.stop if lower else n, KERNEL_BLOCK):
-            columns = slice(c, min(c + KERNEL_BLOCK, n))
+    tops = _kernel_blocks(left)
+    for k, rows in enumerate(tops):
+        for columns in tops[: k + 1] if lower else _kernel_blocks(right):
             with located(_shifted(rows, origin[0]), _shifted(columns, origin[1])):
-                if lower and r == c:
+                if lower and rows == columns:
                     kernel(left[rows], out=out[rows, columns])
                 else:
                     kernel(left[rows], right[columns], out=out[rows, columns])
+
+
+def call_in_blocks(kernel: Kernel, left: Block, right: Block, out: NDArray[Any]) -> None:
+    """Write k(left, right) to `out` in the blocks of `fill_gram`, for rows that are not consecutive in a matrix."""
+    for rows in _kernel_blocks(left):
+        for columns in _kernel_blocks(right):
+            if left is right and rows == columns:
+                kernel(left[rows], out=out[rows, columns])
+            else:
+                kernel(left[rows], right[columns], out=out[rows, columns])
+
+
+def _kernel_blocks(block: Block) -> list[slice]:
+    """Ranges of rows with which a kernel is called."""
+    n = block.shape[0]
+    cuts = [*range(0, n, KERNEL_BLOCK), n]
+    if sp.issparse(block):
+        cuts = cuts_by_entries(block.indptr, PART_ENTRIES, KERNEL_BLOCK)
+    return [slice(a, b) for a, b in pairwise(cuts)]
 
 
 def _shifted(rows: slice, by: int) -> slice:
@@ -274,13 +314,27 @@ def gram_cost(entry: EntryCost, n_entries: float) -> Cost:
 
 
 def gram_workspace_bytes(
-    kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int, *, is_sparse: bool = False
+    kernel: Kernel, grid_tile: int, row_bytes: int, n_features: int, csr_bytes: int | None = None
 ) -> int:
-    """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries."""
-    block = min(KERNEL_BLOCK, grid_tile)
-    temporary = kernel.workspace_bytes(block, block, n_features, row_bytes if is_sparse else None)
-    cut = 2 * block * row_bytes if is_sparse else 0  # dense blocks are views
-    return 2 * grid_tile * row_bytes + cut + temporary
+    """Most bytes that forming one tile needs besides the tile: both blocks of rows and the kernel's temporaries.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    grid_tile : int
+    row_bytes : int
+        Bytes of a row of what is read of a tile's rows at once.
+    n_features : int
+    csr_bytes : int, optional
+        Bytes of a CSR row of the blocks with which the kernel is called; None: rows are dense.
+    """
+    return 2 * grid_tile * row_bytes + gram_block_bytes(kernel, grid_tile, n_features, csr_bytes)
+
+
+def gram_block_bytes(kernel: Kernel, n: int, n_features: int, csr_bytes: int | None = None) -> int:
+    """Memory of `fill_gram` for n rows: the kernel's temporaries, and blocks that are cut (dense ones are views)."""
+    block = min(n, KERNEL_BLOCK)
+    return 2 * block * (csr_bytes or 0) + kernel.workspace_bytes(block, block, n_features, csr_bytes)
 
 
 def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j: int) -> None:

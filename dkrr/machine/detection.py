@@ -15,7 +15,7 @@ from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usab
 from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
 from dkrr.planning.resources import Share
-from dkrr.runtime.process import Confinement, confinement
+from dkrr.runtime.process import Confinement, confinement, this_process
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
 
@@ -226,7 +226,7 @@ def ambient_client() -> Any:
 
 def resident_bytes() -> int:
     """Memory that this process holds."""
-    return int(psutil.Process().memory_info().rss)
+    return int(this_process().memory_info().rss)
 
 
 def rates_of(fingerprint: Fingerprint) -> Rates:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from dkrr.runtime.process import posix_limits
+from dkrr.runtime.process import posix_limits, this_process
 
 ROOT = Path("/")
 UNLIMITED = 2**60
@@ -93,7 +93,7 @@ def process_limit_bytes() -> int | None:
             limits[name] = limit
     if not limits:
         return None
-    info = psutil.Process().memory_info()
+    info = this_process().memory_info()
     # Addresses of private data are not told apart on every system; all of them are no fewer.
     reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
     return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))

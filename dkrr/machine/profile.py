@@ -96,8 +96,12 @@ def profile_path(fingerprint: Fingerprint) -> Path:
     InputError
         If no folder is configured and the user has no home directory.
     """
-    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
-    return profile_folder() / f"{digest}.json"
+    return _path(profile_folder(), json.dumps(fingerprint, sort_keys=True))
+
+
+@lru_cache(maxsize=16)  # every fit asks, and one of a hundred rows takes a millisecond
+def _path(folder: Path, fingerprint: str) -> Path:
+    return folder / f"{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.json"
 
 
 def profile_folder() -> Path:
@@ -110,11 +114,16 @@ def profile_folder() -> Path:
     """
     configured = setting("profile-directory")
     try:
-        if configured is not None:
-            return Path(configured).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkrr"
+        return _folder(configured, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME", "USERPROFILE")))
     except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
         raise InputError(f"there is no folder for profiles: {error} {WHERE_PROFILES_GO}") from error
+
+
+@lru_cache(maxsize=16)
+def _folder(configured: str | None, cache: str | None, *home: str | None) -> Path:  # noqa: ARG001  # what it depends on
+    if configured is not None:
+        return Path(configured).expanduser()
+    return Path(cache or Path.home() / ".cache") / "dkrr"
 
 
 def create_profile_folder() -> Path:

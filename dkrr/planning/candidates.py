@@ -12,11 +12,11 @@ from dkrr.linalg.cholesky import (
     partial_bytes,
 )
 from dkrr.linalg.factored import apply_cost
-from dkrr.linalg.incore import dense_bytes, dense_cost, gram_block_bytes
+from dkrr.linalg.incore import dense_bytes, dense_cost
 from dkrr.linalg.normal import normal_cost
-from dkrr.linalg.operator import pass_cost
+from dkrr.linalg.operator import multiply_bytes, pass_cost
 from dkrr.linalg.residual import uses_symmetry
-from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_block_bytes, gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
@@ -103,7 +103,7 @@ def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
         resources.local_baseline_bytes
         + loaded
         + dense_bytes(n, p.n_right_sides + 1)
-        + gram_block_bytes(p.kernel, n, p.d, p.csr_bytes)
+        + gram_block_bytes(p.kernel, n, p.d, p.csr_bytes(min(n, KERNEL_BLOCK)))
         + resources.local_threads * THREAD_BUFFER_BYTES
         + PROCESS_MARGIN_BYTES
     )
@@ -258,15 +258,20 @@ def dual_tiled(problem: Problem, resources: Resources, place: Place, grid: TileG
     p, rates, m = problem, resources.rates, problem.n_right_sides + 1
     entry = p.entry(rates)
     form_seconds = rates.seconds(gram_cost(entry, float(grid.tile**2)))
+    csr_bytes = p.csr_bytes(min(grid.tile, KERNEL_BLOCK))
     form_bytes = (
-        gram_workspace_bytes(p.kernel, grid.tile, p.most_bytes_of_row, p.d, is_sparse=p.is_sparse)
+        gram_workspace_bytes(p.kernel, grid.tile, p.bytes_of_part(grid.tile), p.d, csr_bytes)
         + 2 * p.read_overhead_bytes
     )
-    peak = place.baseline_bytes + place.threads * cholesky_task_bytes(grid, m, form_bytes) + PROCESS_MARGIN_BYTES
+    task_bytes, mirrored = cholesky_task_bytes(grid, m, form_bytes), uses_symmetry(grid, m)
+    if p.is_sparse and mirrored:
+        # The residual forms no tile, but keeps a transposed panel for every square on the diagonal.
+        product = multiply_bytes(p.kernel, p.n, grid.tile, p.d, p.bytes_of_part(grid.tile), m, is_sparse=True)
+        task_bytes = max(task_bytes, product + 2 * p.read_overhead_bytes)
+    peak = place.baseline_bytes + place.threads * task_bytes + PROCESS_MARGIN_BYTES
     factor, solve = system_seconds(resources, place, grid, segment, m, peak, form_seconds)
     # The substitution reads L once, two tasks at a time; the residual forms K once more.
     back = solve / min(2, place.slots) + grid.n_tiles * rates.chain_seconds
-    mirrored = uses_symmetry(grid, m)
     check = rates.seconds(pass_cost(entry, p.n**2 / (2 if mirrored else 1), m, "float64", 0.0))
     check /= min(place.slots, grid.n_tiles)
     staged = 0 if p.x_is_shared else p.stored_bytes

@@ -11,7 +11,7 @@ from dkrr.features import IdentityMap
 from dkrr.linalg.operator import USE_SECONDS, Precision, multiply_bytes, pass_cost
 from dkrr.linalg.pivoted import factor_rows_bytes, pivoted_cost
 from dkrr.linalg.preconditioner import expected_iterations
-from dkrr.linalg.sources import gram_cost
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     ROWS_PART,
@@ -62,8 +62,6 @@ ROUND_TRIPS = 3
 """Of an iteration on Dask: one for A and two for the preconditioner."""
 MIXED_ITERATIONS = 1.15
 """Iterations with products in float32 over those in float64: every cycle begins anew (measured 1.07 to 1.2)."""
-SPARSE_COPIES = 4
-"""Of the CSR rows of a process, while the preconditioner's factor is formed (measured: about 3)."""
 MAX_ITERATIONS_PLANNED = 1_000_000
 INNER_TOL = 1e-3
 """Relative residual to which Newton systems are solved on average: loosely at first, tightly at the end."""
@@ -210,9 +208,12 @@ def cg_tile(problem: Problem, place_limit: int, slots: int) -> int:
         return min(wanted, n)
     n_tiles = max(ceil(n / LARGEST_TILE), min(ceil(n / LEAST_TILE), 5 + ceil(2 * sqrt(slots))))
     tile = ceil(n / n_tiles)
-    fixed = problem.kernel.pieces_bytes(1, 1, problem.d, problem.csr_bytes)
-    most = place_limit // WORKSPACE_PART
-    while tile > LEAST_TILE and problem.kernel.pieces_bytes(tile, tile, problem.d, problem.csr_bytes) - fixed > most:
+
+    def temporaries(tile: int) -> int:
+        return problem.kernel.pieces_bytes(tile, tile, problem.d, problem.csr_bytes(tile))
+
+    fixed, most = temporaries(1), place_limit // WORKSPACE_PART
+    while tile > LEAST_TILE and temporaries(tile) - fixed > most:
         tile = max(LEAST_TILE, ceil(tile / 2))
     return tile
 
@@ -320,11 +321,12 @@ def _tile_and_rows(p: Problem, place: Place, rank: int, m: int) -> tuple[int, bo
 def _needed_bytes(p: Problem, place: Place, rank: int, m: int, tile: int, *, keeps_rows: bool) -> int:
     """Memory of a process without tiles that are kept."""
     needed = place.baseline_bytes + PROCESS_MARGIN_BYTES + (p.n * p.bytes_of_row if keeps_rows else 0)
-    product = multiply_bytes(p.kernel, p.n, tile, p.d, p.most_bytes_of_row, m, is_sparse=p.is_sparse)
+    product = multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_part(tile), m, is_sparse=p.is_sparse)
+    if p.is_sparse and rank:
+        # Kernels of a process's rows with pivots, in blocks that may be higher than tiles.
+        block = min(p.n, KERNEL_BLOCK)
+        product = max(product, gram_workspace_bytes(p.kernel, block, p.bytes_of_part(block), p.d, p.csr_bytes(block)))
     needed += place.threads * (product + p.read_overhead_bytes)
-    if p.is_sparse and p.kernel.sparse_parts:
-        # Kernels of a process's rows with pivots cut and transpose all of these at once.
-        needed += SPARSE_COPIES * p.n * p.bytes_of_row // place.n_workers
     vectors = 12 if p.loss == "squared" else NEWTON_VECTORS
     needed += (4 if place.execution == "dask" else vectors) * 8 * p.n * m
     return needed + _factor_bytes(p, place, rank)
@@ -349,7 +351,7 @@ def _factor_bytes(problem: Problem, place: Place, rank: int) -> int:
     square = 8 * rank**2 * (3 * place.threads if place.execution == "dask" else place.threads + 2)
     if problem.loss == "logistic" and place.execution != "dask":
         square += 8 * rank**2 * problem.n_targets  # each column has a curvature of its own
-    return rows + square + rank * problem.bytes_of_row
+    return rows + square + problem.bytes_of_any(rank)
 
 
 def _largest_rank(problem: Problem, place: Place, rank: int, free: int) -> int:

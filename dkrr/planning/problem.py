@@ -1,6 +1,7 @@
 """What is to be solved, as far as its cost depends on it."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal, Self
 
 from dkrr.features import FeatureMap, feature_map
@@ -9,12 +10,15 @@ from dkrr.kernels.base import EntryCost
 from dkrr.linalg.operator import Precision
 from dkrr.planning.resources import Rates
 from dkrr.rows import MemoryRows, Rows
+from dkrr.rows.sources import PART_ENTRIES, WINDOW_ROWS
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.solvers.newton import expected_steps
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
+PART_BYTES = 16 * PART_ENTRIES
+"""Bytes of the entries of a part of sparse rows, with indices of 8 bytes."""
 STEPS_FROM_NEAR = 5
 """Newton steps for each further λ of a path, which begins at the solution before."""
 
@@ -71,6 +75,8 @@ class Problem:
     """Bytes of one row of X in memory; None: 8 d."""
     heavy_row_bytes: int | None = None
     """The same where sparse rows are heaviest, which bounds the memory of a block; None: row_bytes."""
+    heaviest_bytes: tuple[int, ...] = ()
+    """Bytes of the 1, 2, 4, ... heaviest rows of X and of all of them; empty: they follow from heavy_row_bytes."""
     x_bytes: int | None = None
     """Bytes of X where it is stored; None: n × row_bytes."""
     is_sparse: bool = False
@@ -122,6 +128,7 @@ class Problem:
             feature_map=feature_map(kernel, d),
             row_bytes=rows.row_bytes,
             heavy_row_bytes=rows.heavy_row_bytes,
+            heaviest_bytes=rows.heaviest_bytes,
             x_bytes=rows.n_bytes,
             is_sparse=rows.is_sparse,
             x_is_shared=rows.is_shared,
@@ -145,10 +152,26 @@ class Problem:
         """Bytes of one row of a block, where rows are heaviest."""
         return self.bytes_of_row if self.heavy_row_bytes is None else self.heavy_row_bytes
 
-    @property
-    def csr_bytes(self) -> int | None:
+    def bytes_of_any(self, k: int) -> int:
+        """Most bytes of any k rows, wherever they are."""
+        k, table = min(k, self.n), self.heaviest_bytes
+        if not table:
+            return k * self.most_bytes_of_row
+        # Sums of rows in descending order grow ever more slowly: by less than any average before.
+        step = k.bit_length() - 1
+        return min(table[step + int(k > 1 << step)], -(-table[step] * k >> step))
+
+    def bytes_of_part(self, height: int) -> int:
+        """Bytes of a row of a part that is read at once of `height` consecutive rows (`Rows.parts`), on average."""
+        if not self.is_sparse:
+            return self.bytes_of_row
+        windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
+        part = max(PART_BYTES + 16 * height, self.bytes_of_any(1))
+        return ceil(min(windows, self.bytes_of_any(height), part) / height)
+
+    def csr_bytes(self, height: int) -> int | None:
         """The same where X is sparse, for the price of a kernel's memory; None where it is dense."""
-        return self.most_bytes_of_row if self.is_sparse else None
+        return self.bytes_of_part(height) if self.is_sparse else None
 
     @property
     def stored_entries(self) -> int | None:

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ ALL = slice(None)
 
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
+
+PART_ENTRIES = 2**18
+"""Most stored entries of sparse rows that are read at once for a tile of a Gram matrix: 3 MiB, which kernels copy a few
+times. With fewer, the rows of a tile would be read and transposed more often."""
 
 
 class Rows(ABC):
@@ -69,6 +74,13 @@ class Rows(ABC):
             rows = slice(k, min(k + height, stop))
             yield rows, self.read(rows.start, rows.stop)
 
+    def parts(self, rows: slice) -> list[slice]:
+        """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
+
+        Sparse rows are cut into at most PART_ENTRIES stored entries, or one row; dense ones are not cut.
+        """
+        return [rows]
+
     def take(self, indices: NDArray[np.intp]) -> Block:
         """Some rows, by number, as they are stored; nothing else is read where the container can do that."""
         blocks = [self.read(int(k), int(k) + 1) for k in indices]
@@ -93,6 +105,12 @@ class Rows(ABC):
     def heavy_row_bytes(self) -> int:
         """Bytes of one row where rows are heaviest: no block of WINDOW_ROWS or more has twice as many a row."""
         return self.row_bytes
+
+    @property
+    def heaviest_bytes(self) -> tuple[int, ...]:
+        """Bytes of the heaviest row, of the 2, 4, 8, ... heaviest ones together, and of all of them."""
+        n = max(self.shape[0], 1)
+        return tuple(self.row_bytes * k for k in (*(2**k for k in range(n.bit_length()) if 2**k < n), n))
 
     @property
     def read_overhead_bytes(self) -> int:
@@ -145,6 +163,10 @@ class MemoryRows(Rows):
         block = self.array[start:stop]
         return block if columns == ALL else block[:, columns]
 
+    def parts(self, rows: slice) -> list[slice]:
+        """See base class."""
+        return _parts_of(self.array.indptr[rows.start : rows.stop + 1], rows) if self.is_sparse else [rows]
+
     def take(self, indices: NDArray[np.intp]) -> Block:
         """See base class."""
         return self.array[indices]
@@ -170,6 +192,11 @@ class MemoryRows(Rows):
     def heavy_row_bytes(self) -> int:
         """See base class."""
         return _heavy_row_bytes(self, self.array.indptr) if self.is_sparse else self.row_bytes
+
+    @property
+    def heaviest_bytes(self) -> tuple[int, ...]:
+        """See base class."""
+        return _heaviest_bytes(self.array.indptr, self.array.indices) if self.is_sparse else super().heaviest_bytes
 
 
 @dataclass(frozen=True)
@@ -274,17 +301,41 @@ class SparseRows(Rows):
         """See base class."""
         return _heavy_row_bytes(self, self._parts[2][...])
 
+    @cached_property
+    def heaviest_bytes(self) -> tuple[int, ...]:
+        """See base class."""
+        return _heaviest_bytes(self._parts[2][...], self._parts[1])
+
+    @cached_property
+    def _files(self) -> tuple[ChunkFiles | None, ...]:
+        """Chunks of `data`, `indices` and `indptr` as files, if they can be read without Zarr."""
+        names = ("data", "indices", "indptr")
+        return tuple(ChunkFiles.of(a, f"{self.url}/{name}") for a, name in zip(self._parts, names, strict=True))
+
+    def _read_part(self, part: int, start: int, stop: int) -> NDArray[Any]:
+        files = self._files[part]
+        return np.asarray(self._parts[part][start:stop] if files is None else files.read(start, stop, ALL)[:, 0])
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        """See base class."""
+        if None not in self._files:
+            return 0
+        return max(4 * int(part.chunks[0]) * int(part.dtype.itemsize) for part in self._parts)
+
+    def parts(self, rows: slice) -> list[slice]:
+        """See base class."""
+        return _parts_of(self._read_part(2, rows.start, rows.stop + 1), rows)
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         """See base class."""
-        data, indices, indptr = self._parts
-        pointers = indptr[start : stop + 1]
-        inside = slice(int(pointers[0]), int(pointers[-1]))
+        n_entries, pointers = int(self._parts[1].shape[0]), self._read_part(2, start, stop + 1)
+        first, last = int(pointers[0]), int(pointers[-1])
         try:
-            if not 0 <= inside.start <= inside.stop <= indices.shape[0]:
-                raise InputError(f"rows {start} to {stop - 1} lie outside of the {indices.shape[0]} stored indices")
-            block = sp.csr_array(
-                (data[inside], indices[inside], pointers - pointers[0]), shape=(stop - start, self.shape[1])
-            )
+            if not 0 <= first <= last <= n_entries:
+                raise InputError(f"rows {start} to {stop - 1} lie outside of the {n_entries} stored indices")
+            data, indices = (self._read_part(part, first, last) for part in (0, 1))
+            block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
         except ValueError as error:  # SciPy's own, and ours
             raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Write them again") from error
@@ -370,13 +421,28 @@ def _heavy_row_bytes(rows: Rows, indptr: NDArray[Any]) -> int:
     return max(rows.row_bytes, -(-rows.row_bytes * most * rows.shape[0] // (entries * height)))
 
 
-def cuts_by_entries(pointers: NDArray[Any], most: int) -> list[int]:
+def _heaviest_bytes(indptr: NDArray[Any], indices: Any) -> tuple[int, ...]:
+    """Bytes of the 1, 2, 4, ... rows with the most entries, and of all rows, counted as in `_csr_row_bytes`."""
+    totals = np.cumsum(np.sort(np.diff(indptr).astype(np.int64))[::-1])
+    numbers = [*(2**k for k in range(len(totals).bit_length()) if 2**k < len(totals)), len(totals)]
+    return tuple(int(totals[k - 1]) * (8 + int(indices.dtype.itemsize)) + 16 * k for k in numbers)
+
+
+def _parts_of(pointers: NDArray[Any], rows: slice) -> list[slice]:
+    """`Rows.parts` from the pointers of these rows, of shape (len(rows) + 1,)."""
+    cuts = cuts_by_entries(pointers, PART_ENTRIES)
+    return [slice(rows.start + a, rows.start + b) for a, b in pairwise(cuts)]
+
+
+def cuts_by_entries(pointers: NDArray[Any], most: int, height: int | None = None) -> list[int]:
     """Cut sparse rows into blocks of at most so many entries, or of one row.
 
     Parameters
     ----------
     pointers : ndarray of int, shape (n + 1,)
     most : int
+    height : int, optional
+        Most rows of a block.
 
     Returns
     -------
@@ -386,7 +452,7 @@ def cuts_by_entries(pointers: NDArray[Any], most: int) -> list[int]:
     cuts, n = [0], len(pointers) - 1
     while cuts[-1] < n:
         last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + most, side="right")) - 1
-        cuts.append(min(max(last, cuts[-1] + 1), n))
+        cuts.append(min(max(last, cuts[-1] + 1), n if height is None else cuts[-1] + height, n))
     return cuts
 
 

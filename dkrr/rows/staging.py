@@ -48,8 +48,10 @@ def _write_sparse(rows: Rows, url: str) -> SparseRows:
     indptr = rows.pointers.astype(np.int64)
     n_values = int(indptr[-1])
     data = create_array(f"{url}/data", (n_values,), rows.dtype, _SPARSE_CHUNK)
-    indices = create_array(f"{url}/indices", (n_values,), np.int64, _SPARSE_CHUNK)
-    create_array(f"{url}/indptr", (n + 1,), np.int64, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
+    # As wide as SciPy itself makes indices; it keeps those of int64 pointers, at twice the memory of every block.
+    index = np.int32 if max(n_values, d) < 2**31 else np.int64
+    indices = create_array(f"{url}/indices", (n_values,), index, _SPARSE_CHUNK)
+    create_array(f"{url}/indptr", (n + 1,), index, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
     # By entries and not by rows: dense rows may stand together.
     for start, stop in pairwise(cuts_by_entries(indptr, _SPARSE_CHUNK)):
         block, inside = rows.read(start, stop), slice(indptr[start], indptr[stop])

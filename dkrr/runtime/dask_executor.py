@@ -12,6 +12,7 @@ import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
 from dkrr.tiles.chunks import zarr_store
+from dkrr.units import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
@@ -64,6 +66,7 @@ class DaskExecutor:
         ended: Callable[[], int | None] | None = None,
     ) -> None:
         self.client, self._ready, self._ended, self._memory = client, ready, ended, ""
+        self._most_held = 0
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS
 
@@ -119,11 +122,15 @@ class DaskExecutor:
                     future.release()
                     raise error
                 record.tasks.append(result)
+                self._note([result])
                 queue.complete(task.key)
                 progress.advance(task.flops)
                 future.release()
                 submit()
-        except (CancelledError, FutureCancelledError, OSError):
+        except (CancelledError, FutureCancelledError, CommClosedError) as error:
+            self._refuse_a_lost_scheduler()
+            raise self._died("the tasks", 1, ", or the connection to them was lost") from error
+        except OSError:
             self._refuse_a_lost_scheduler()
             raise
         finally:
@@ -139,6 +146,7 @@ class DaskExecutor:
         self.wait_until_ready()
         start = time.perf_counter()
         records = self._again(lambda: self.client.gather(self._submit(tasks, shared), direct=True))
+        self._note(records)
         return RunRecord(time.perf_counter() - start, records)
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
@@ -157,12 +165,18 @@ class DaskExecutor:
                     return self.client.gather(futures, direct=True)[0]  # type: ignore[no-any-return]
 
         found: _Sum = self._again(run)
+        self._note(found.records)
         return found.value, RunRecord(time.perf_counter() - start, found.records)
 
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
         resident.forget(run)
-        self.client.run(resident.forget, run)
+        # Workers that are lost keep nothing, and their loss has an error of its own.
+        with suppress(CancelledError, OSError):
+            self.client.run(resident.forget, run)
+
+    def _note(self, records: list[TaskRecord]) -> None:
+        self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
 
     def _n_threads(self) -> int:
         """Threads of all workers, asked for now and then: workers come and go, and to ask takes milliseconds."""
@@ -210,12 +224,18 @@ class DaskExecutor:
             except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
                 self._refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
-                    if isinstance(error, OSError) and not isinstance(error, CommClosedError):
+                    if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._has_workers():
                         raise  # of a task: its store, say
                     raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
                 self._wait_for_a_worker()
         raise AssertionError
+
+    def _has_workers(self) -> bool:
+        try:
+            return bool(self.client.nthreads())
+        except OSError:
+            return False
 
     def _wait_for_a_worker(self) -> None:
         try:
@@ -244,10 +264,16 @@ class DaskExecutor:
                 f"store: run again with the same store=, with another memory_limit or fewer workers if memory was short"
             )
 
+    def _known_of_memory(self) -> str:
+        """What the plan and the records of tasks say of the workers' memory, in brackets."""
+        held = f"{format_bytes(self._most_held)} the most held in tasks that ended" if self._most_held else ""
+        known = ", ".join(part for part in (self._memory, held) if part)
+        return known and f" ({known})"
+
     def _died(self, what: str, times: int, more: str = "") -> DkrrError:
         return DkrrError(
             f"the workers that ran {what} died {times} time{'s' if times != 1 else ''}{more}. The likely cause is "
-            f"memory: a worker that reaches its limit is killed{self._memory and f' ({self._memory})'}; otherwise the "
+            f"memory: a worker that reaches its limit is killed{self._known_of_memory()}; otherwise the "
             f"cluster took them away, or the task crashed them. What is finished is kept in a given store: run again "
             f"with the same store=, with larger workers or another memory_limit if memory was short"
         )

@@ -43,6 +43,16 @@ CHILD = (
 FORK = "in the calling process, since it is a fork: event loops and clients of its parent do not work in it"
 
 
+def this_process() -> psutil.Process:
+    """Return psutil's view of this process."""
+    return _process(os.getpid())
+
+
+@lru_cache(maxsize=1)  # it reads files of the system when it is made, and every fit asks
+def _process(number: int) -> psutil.Process:
+    return psutil.Process(number)
+
+
 @dataclass(frozen=True)
 class Confinement:
     """Why a process does the work of a fit itself, and what it may take."""

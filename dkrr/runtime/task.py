@@ -1,6 +1,7 @@
 """What a task is, and the record it leaves. Executors run lists of tasks; nothing here knows how."""
 
 import os
+import re
 import sys
 import time
 from collections import defaultdict
@@ -205,11 +206,11 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
         File of the system that tells it (Linux); without one it is asked otherwise.
     """
     try:
-        for line in Path(status).read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        found = re.search(rb"^VmHWM:\s*(\d+)", Path(status).read_bytes(), re.MULTILINE)
     except OSError:
-        pass
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
     if posix_limits is None:
         # Windows has a peak, other systems what is resident now.
         info = psutil.Process().memory_info()

@@ -100,16 +100,6 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
     assert description["rates"]["gemm_flops"] == 12.5e9 and description["resources"]["n_workers"] == 3
 
 
-@pytest.mark.slow
-def test_calibrate_is_used_by_the_next_plan(tmp_path):
-    with dask.config.set({"dkrr.profile-directory": str(tmp_path)}):
-        description = json.loads(run("calibrate", "--folder", tmp_path, "--workers", 1, "--json").stdout)
-        assert len(description["measured"]["workers"]) == 1
-        plan = ["plan", "--n", 50_000, "--d", 9, "--kernel", "laplacian", "--solver", "cholesky", "--json"]
-        calibrated = json.loads(run(*plan).stdout)["seconds"]
-    assert calibrated != json.loads(run(*plan).stdout)["seconds"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

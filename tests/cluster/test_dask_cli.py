@@ -125,10 +125,10 @@ def test_ambient_client_is_used(client: Client) -> None:
 
 
 def test_fit_survives_a_killed_worker(client: Client, tmp_path: Path) -> None:
-    X, y = problem(4000)
+    X, y = problem(2560)
     victim, *_ = client.run(os.getpid).values()
     store = tmp_path / "run.zarr"
-    estimator = dkrr.KernelRidge(ALPHA, kernel="rbf", gamma=GAMMA, tile=TILE, store=str(store))
+    estimator = dkrr.KernelRidge(ALPHA, kernel="rbf", gamma=GAMMA, tile=160, store=str(store))
     with ThreadPoolExecutor(1) as pool:
         fitted = pool.submit(estimator.fit, X, y)
         while n_tiles(store) < 20:

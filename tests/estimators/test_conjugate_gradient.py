@@ -17,7 +17,6 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Polynomial, Sigmoid
-from dkrr.runtime.local_workers import local_client
 from dkrr.solvers import (
     ConjugateGradient,
     Float32Cholesky,
@@ -28,6 +27,7 @@ from dkrr.solvers import (
 )
 from tests.kernels.cases import CASES
 from tests.oracles import naive_gram, naive_kernel_ridge
+from tests.pairs import every_pair
 from tests.runtime.clients import all_released
 
 TOL = 1e-10
@@ -84,14 +84,14 @@ def _fitted(number, fit_intercept, **settings):
 
 
 # An intercept is more right-hand sides of the same products, which do not see it: without one a single kernel will do.
-@pytest.mark.parametrize("place", [{}, {"tile": 80}], ids=["memory", "tiles"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(
-    ("number", "fit_intercept"),
-    [(8, False), *((k, True) for k in range(len(SEMIDEFINITE)))],
-    ids=lambda v: str(SEMIDEFINITE[v]) if type(v) is int else str(v),
+@every_pair(
+    which=[(8, False), *((k, True) for k in range(len(SEMIDEFINITE)))],
+    precision=PRECISIONS,
+    place=[{}, {"tile": 80}],
+    ids=str,
 )
-def test_every_kernel(number, fit_intercept, precision, place, factored):
+def test_every_kernel(which, precision, place, factored):
+    number, fit_intercept = which
     expected = factored(number, fit_intercept)
     model = _fitted(number, fit_intercept, **cg(precision=precision), **place)
     close(model.dual_coef_, expected.dual_coef_)
@@ -114,9 +114,9 @@ def test_the_textbook_formula():
         assert (model.dual_coef_[weights == 0] == 0).all()
 
 
-@pytest.mark.parametrize("preconditioner", PRECONDITIONERS, ids=repr)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kernel", [RBF(gamma=0.3), Polynomial(degree=2)], ids=repr)
+@every_pair(
+    preconditioner=PRECONDITIONERS, precision=PRECISIONS, kernel=[RBF(gamma=0.3), Polynomial(degree=2)], ids=repr
+)
 def test_every_preconditioner(data, preconditioner, precision, kernel):
     common = {"alpha": ALPHA, "kernel": kernel, "fit_intercept": True, "form": "dual"}
     expected = KernelRidge(**common, solver="cholesky").fit(data.X, data.y, data.weights)
@@ -154,9 +154,11 @@ def _zarr(folder, X, name="x.zarr"):
     return str(folder / name)
 
 
-@pytest.mark.parametrize("place", ["memory", "tiles", "store"])
-@pytest.mark.parametrize("form", ["dual", "primal"])
-@pytest.mark.parametrize("name", ["float32", "csr", "dask", "zarr", "list"])
+@every_pair(
+    name=["float32", "csr", "dask", "zarr", "list"],
+    form=["dual", "primal"],
+    place=["memory", "tiles", "store"],
+)
 def test_input_types(data, tmp_path, name, form, place):
     X = np.where(np.abs(data.X) < 0.7, 0.0, np.round(data.X, 1)).astype(np.float32)
     rows = {
@@ -176,9 +178,7 @@ def test_input_types(data, tmp_path, name, form, place):
     check_result(model)
 
 
-@pytest.mark.parametrize("place", [{}, {"tile": 80}], ids=["memory", "tiles"])
-@pytest.mark.parametrize("kind", ["ndarray", "dask", "zarr"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@every_pair(kind=["ndarray", "dask", "zarr"], place=[{}, {"tile": 80}], precision=PRECISIONS, ids=str)
 def test_precomputed(data, tmp_path, kind, place, precision):
     K = naive_gram(RBF(gamma=0.3), data.X)
     wrapped = {
@@ -237,24 +237,13 @@ def test_any_shape(n, d, t, tile, fit_intercept, precision, preconditioner, repe
     assert model.solve_result_.rank <= n
 
 
-@pytest.fixture(scope="class")
-def client(tmp_path_factory):
-    with (
-        local_client(2, 700 * 2**20, str(tmp_path_factory.mktemp("scratch"))) as client,
-        client.as_current(),
-        # So slow a machine that no work is small.
-        dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}),
-    ):
-        yield client
-
-
 class TestOnWorkers:
     @pytest.mark.parametrize(
         ("precision", "preconditioner"),
         [("mixed", "auto"), ("float64", None), ("float64", UniformNystroem(31))],
         ids=repr,
     )
-    def test_dual(self, client, data, precision, preconditioner):
+    def test_dual(self, ambient_workers, data, precision, preconditioner):
         common = {"alpha": ALPHA, "kernel": RBF(gamma=0.3), "fit_intercept": True}
         expected = KernelRidge(**common, solver="cholesky", tile=70).fit(data.X, data.y, data.weights)
         settings = cg(precision=precision, preconditioner=preconditioner)
@@ -264,11 +253,11 @@ class TestOnWorkers:
         close(model.dual_coef_, expected.dual_coef_)
         close(model.predict(data.X_new), expected.predict(data.X_new))
         check_result(model)
-        assert all_released(client)
+        assert all_released(ambient_workers)
 
     @pytest.mark.parametrize("name", ["csr", "dask", "zarr"])
     @pytest.mark.parametrize("form", ["dual", "primal"])
-    def test_rows(self, client, data, tmp_path, name, form):
+    def test_rows(self, ambient_workers, data, tmp_path, name, form):
         X = np.where(np.abs(data.X) < 0.7, 0.0, data.X)
         rows = {
             "csr": lambda: sp.csr_array(X),
@@ -283,16 +272,16 @@ class TestOnWorkers:
         close(model.dual_coef_, coef)
         close(model.intercept_, intercept)
 
-    def test_precomputed(self, client, data, tmp_path):
+    def test_precomputed(self, ambient_workers, data, tmp_path):
         K = naive_gram(RBF(gamma=0.3), data.X)
         model = KernelRidge(alpha=0.2, kernel="precomputed", **cg()).fit(_zarr(tmp_path, K), data.y)
         assert model.plan_.execution == "dask"
         close(model.dual_coef_, naive_kernel_ridge(K, data.y, np.full(3, 0.2))[0])
 
-    def test_a_kernel_that_is_not_positive(self, client, data):
+    def test_a_kernel_that_is_not_positive(self, ambient_workers, data):
         with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0\.2.*negative curvature.*increase alpha"):
             KernelRidge(alpha=0.2, kernel=AdditiveChi2(), solver="cg").fit(np.abs(data.X), data.y)
-        assert all_released(client)
+        assert all_released(ambient_workers)
 
 
 def negative(A, B):
@@ -300,12 +289,11 @@ def negative(A, B):
 
 
 class TestNotPositive:
-    @pytest.mark.parametrize("precision", PRECISIONS)
-    @pytest.mark.parametrize("preconditioner", PRECONDITIONERS, ids=repr)
-    @pytest.mark.parametrize(
-        "kernel",
-        [negative, AdditiveChi2(), Sigmoid(gamma=0.5, coef0=-1.0)],
-        ids=["negative", "chi2", "sigmoid"],
+    @every_pair(
+        preconditioner=PRECONDITIONERS,
+        kernel=[negative, AdditiveChi2(), Sigmoid(gamma=0.5, coef0=-1.0)],
+        precision=PRECISIONS,
+        ids=lambda value: getattr(value, "__name__", repr(value)),
     )
     def test_it_is_found(self, data, kernel, preconditioner, precision):
         settings = {"alpha": 1e-3, "kernel": kernel, **cg(preconditioner=preconditioner, precision=precision)}
@@ -390,9 +378,7 @@ class TestEdges:
         assert (model.dual_coef_[:, 0] == 0).all()
         close(model.dual_coef_[:, 1], KernelRidge(kernel="rbf").fit(data.X, mixed[:, 1]).dual_coef_)
 
-    @pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e200])
-    @pytest.mark.parametrize("form", ["dual", "primal"])
-    @pytest.mark.parametrize("precision", PRECISIONS)
+    @every_pair(size=[1e-200, 1e-30, 1e30, 1e200], form=["dual", "primal"], precision=PRECISIONS)
     def test_targets_of_any_size(self, data, size, form, precision):
         settings = {"kernel": "linear", "form": form, **cg(precision=precision)}
         expected = KernelRidge(**settings).fit(data.X, data.y).dual_coef_

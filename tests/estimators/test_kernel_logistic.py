@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from itertools import product
 
 import dask.array as da
 import numpy as np
@@ -25,6 +26,7 @@ from dkrr.features import Nystroem, PolynomialMap, RandomFourier
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.oracles import kernel_features, naive_gram, naive_logistic, naive_probabilities
+from tests.pairs import every_pair
 
 N, D = 61, 3  # 61 is prime: no tile divides it
 KERNELS = {
@@ -40,7 +42,9 @@ ALPHA = 0.05
 
 every_place = pytest.mark.parametrize("place", PLACES)
 every_problem = pytest.mark.parametrize("problem", PROBLEMS)
-every_solver = pytest.mark.parametrize("solver", ["cholesky", "cg"])
+SOLVERS = ["cholesky", "cg"]
+OBJECTIVES = [(False, True), (True, True), (True, False)]  # weights, intercept
+every_solver = pytest.mark.parametrize("solver", SOLVERS)
 
 
 @functools.cache
@@ -107,8 +111,7 @@ def close(actual, expected, tolerance=1e-7):
 @parametrize_with_checks(
     [
         KernelLogisticRegression(),
-        KernelLogisticRegression(kernel="rbf", form="dual"),
-        KernelLogisticRegression(multi_class="ovr", solver="cg"),
+        KernelLogisticRegression(kernel="rbf", form="dual", multi_class="ovr", solver="cg"),
     ]
 )
 def test_scikit_learn_checks(estimator, check):
@@ -116,11 +119,9 @@ def test_scikit_learn_checks(estimator, check):
 
 
 class TestAgainstNaiveNewton:
-    @every_solver
-    @pytest.mark.parametrize(("weighted", "fit_intercept"), [(False, True), (True, True), (True, False)])
-    @every_problem
-    @pytest.mark.parametrize("kernel", KERNELS)
-    def test_dual_form(self, kernel, problem, weighted, fit_intercept, solver):
+    @every_pair(kernel=list(KERNELS), way=list(product(PROBLEMS, SOLVERS)), objective=OBJECTIVES, ids=str)
+    def test_dual_form(self, kernel, way, objective):
+        (problem, solver), (weighted, fit_intercept) = way, objective
         self.check_dual(kernel, problem, weighted, fit_intercept, solver, "memory")
 
     @every_solver
@@ -155,12 +156,9 @@ class TestAgainstNaiveNewton:
         assert result.status.name == "CONVERGED" and result.residual <= 1e-10
         assert result.iterations == len(result.steps) == model.n_iter_
 
-    @every_place
-    @every_solver
-    @pytest.mark.parametrize(("weighted", "fit_intercept"), [(False, True), (True, True), (True, False)])
-    @every_problem
-    @pytest.mark.parametrize("kernel", FINITE)
-    def test_primal_is_dual(self, kernel, problem, weighted, fit_intercept, solver, place):
+    @every_pair(kernel=FINITE, way=list(product(PROBLEMS, SOLVERS, PLACES)), objective=OBJECTIVES, ids=str)
+    def test_primal_is_dual(self, kernel, way, objective):
+        (problem, solver, place), (weighted, fit_intercept) = way, objective
         X_new = samples(2)[3]
         tiles = {"tile": 4} if place == "tiles" else {}
         primal = fitted(problem, kernel, weighted, form="primal", solver=solver, fit_intercept=fit_intercept, **tiles)
@@ -643,10 +641,7 @@ class TestHardProblems:
         expected = naive_proba(X_new @ (X.T @ dual) + intercept, multi_class)
         assert_allclose(model.predict_proba(X_new), expected, atol=1e-6)
 
-    @pytest.mark.parametrize("form", ["primal", "dual"])
-    @every_solver
-    @pytest.mark.parametrize("multi_class", ["multinomial", "ovr"])
-    @pytest.mark.parametrize("n_classes", [2, 3, 5])
+    @every_pair(form=["primal", "dual"], solver=SOLVERS, multi_class=["multinomial", "ovr"], n_classes=[2, 3, 5])
     def test_one_row_for_each_class(self, n_classes, multi_class, solver, form):
         X = np.random.default_rng(0).normal(size=(n_classes, 2))
         y = np.arange(n_classes)[::-1]
@@ -656,13 +651,15 @@ class TestHardProblems:
         assert model.solve_result_.status.name == "CONVERGED"
         assert_array_equal(model.predict(X), y)
 
-    @pytest.mark.parametrize("kernel", ["rbf", "linear"])
-    @every_solver
-    @pytest.mark.parametrize(
-        ("problem", "place"), [*((p, "memory") for p in PROBLEMS), ("binary", "tiles"), ("ovr", "tiles")]
+    @every_pair(
+        kernel=["rbf", "linear"],
+        solver=SOLVERS,
+        where=[*((p, "memory") for p in PROBLEMS), ("binary", "tiles"), ("ovr", "tiles")],
+        ids=str,
     )
-    def test_duplicates(self, problem, solver, kernel, place):
+    def test_duplicates(self, where, solver, kernel):
         """A singular K, and rows that contradict each other."""
+        problem, place = where
         n_classes, multi_class = PROBLEMS[problem]
         X, codes, _, _ = samples(n_classes)
         X, y = np.vstack([X[:20], X[:20], X[:20]]), np.concatenate([codes[:20], codes[:20], codes[20:40]])

@@ -22,6 +22,7 @@ from dkrr import KernelRidge
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Scaled
 from tests.oracles import naive_gram, naive_kernel_ridge
+from tests.pairs import every_pair
 
 KERNELS = [
     Linear(),
@@ -46,8 +47,7 @@ PLACES = {"memory": {}, "tiles": {"tile": 80}}
 @parametrize_with_checks(
     [
         KernelRidge(),
-        KernelRidge(kernel="rbf", fit_intercept=True),
-        KernelRidge(kernel="rbf", tile=40),
+        KernelRidge(kernel="rbf", tile=40, fit_intercept=True),
         KernelRidge(form="primal", tile=5, fit_intercept=True),
     ]
 )
@@ -65,10 +65,7 @@ def naive_grams(data):
     return cache(lambda kernel: (naive_gram(kernel, data.X, data.X), naive_gram(kernel, data.X_new, data.X)))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+@every_pair(kernel=KERNELS, weighted=[False, True], fit_intercept=[False, True], place=list(PLACES), ids=str)
 def test_dual_form_is_the_textbook_formula(data, naive_grams, kernel, weighted, fit_intercept, place):
     weights = data.weights if weighted else None
     alpha = np.array([0.1, 0.7, 0.1])
@@ -85,10 +82,7 @@ def test_dual_form_is_the_textbook_formula(data, naive_grams, kernel, weighted, 
     assert model.solve_result_.residual < 1e-10
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kernel", FINITE, ids=repr)
+@every_pair(kernel=FINITE, weighted=[False, True], fit_intercept=[False, True], place=list(PLACES), ids=str)
 def test_primal_and_dual_are_the_same_model(data, kernel, weighted, fit_intercept, place):
     weights = data.weights if weighted else None
     settings = {"alpha": [0.1, 0.7, 0.1], "kernel": kernel, "fit_intercept": fit_intercept}
@@ -126,11 +120,11 @@ def test_has_scikit_learns_parameters_and_defaults():
     assert {name: ours[name] for name in theirs} == theirs
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "name", ["ndarray", "float32", "integers", "csr", "csc", "dask", "zarr", "path", "frame", "list"]
+@every_pair(
+    name=["ndarray", "float32", "integers", "csr", "csc", "dask", "zarr", "path", "frame", "list"],
+    kernel=["rbf", "linear", "laplacian"],
+    place=list(PLACES),
 )
-@pytest.mark.parametrize("kernel", ["rbf", "linear", "laplacian"])
 def test_input_types(data, tmp_path, kernel, name, place):
     X = np.round(data.X, 1)
     X[np.abs(X) < 0.7] = 0.0

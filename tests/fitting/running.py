@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.fitting.scripts import fit
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,6 +29,11 @@ def finish(process: subprocess.Popen[bytes], out: Path) -> tuple[Any, dict[str, 
     assert process.wait(timeout=280) == 0
     with np.load(out) as found:
         return found["dual_coef"], json.loads(str(found["facts"]))
+
+
+def fit_here(n: int, d: int, store: Path | None, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """Do the same in this process, which has the libraries already."""
+    return fit(n, d, None if store is None else str(store), settings)
 
 
 def kill_everything(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 """Programs that tests run in processes of their own, to be killed or measured."""
 
+import copy
 import json
 import sys
 from typing import Any
@@ -20,8 +21,8 @@ def labels(y: Any, n_classes: int) -> Any:
     return np.digitize(score, np.quantile(score, np.arange(1, n_classes) / n_classes))
 
 
-def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -> None:
-    """Fit in this process (workers as planned) and leave the coefficients and what was measured in `out`."""
+def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Fit in this process (workers as planned); coefficients, and what was measured."""
     import dask
 
     from dkrr import KernelLogisticRegression, KernelRidge
@@ -29,6 +30,7 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
+    settings = copy.deepcopy(settings)
     n_targets = settings.pop("targets", None)
     if n_targets is not None:
         y = y[:, :1] * np.linspace(0.5, 2.0, n_targets) + 1.0
@@ -50,37 +52,26 @@ def fit(n: int, d: int, store: str | None, out: str, settings: dict[str, Any]) -
     with dask.config.set(start):
         model = estimator(store=store, progress=False, **settings).fit(X, targets)
     result, plan = model.solve_result_, model.plan_
-    np.savez(
-        out,
-        dual_coef=getattr(model, "dual_coef_", np.zeros(0)),
-        facts=json.dumps(
-            {
-                "execution": plan.execution,
-                "solver": plan.solver,
-                "form": plan.form,
-                "residual": result.residual,
-                "peaks": result.record.peak_bytes_by_worker,
-                "peak": result.peak_bytes,
-                "projected": plan.peak_bytes,
-                "limit": plan.chosen.limit_bytes,
-                "disk": plan.disk_bytes,
-                "written": result.bytes_written,
-                "read": result.bytes_read,
-                "planned_read": plan.chosen.read_bytes,
-                "planned_written": plan.chosen.written_bytes,
-                "tasks": [t.key for t in result.record.tasks],
-                "iterations": result.iterations,
-                "objectives": [step.objective for step in result.steps],
-                "history": [(h.iteration, h.largest, h.is_true) for h in result.history],
-                "rank": result.rank,
-                "messages": result.messages,
-                "kept_tiles": plan.chosen.kept_tiles,
-                "status": result.status.name,
-            }
-        ),
-    )
+    return getattr(model, "dual_coef_", np.zeros(0)), {
+        "execution": plan.execution,
+        "solver": plan.solver,
+        "residual": result.residual,
+        "peaks": result.record.peak_bytes_by_worker,
+        "peak": result.peak_bytes,
+        "projected": plan.peak_bytes,
+        "limit": plan.chosen.limit_bytes,
+        "written": result.bytes_written,
+        "planned_written": plan.chosen.written_bytes,
+        "tasks": [t.key for t in result.record.tasks],
+        "iterations": result.iterations,
+        "objectives": [step.objective for step in result.steps],
+        "history": [(h.iteration, h.largest, h.is_true) for h in result.history],
+        "status": result.status.name,
+    }
 
 
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
-    fit(**arguments)
+    out = arguments.pop("out")
+    coef, facts = fit(**arguments)
+    np.savez(out, dual_coef=coef, facts=json.dumps(facts))

@@ -10,10 +10,11 @@ import pytest
 
 from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning, StoreError
-from tests.fitting.running import finish, kill_everything, start, wait_for_iteration
+from tests.fitting.running import finish, fit_here, kill_everything, start, wait_for_iteration
 from tests.fitting.scripts import labels, problem
 
 RBF = {"kernel": "rbf", "gamma": 0.2}
+ON_WORKERS = {"workers": 2, "config": {"dkrr.rates.gemm-gflops": 1e-3}}
 
 
 def data(n, classes):
@@ -22,30 +23,31 @@ def data(n, classes):
 
 
 @pytest.mark.parametrize(
-    ("n", "settings"),
+    ("n", "place", "settings"),
     [
-        (300, {"solver": "cholesky", "tile": 100, "classes": 3, "alpha": 1e-3}),
-        (1600, {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
-        (800, {"solver": "cholesky", "tile": 200, "classes": 2, "alpha": 1e-4, "workers": 2}),
+        (300, "serial", {"solver": "cholesky", "tile": 100, "classes": 3, "alpha": 1e-3}),
+        (800, "serial", {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
+        (500, "dask", {"solver": "cholesky", "tile": 125, "classes": 2, "alpha": 1e-4}),
     ],
     ids=["softmax-cholesky-serial", "ovr-cg-serial", "binary-cholesky-dask"],
 )
-def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, settings):
-    out, store = tmp_path / "a.npz", tmp_path / "run.zarr"
-    settings = {**RBF, **settings}
-    whole, facts = finish(start(n, 5, tmp_path / "whole.zarr", out, **settings), out)
-    assert facts["status"] == "CONVERGED" and facts["execution"] == ("dask" if "workers" in settings else "serial")
-    process = start(n, 5, store, out, **settings)
+def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, request):
+    store, settings = tmp_path / "run.zarr", {**RBF, **settings}
+    process = start(n, 5, store, tmp_path / "a.npz", **settings, **(ON_WORKERS if place == "dask" else {}))
     reached = wait_for_iteration(process, store, 3)
     kill_everything(process)
-    resumed, again = finish(start(n, 5, store, out, **settings), out)
+    if place == "dask":
+        request.getfixturevalue("ambient_workers")
+    whole, facts = fit_here(n, 5, tmp_path / "whole.zarr", **settings)
+    assert facts["status"] == "CONVERGED" and facts["execution"] == place
+    resumed, again = fit_here(n, 5, store, **settings)
     assert again["status"] == "CONVERGED" and again["iterations"] == len(again["history"])
     assert np.allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
     # What an earlier process found is part of the history, and no step is done twice.
     assert np.allclose(again["objectives"][:reached], facts["objectives"][:reached], rtol=1e-5)
     assert all(np.diff(again["objectives"]) <= 1e-12 * again["objectives"][0])
     assert not list(store.glob("newton-*"))  # factors belong to their step
-    if settings["solver"] == "cholesky":
+    if place == "serial" and settings["solver"] == "cholesky":  # other workers sum products in another order
         assert np.array_equal(resumed, whole)
 
 
@@ -61,11 +63,11 @@ def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, settings):
 )
 def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, classes):
     kernel = RBF if form == "dual" else {"kernel": "polynomial", "degree": 2}
-    n = 1600 if form == "dual" else 20_000
+    n = 1000 if form == "dual" else 20_000 if solver == "cholesky" else 8000
     out = tmp_path / "a.npz"
     settings = {**kernel, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
     if solver == "cholesky" and form == "dual":
-        settings |= {"tile": 400, "workers": 2}
+        settings |= {"tile": 250, "workers": 2 if classes == 3 else None}
     _, facts = finish(start(n, 6, tmp_path / "run.zarr", out, **settings), out)
     assert facts["status"] == "CONVERGED"
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]

@@ -7,24 +7,27 @@ import pytest
 
 from dkrr import KernelRidge
 from dkrr.errors import StoreError
-from tests.fitting.running import finish, kill_everything, start, tiles, wait_for_tiles
+from tests.fitting.running import fit_here, kill_everything, start, tiles, wait_for_tiles
 from tests.fitting.scripts import problem
 
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky"}
+ON_WORKERS = {"workers": 2, "config": {"dkrr.rates.gemm-gflops": 1e-3}}
 
 
-@pytest.mark.parametrize(("workers", "n", "tile"), [(None, 2600, 200), (2, 5200, 400)], ids=["serial", "dask"])
-def test_a_killed_run_goes_on(tmp_path, workers, n, tile):
-    settings = {**SETTINGS, "tile": tile, "workers": workers}
-    whole, facts = finish(start(n, 6, tmp_path / "whole.zarr", tmp_path / "a.npz", **settings), tmp_path / "a.npz")
-    assert facts["execution"] == ("dask" if workers else "serial")
+@pytest.mark.parametrize("place", ["serial", "dask"])
+def test_a_killed_run_goes_on(tmp_path, place, request):
+    n, settings = 2600, {**SETTINGS, "tile": 200}
     store = tmp_path / "run.zarr"
-    for wanted in (20, 45) if workers is None else (45,):  # killed twice, or once
-        process = start(n, 6, store, tmp_path / "b.npz", **settings)
-        wait_for_tiles(process, store, wanted)
-        kill_everything(process)
+    process = start(n, 6, store, tmp_path / "b.npz", **settings, **(ON_WORKERS if place == "dask" else {}))
+    wait_for_tiles(process, store, 45)
+    kill_everything(process)
     before = tiles(store)
-    resumed, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    if place == "dask":
+        request.getfixturevalue("ambient_workers")
+    whole, facts = fit_here(n, 6, tmp_path / "whole.zarr", **settings)
+    assert facts["execution"] == place
+    resumed, facts = fit_here(n, 6, store, **settings)
+    assert facts["execution"] == place
     after = tiles(store)
     assert np.array_equal(resumed, whole)
     n_tiles = 13
@@ -36,7 +39,7 @@ def test_a_killed_run_goes_on(tmp_path, workers, n, tile):
     computed = [key for key in facts["tasks"] if key.startswith("L-")]
     assert len(computed) == len(after) - len(kept)
     # A third call finds everything done.
-    again, facts = finish(start(n, 6, store, tmp_path / "b.npz", **settings), tmp_path / "b.npz")
+    again, facts = fit_here(n, 6, store, **settings)
     assert np.array_equal(again, whole)
     assert not [key for key in facts["tasks"] if not key.startswith(("scan", "multiply"))]
 

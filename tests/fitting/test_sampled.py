@@ -14,7 +14,6 @@ from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, Nys
 from dkrr.fitting.sampled import _StoredMap, by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Linear, Sum
 from dkrr.rows import MemoryRows, as_rows
-from dkrr.runtime.local_workers import local_client
 
 
 def numbers(n, d, seed=0):
@@ -100,7 +99,7 @@ SAMPLED = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform")
 
 
 @pytest.mark.parametrize("form", ["primal", "dual"])
-def test_tiles_in_one_process_and_on_workers(form, tmp_path, monkeypatch):
+def test_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
     X = numbers(400, 3)
     y = np.sin(X[:, 0])
     expected = KernelRidge(kernel=SAMPLED, alpha=0.1).fit(X, y).predict(X)
@@ -115,7 +114,7 @@ def test_tiles_in_one_process_and_on_workers(form, tmp_path, monkeypatch):
     other = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform", random_state=1))
     with pytest.raises(StoreError, match="another problem.*kernel"):
         KernelRidge(**{**settings, "kernel": other}, store=str(store)).fit(X, y)
-    with local_client(1, 2**30, str(tmp_path)) as client, client.as_current():
+    with workers.as_current():
         on_workers = KernelRidge(**settings).fit(X, y)
     assert on_workers.plan_.execution == "dask"
     assert_allclose(on_workers.predict(X), expected, atol=1e-9)

@@ -70,14 +70,14 @@ def test_csr_equals_dense(case):
 
 
 @every_kernel
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (0, 4), (4, 0)])
-def test_thin_blocks(case, shape):
-    X, Y = case.rows(shape[0], 3), case.rows(shape[1], 3, seed=1)
-    K, count = assembled(case.kernel.pieces(X, Y), shape)
-    assert (count == 1).all()
-    assert_allclose(K, case.kernel(X, Y), rtol=1e-12, atol=1e-12)
-    whole, _ = assembled(case.kernel.pieces(X), (shape[0], shape[0]))
-    assert_allclose(whole, case.kernel(X), rtol=1e-12, atol=1e-12)
+def test_thin_blocks(case):
+    for shape in ((1, 1), (1, 9), (9, 1), (0, 4), (4, 0)):
+        X, Y = case.rows(shape[0], 3), case.rows(shape[1], 3, seed=1)
+        K, count = assembled(case.kernel.pieces(X, Y), shape)
+        assert (count == 1).all()
+        assert_allclose(K, case.kernel(X, Y), rtol=1e-12, atol=1e-12)
+        whole, _ = assembled(case.kernel.pieces(X), (shape[0], shape[0]))
+        assert_allclose(whole, case.kernel(X), rtol=1e-12, atol=1e-12)
 
 
 def test_pieces_are_overwritten_and_stay_in_cache():

@@ -90,7 +90,7 @@ def test_explicit_walks(kind, steps):
 @every_kind
 @pytest.mark.parametrize("steps", [None, 1, 2, 7, 8])
 def test_dense_series(kind, steps):
-    X, Y = random_graphs(30, kind, 3), random_graphs(20, kind, 4)
+    X, Y = random_graphs(15, kind, 3), random_graphs(10, kind, 4)
     decay = safe_decay(X + Y)
     plain = RandomWalk(decay, steps, normalized=False)
     expected = dense_gram(X, Y, decay, steps)
@@ -321,11 +321,11 @@ def test_description_round_trip(kernel):
 
 @every_kind
 def test_workspace_is_an_upper_bound(kind):
-    X = random_graphs(90, kind, 14, largest=24, density=0.1)
+    X = random_graphs(60, kind, 14, largest=24, density=0.1)
     for kernel in (RandomWalk(safe_decay(X)), RandomWalk(0.1, 6)):
         rows = kernel.encode(X)
-        for left, right in ((rows, None), (rows, rows[:40].copy())):
-            out = np.empty((90, 90 if right is None else 40))
+        for left, right in ((rows, None), (rows, rows[:30].copy())):
+            out = np.empty((60, 60 if right is None else 30))
             tracemalloc.start()
             kernel(left, right, out=out)
             peak = tracemalloc.get_traced_memory()[1]
@@ -336,4 +336,4 @@ def test_workspace_is_an_upper_bound(kind):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak <= kernel.pieces_bytes(90, 90, GRAPH_WIDTH)
+        assert peak <= kernel.pieces_bytes(60, 60, GRAPH_WIDTH)

@@ -11,6 +11,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import NotFiniteError
 from dkrr.features import IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from tests.pairs import every_pair
 
 dense_or_csr = pytest.mark.parametrize("convert", [np.asarray, sp.csr_array], ids=["dense", "csr"])
 
@@ -25,14 +26,13 @@ def rows_with_duplicates(scale):
     return X
 
 
-@pytest.mark.parametrize("scale", [1e7, 1e9, 1e12, 1e100, 1e154, 1e200, 1e307])
-@pytest.mark.parametrize(
-    "kernel",
-    [RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), Matern(0.5), Matern(1.5), Matern(2.5)],
-    ids=str,
+@every_pair(
+    scale=[1e7, 1e9, 1e12, 1e100, 1e154, 1e200, 1e307],
+    kernel=[RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), Matern(0.5), Matern(1.5), Matern(2.5)],
+    convert=[np.asarray, sp.csr_array],
+    dtype=[np.float64, np.float32],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-@dense_or_csr
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_equal_rows_far_from_the_origin(kernel, scale, convert, dtype):
     X = rows_with_duplicates(scale)
     K = kernel(convert(X), convert(X[::-1].copy()), out=np.empty((40, 40), dtype))[:, ::-1]

@@ -42,7 +42,7 @@ class MatrixOperator(Operator):
 
 
 @st.composite
-def grids(draw, most=45):
+def grids(draw, most=30):
     """Grids of all kinds: one row, one tile, ragged tiles and strips."""
     panel = draw(st.integers(1, 7))
     return TileGrid(draw(st.integers(1, most)), panel * draw(st.integers(1, 4)), panel)

@@ -18,18 +18,24 @@ from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import RowsElsewhere, vectors
+from tests.pairs import every_pair
 
 N, D = 29, 4
+CUTS = [(slice(3, 6), 1), (slice(3, 25), 7), (slice(0, N), 100)]  # a segment, and the height of its blocks
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 MAPS = {"identity": IdentityMap(), "polynomial": PolynomialMap(degree=2, gamma=0.7, coef0=1.0)}
 LIKELIHOODS = {"binary": Bernoulli(1), "ovr": Bernoulli(3), "softmax": Softmax(3)}
 
-every_map = pytest.mark.parametrize("which", MAPS)
 every_likelihood = pytest.mark.parametrize("loss", LIKELIHOODS)
 every_form = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
-weighted_with_intercept = pytest.mark.parametrize(
-    ("weighted", "intercept"), [(False, False), (True, False), (False, True), (True, True)]
-)
+PROBLEMS = {
+    "which": list(MAPS),
+    "loss": list(LIKELIHOODS),
+    "sparse": [False, True],
+    "weighted": [False, True],
+    "intercept": [False, True],
+}
+every_problem = every_pair(**PROBLEMS)
 
 
 class Case:
@@ -88,14 +94,10 @@ class Case:
         return np.concatenate([M.diagonal() for M in self.matrices()]).reshape(self.m, self.p).T
 
 
-@weighted_with_intercept
-@every_form
-@every_likelihood
-@every_map
 class TestPass:
-    @pytest.mark.parametrize(("block", "here"), [(1, slice(3, 6)), (7, slice(3, 25)), (100, slice(0, N))])
-    def test_matrix(self, which, loss, sparse, weighted, intercept, block, here):
-        case = Case(which, loss, sparse, weighted, intercept, here, block)
+    @every_pair(cut=CUTS, **PROBLEMS)
+    def test_matrix(self, which, loss, sparse, weighted, intercept, cut):
+        case = Case(which, loss, sparse, weighted, intercept, *cut)
         passes, coef = case.passes("matrix"), case.coef.copy()
         assert passes.dimension == case.p
         packed = likelihood_pass(Meter(), passes, case.segment, case.coef)
@@ -109,9 +111,9 @@ class TestPass:
             assert_allclose(found[lower], wanted[lower], **TOLERANCE)
         assert_array_equal(case.coef, coef)
 
-    @pytest.mark.parametrize(("block", "here"), [(1, slice(3, 6)), (7, slice(3, 25)), (100, slice(0, N))])
-    def test_diagonal(self, which, loss, sparse, weighted, intercept, block, here):
-        case = Case(which, loss, sparse, weighted, intercept, here, block)
+    @every_pair(cut=CUTS, **PROBLEMS)
+    def test_diagonal(self, which, loss, sparse, weighted, intercept, cut):
+        case = Case(which, loss, sparse, weighted, intercept, *cut)
         passes = case.passes("diagonal")
         packed = likelihood_pass(Meter(), passes, case.segment, case.coef)
         assert packed.shape == (sum(passes.pack_sizes()),)
@@ -119,6 +121,7 @@ class TestPass:
         case.check_sums(values, gradient)
         assert_allclose(diagonal, case.diagonal(), **TOLERANCE)
 
+    @every_problem
     def test_product(self, which, loss, sparse, weighted, intercept):
         case = Case(which, loss, sparse, weighted, intercept)
         V = np.random.default_rng(1).standard_normal((case.p, case.m))
@@ -130,6 +133,7 @@ class TestPass:
             expected = np.column_stack([M @ V[:, k] for k, M in enumerate(case.matrices())])
         assert_allclose(found, expected, **TOLERANCE)
 
+    @every_problem
     def test_segments_add_up(self, which, loss, sparse, weighted, intercept):
         case = Case(which, loss, sparse, weighted, intercept)
         for curvature in ("matrix", "diagonal"):
@@ -207,15 +211,12 @@ def test_the_first_bad_value_is_named():
         likelihood_pass(Meter(), case.passes("matrix"), case.part(0, N, 7, MemoryRows(X)), case.coef)
 
 
-@weighted_with_intercept
-@every_form
-@every_likelihood
-@every_map
 class TestCurvatureProduct:
     def make(self, case, executor, coef=None):
         segments = tuple(case.part(a, b, 4) for a, b in itertools.pairwise([0, 11, 12, N]))
         return CurvatureProduct(case.passes("diagonal"), segments, executor, case.coef if coef is None else coef)
 
+    @every_problem
     def test_is_the_dense_matrix(self, which, loss, sparse, weighted, intercept):
         case = Case(which, loss, sparse, weighted, intercept)
         is_softmax = loss == "softmax"
@@ -229,17 +230,18 @@ class TestCurvatureProduct:
                     assert_allclose(operator.multiply(V, precision), expected, **TOLERANCE)
                 assert len(operator.record.tasks) == 6
 
-    @pytest.mark.parametrize("columns", [[1], [0, 2], [0, 1, 2]])
-    def test_some_columns(self, which, loss, sparse, weighted, intercept, columns):
-        """Of systems that are still open, and of those that this solve goes on with."""
-        if loss != "ovr":
-            columns = [0]
+    @every_problem
+    def test_the_only_column(self, which, loss, sparse, weighted, intercept):
         case = Case(which, loss, sparse, weighted, intercept)
-        if loss == "softmax":
-            V = np.random.default_rng(1).standard_normal((case.p * case.m, 1))
-            found = self.make(case, SerialExecutor()).multiply(V, columns=np.array([0]))
-            assert_allclose(found, case.matrices()[0] @ V, **TOLERANCE)
-            return
+        n_systems = case.m if loss == "softmax" else 1
+        V = np.random.default_rng(1).standard_normal((case.p * n_systems, 1))
+        found = self.make(case, SerialExecutor()).multiply(V, columns=np.array([0]))
+        assert_allclose(found, case.matrices()[0] @ V, **TOLERANCE)
+
+    @every_pair(columns=[[1], [0, 2], [0, 1, 2]], **PROBLEMS | {"loss": ["ovr"]})
+    def test_some_columns(self, which, loss, sparse, weighted, intercept, columns):
+        """Columns of systems that are still open, and of those that this solve goes on with."""
+        case = Case(which, loss, sparse, weighted, intercept)
         V = np.random.default_rng(1).standard_normal((case.p, len(columns)))
         expected = np.column_stack([case.matrices()[k] @ V[:, i] for i, k in enumerate(columns)])
         found = self.make(case, SerialExecutor()).multiply(V, columns=np.array(columns))

@@ -411,6 +411,21 @@ class TestCost:
             assert peak <= multiply_bytes(RBF(gamma=0.1), n, tile, d, 8 * d, m)
 
 
+@pytest.mark.parametrize("kept", [0, 6])
+def test_tiles_of_sparse_rows_in_many_parts(monkeypatch, kept):
+    monkeypatch.setattr("dkrr.rows.sources.PART_ENTRIES", 900)
+    rng = np.random.default_rng(0)
+    X = rng.random((700, 9)) * (rng.random((700, 9)) < np.linspace(0.1, 1.0, 700)[:, None])
+    rows, V = MemoryRows(sp.csr_array(X)), rng.standard_normal((700, 2))
+    assert len(rows.parts(slice(0, 350))) > 1
+    operator = TiledOperator(
+        GramTiles(RBF(gamma=0.1), rows), TileGrid(700, 350, 350), SerialExecutor(), "parts", kept_tiles=kept
+    )
+    for _ in range(2):
+        assert_allclose(operator.multiply(V), RBF(gamma=0.1)(X) @ V, rtol=1e-10, atol=1e-10)
+    operator.close()
+
+
 TINY, LARGEST = 5e-324, np.finfo(float).max
 
 

@@ -1,6 +1,7 @@
 """Tiles of a symmetric matrix from rows, from a matrix, from sums; and the helpers around them."""
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Laplacian, Linear
 from dkrr.linalg import sources
+from dkrr.linalg.columns import GramColumns
 from dkrr.linalg.sources import (
     GramTiles,
     MatrixTiles,
@@ -26,7 +28,8 @@ from dkrr.linalg.sources import (
     read_range,
     store_tiles,
 )
-from dkrr.rows import MemoryRows, as_rows
+from dkrr.planning.problem import Problem
+from dkrr.rows import MemoryRows, Rows, as_rows, write_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import ChunkedArray, TileGrid
 from tests.linalg.systems import (
@@ -294,3 +297,48 @@ def test_cost_of_entries():
 def test_workspace_counts_the_rows_of_the_tile_and_the_temporaries_of_a_block(tile):
     kernel, block = RBF(gamma=1.0), min(tile, sources.KERNEL_BLOCK)
     assert gram_workspace_bytes(kernel, tile, 7, 13) == 2 * tile * 7 + kernel.workspace_bytes(block, block, 13)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in memory", "stored"])
+def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path, stored):
+    # Heavy rows stand together at the end, as where rows were sorted.
+    counts = np.repeat([20, 8000], [100, 200])
+    rng, pointers = np.random.default_rng(0), np.concatenate([[0], np.cumsum(counts)])
+    indices = (np.arange(pointers[-1]) - np.repeat(pointers[:-1], counts)) * np.repeat(20_000 // counts, counts)
+    X = sp.csr_array((rng.random(pointers[-1]), indices, pointers), shape=(300, 20_000))
+    rows: Rows = MemoryRows(X)
+    if stored:
+        rows = write_rows(rows, str(tmp_path / "rows"))
+    kernel, parts = RBF(gamma=1e-4), rows.parts(slice(0, 300))
+    assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
+    problem = Problem.of_rows(rows, kernel, n_targets=1)
+    row_bytes = problem.bytes_of_part(300)
+    workspace = gram_workspace_bytes(kernel, 300, row_bytes, 20_000, row_bytes)
+    product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 20_000, row_bytes)
+    assert 300 * row_bytes < rows.n_bytes / 2
+    source, tile, joined = GramTiles(kernel, rows), np.empty((300, 300)), np.zeros((300, 300))
+    whole, within = slice(0, 300), slice(90, 210)
+
+    def form_pieces():
+        for r, c, piece in source.pieces(Meter(), whole, whole, "f8"):
+            joined[r, c] = piece
+
+    assert traced_peak(lambda: source.fill(Meter(), tile, whole, whole)) <= workspace
+    assert traced_peak(form_pieces) <= product
+    columns, taken = GramColumns(kernel, rows), X[[3, 250, 251]]
+    assert traced_peak(lambda: columns.block(whole, taken)) <= workspace + 8 * 300 * 3
+    expected = np.tril(kernel(X))
+    assert_allclose(np.tril(tile), expected, rtol=1e-12)
+    assert_allclose(np.tril(joined), expected, rtol=1e-12)
+    assert_allclose(columns.block(within, taken), kernel(X[90:210], taken), rtol=1e-12)
+    off = np.empty((90, 120))
+    source.fill(Meter(), off, slice(210, 300), within)
+    assert_allclose(off, expected[210:, 90:210], rtol=1e-12)
+
+
+def traced_peak(function):
+    tracemalloc.start()
+    function()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak

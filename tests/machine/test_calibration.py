@@ -1,22 +1,23 @@
 """Calibration: it measures everything that a plan believes, on this machine and on a client's workers."""
 
+import json
 import os
 from dataclasses import asdict, fields
+from functools import partial
 
 import dask
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import dkrr as command
 from dkrr.errors import InputError
-from dkrr.machine import describe, detect
-from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_process, measure_store
+from dkrr.machine import detect
+from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_store
 from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
-from dkrr.runtime.local_workers import local_client
 from tests.runtime.clients import all_released
-
-GIVEN_BY_NOBODY = {"kernels"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,20 +30,32 @@ def check(profile):
     for name, value in asdict(profile.rates).items():
         if name != "kernels":
             assert value > 0 and np.isfinite(value), name
+    assert all(k.entry_seconds > 0 for k in profile.rates.kernels)
     kernels = {(k.kernel, k.n_features, k.precision) for k in profile.rates.kernels}
     assert len(kernels) == len(profile.rates.kernels) == 2 * len(KERNELS) * len(FEATURES)
     assert detect("1GiB", None).rates == profile.rates, "plans use it"
     assert len(profile.workers) == 2 and profile.rates.cold_read_bytes > 0
 
 
+def run(*arguments):
+    result = CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
 @pytest.mark.slow
-def test_this_machine(tmp_path, folder):
+def test_this_machine(tmp_path, folder, monkeypatch):
+    """The command measures for a moment only: every rate, and the next plan uses them."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    profile = dkrr.calibrate(str(scratch), seconds=0.005)
+    plan = ["plan", "--n", 50_000, "--d", 9, "--kernel", "laplacian", "--solver", "cholesky", "--json"]
+    before = run(*plan)["seconds"]
+    monkeypatch.setattr(dkrr, "calibrate", partial(dkrr.calibrate, seconds=0.005))
+    description = run("calibrate", "--folder", scratch, "--workers", 2, "--json")
+    profile = load_profile(machine_fingerprint())
     check(profile)
+    assert run(*plan)["seconds"] != before
     assert list(scratch.iterdir()) == [], "nothing is left behind"
-    description = describe()
     assert description["profile"] == str(next(folder.iterdir()))
     assert description["measured"]["folder"] == str(scratch)
     defaults = asdict(Rates())
@@ -51,27 +64,18 @@ def test_this_machine(tmp_path, folder):
 
 
 @pytest.mark.slow
-def test_workers_of_a_client(tmp_path):
-    with local_client(2, 2**30, str(tmp_path)) as client, client.as_current():
+def test_workers_of_a_client(tmp_path, workers):
+    with workers.as_current():
         profile = dkrr.calibrate(str(tmp_path), seconds=0.005)
         check(profile)
         assert load_profile(machine_fingerprint()) is None, "a cluster on this machine is not the machine"
-        assert all_released(client)
+        assert all_released(workers)
     assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "it was there already"
 
 
 def test_a_folder_that_is_not_there():
     with pytest.raises(InputError, match="/not/there is not there"):
         dkrr.calibrate("/not/there")
-
-
-def test_a_worker_measures_everything_of_its_own(tmp_path):
-    measured, kernels = measure_process(str(tmp_path), 0.0, 0.001)
-    shared = {"dense_flops", "task_seconds", "chain_seconds", "round_trip_seconds", "network_bytes"}
-    of_workers = {f.name for f in fields(Rates)} - shared - {"cluster_start_seconds", "kernels"}
-    assert set(measured) == of_workers
-    assert all(value > 0 for value in measured.values())
-    assert all(k.entry_seconds > 0 for k in kernels)
 
 
 def test_a_system_that_cannot_be_told_to_forget_a_file(tmp_path, monkeypatch):

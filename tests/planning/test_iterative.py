@@ -23,6 +23,7 @@ from dkrr.planning.iterative import (
 )
 from dkrr.planning.planner import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, GreedyCholesky, RPCholesky, UniformNystroem
+from tests.pairs import every_pair
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 # Distinct primes: a formula that takes one size for another shows.
@@ -111,12 +112,13 @@ class TestMemory:
         for c in dual_iterative(large, machine(2 * GIB), CG):
             assert c.execution != "memory" or c.peak_bytes >= 8 * 5003 * N
 
-    @pytest.mark.parametrize("limit", [20, 60, 150])
-    @pytest.mark.parametrize(
-        "settings", [ConjugateGradient(RPCholesky(1009)), CG, ConjugateGradient(Float32Cholesky())], ids=repr
+    @every_pair(
+        limit=[20, 60, 150],
+        settings=[ConjugateGradient(RPCholesky(1009)), CG, ConjugateGradient(Float32Cholesky())],
+        more=[{}, {"x_in_memory": False, "x_is_shared": True}, {"keeps_store": True}],
+        d=[D, 211],
+        ids=str,
     )
-    @pytest.mark.parametrize("more", [{}, {"x_in_memory": False, "x_is_shared": True}, {"keeps_store": True}], ids=str)
-    @pytest.mark.parametrize("d", [D, 211])
     def test_the_limit_that_a_refusal_names_is_enough(self, limit, settings, more, d):
         what = problem(N, d, solver=settings, **more)
         with pytest.raises(MemoryLimitError, match="conjugate gradient.*Nothing was computed") as caught:
@@ -209,14 +211,14 @@ class TestWhoIsChosen:
         assert any("conjugate gradient, since a factorisation would take about" in r for r in plan.reasons)
         assert "dual, Cholesky, " in str(plan).split("rejected")[1]
 
-    @pytest.mark.parametrize(
-        "kernel",
-        [Linear(), Polynomial(), Sigmoid(), AdditiveChi2(), 2.0 * RBF(), RBF() + RBF(), RBF() * Linear()],
-        ids=repr,
+    @every_pair(
+        kernel=[Linear(), Polynomial(), Sigmoid(), AdditiveChi2(), 2.0 * RBF(), RBF() + RBF(), RBF() * Linear()],
+        place=["4 GiB", "64 GiB", "cluster"],
+        n=[1009, N, 200_003],
+        ids=str,
     )
-    @pytest.mark.parametrize("where", [machine(4 * GIB), machine(64 * GIB), cluster()], ids=["4", "64", "cluster"])
-    @pytest.mark.parametrize("n", [1009, N, 200_003])
-    def test_other_diagonals_never_where_a_factorisation_fits(self, kernel, where, n):
+    def test_other_diagonals_never_where_a_factorisation_fits(self, kernel, place, n):
+        where = {"4 GiB": machine(4 * GIB), "64 GiB": machine(64 * GIB), "cluster": cluster()}[place]
         plan = make_plan(of_kernel(kernel, n), where)
         assert plan.solver == "cholesky"
         assert {c.refused for c in plan.rejected if c.solver == "cg"} <= {

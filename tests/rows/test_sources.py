@@ -12,6 +12,8 @@ from numpy.testing import assert_array_equal
 from zarr.codecs import BytesCodec
 
 from dkrr.errors import StoreError
+from dkrr.kernels import Linear
+from dkrr.planning.problem import Problem
 from dkrr.rows import MemoryRows, Rows, ZarrRows, as_rows, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
 from dkrr.rows.sources import WINDOW_ROWS, dense, n_bytes
@@ -210,3 +212,16 @@ def test_the_heaviest_block_of_sparse_rows_is_known(tmp_path, stored, order):
         assert most <= 2 * height * rows.heavy_row_bytes
         assert height * rows.heavy_row_bytes <= 3 * most + 32 * height
     assert (rows.heavy_row_bytes > 5 * rows.row_bytes) == (order == "dense rows first")
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
+@settings(max_examples=50, deadline=None)
+def test_plans_bound_the_bytes_of_any_rows(counts, data):
+    n, pointers = len(counts), np.concatenate([[0], np.cumsum(counts)])
+    indices = np.concatenate([np.arange(count) for count in counts])
+    rows = MemoryRows(sp.csr_array((np.ones(len(indices)), indices, pointers), shape=(n, 9)))
+    problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
+    width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
+    assert width * sum(heaviest) + 16 * k <= problem.bytes_of_any(k) <= 2 * width * sum(heaviest) + 32 * k
+    most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
+    assert width * most + 16 * k <= k * problem.bytes_of_part(k)

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import dask
+import numpy as np
 import pytest
 from distributed import Client
 
@@ -23,15 +25,13 @@ from dkrr.runtime.dask_executor import (
     worker_resources,
 )
 from dkrr.runtime.local_workers import LocalWorkers, local_client
+from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
 
-MEMORY = 400 * 2**20
 
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    with local_client(2, MEMORY, str(tmp_path_factory.mktemp("scratch"))) as client:
-        yield client
+@pytest.fixture
+def client(workers):
+    return workers
 
 
 @pytest.fixture
@@ -49,6 +49,13 @@ def note(meter, folder, name, needs):
     missing = [other for other in needs if not (Path(folder) / other).exists()]
     (Path(folder) / name).touch()
     return missing
+
+
+def take_memory(meter, *_):
+    held = []
+    for _ in range(60):
+        held.append(np.ones(2**21))
+        time.sleep(0.05)
 
 
 def not_positive(meter, row):
@@ -193,13 +200,24 @@ class TestKilledWorkers:
         client.wait_for_workers(2, timeout=30)
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
 
+    def test_of_memory(self, tmp_path):
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            local_client(1, 200 * 2**20, str(tmp_path)) as client,
+        ):
+            executor = DaskExecutor(client, lambda: "60 MiB planned, limit 200 MiB")
+            executor.run([Task("first", square, (2,))], Progress())
+            said = r"memory.*\(60 MiB planned, limit 200 MiB, [\d.]+ MiB the most held in tasks that ended\).*larger"
+            with pytest.raises(DkrrError, match=said):
+                executor.run([Task("hog", take_memory, ("first",))], Progress())
+
 
 class TestALostScheduler:
     """The system may kill the process that started the workers; dkrr says so, soon."""
 
     @pytest.mark.parametrize("how", ["run", "map"])
     def test_killed(self, how, tmp_path):
-        with LocalWorkers(1, MEMORY, str(tmp_path)) as workers, workers.client() as client:
+        with LocalWorkers(1, WORKER_MEMORY, str(tmp_path)) as workers, workers.client() as client:
             executor = DaskExecutor(client, lambda: "200 MiB planned", workers.ended)
             tasks = [Task("a", kill_the_scheduler)]
             calls = {"run": lambda: executor.run(tasks, Progress()), "map": lambda: executor.map(tasks, None)}
@@ -211,7 +229,7 @@ class TestClients:
     def test_workers_report(self, client):
         client.wait_for_workers(2, timeout=30)
         workers = worker_resources(client)
-        assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, MEMORY)] * 2
+        assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
 
     def test_a_client_of_dkrr_is_not_ambient(self, client):
         assert ambient_client() is None

@@ -1,0 +1,33 @@
+"""Few cases instead of a full product: every two values of different arguments occur together in some case."""
+
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+
+def covering(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Choose greedily the combination with the most new pairs of values, among those the one with the most triples."""
+    every = list(product(*(range(len(values)) for values in choices)))
+    missing = {pair for chosen in every for pair in _parts(chosen, 2)}
+    triples: set[Any] = set()
+    found = []
+    while missing:
+        best = max(
+            every,
+            key=lambda chosen: (len(missing.intersection(_parts(chosen, 2))), len(_parts(chosen, 3) - triples)),
+        )
+        missing -= _parts(best, 2)
+        triples |= _parts(best, 3)
+        found.append(tuple(values[i] for values, i in zip(choices, best, strict=True)))
+    return found
+
+
+def _parts(chosen: Sequence[int], size: int) -> set[Any]:
+    return set(combinations(enumerate(chosen), size))
+
+
+def every_pair(ids: Any = None, **choices: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test by combinations of the values of two or more arguments."""
+    return pytest.mark.parametrize(tuple(choices), covering(*choices.values()), ids=ids)
