@@ -2,7 +2,7 @@
 
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.execute import fit, warn_of
-from dkrr.fitting.logistic import Fitted, Start, fit_path
+from dkrr.fitting.logistic import Fitted, fit_path
 from dkrr.fitting.sampled import about_the_rows, drawn
 
-__all__ = ["Fitted", "LabelledData", "Start", "TrainingData", "about_the_rows", "drawn", "fit", "fit_path", "warn_of"]
+__all__ = ["Fitted", "LabelledData", "TrainingData", "about_the_rows", "drawn", "fit", "fit_path", "warn_of"]

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-from math import nan
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,25 +27,19 @@ from dkrr.fitting.iterative import (
     settings_of,
 )
 from dkrr.fitting.memory import loaded, whole_gram
-from dkrr.fitting.newton_dual import (
-    ByDenseFactors,
-    ByLowRank,
-    ByTiledFactors,
-    DualObjective,
-    DualPoint,
-    Preconditioning,
-    Unconditioned,
-)
-from dkrr.fitting.newton_primal import PrimalObjective
+from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace, open_workspace
 from dkrr.linalg.columns import ColumnSource
-from dkrr.linalg.incore import DenseGram
+from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
+from dkrr.linalg.incore import DenseGram, substituted
+from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.normal import Segment
-from dkrr.linalg.operator import ResidentRows
+from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator
 from dkrr.linalg.preconditioner import pays_no_more
+from dkrr.linalg.sources import TileSource
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
@@ -53,22 +47,17 @@ from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
-from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective
-from dkrr.solvers.result import NewtonStep, Residuals
+from dkrr.solvers import SolveResult
+from dkrr.solvers.dual_objective import DualObjective
+from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
+from dkrr.solvers.primal_objective import PrimalObjective
+from dkrr.solvers.result import Residuals
 from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Start:
-    """Where a fit begins: coefficients of an earlier one, of the plan's form."""
-
-    coef: Array
-    """(n, m) or (D, m)."""
-    intercept: Array
-    """(m,)."""
+ObjectiveAt = Callable[[float, Point, Array | None], Objective]
+"""Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class Fitted:
     result: SolveResult
     dual_coef: Array | None
     """α, of shape (n, m); None after a fit in primal form."""
-    start: Start
+    start: Point
     """From which the next one may begin."""
 
 
@@ -89,7 +78,7 @@ class _Room:
     """Everything that serves all values of λ of one run."""
 
     rows: Rows
-    objective: Callable[[float, Start], Objective]
+    objective: ObjectiveAt
     checkpoints: Checkpoints | None = None
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
@@ -100,7 +89,7 @@ class _Room:
 
 
 def fit_path(
-    data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Start | None = None
+    data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Point | None = None
 ) -> list[Fitted]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
@@ -113,7 +102,7 @@ def fit_path(
     progress : Progress
     max_iter : int
         Newton steps for each λ.
-    start : Start, optional
+    start : Point, optional
         Where the first begins; None: at zero.
 
     Raises
@@ -126,32 +115,33 @@ def fit_path(
         reset_peak()
     scaled = data.in_range()
     with _room(scaled, plan, store, progress) as room:
-        found = _minimise(scaled, plan, room, progress, max_iter, start or _zero(data, plan))
+        found = _minimise(scaled, plan, room, progress, max_iter, start)
         room.settle()
-        peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
+        record, meter = room.record, room.meter
+        peak = peak_resident_bytes() if plan.execution == "memory" else record.peak_bytes
         models = []
         for alpha, one in zip(data.alphas, found, strict=True):
-            state, point = one.state, one.point
-            solution = _solution(plan, room.rows, point, one.gradient)
+            outcome, state = one.outcome, one.outcome.state
+            solution = _solution(plan, room.rows, one)
             function = fitted_function(data, plan, solution, room.owner)
             result = SolveResult(
-                status=one.status,
-                residual=one.gradient,
+                status=outcome.status,
+                residual=outcome.gradient,
                 iterations=state.step,
                 seconds=one.seconds,
-                bytes_read=room.record.bytes_read + room.meter.bytes_read,
-                bytes_written=room.record.bytes_written + room.meter.bytes_written,
+                bytes_read=record.bytes_read + meter.bytes_read,
+                bytes_written=record.bytes_written + meter.bytes_written,
                 peak_bytes=peak,
-                seconds_by_kind=room.record.seconds_by_kind() if room.record.tasks else {},
+                seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
                 history=tuple(Residuals(s.step, s.seconds, s.gradient, is_true=True) for s in state.history),
                 messages=tuple(dict.fromkeys(state.messages)),
                 steps=tuple(state.history),
-                inner_iterations=one.inner,
-                decrement=one.decrement,
-                probability_change=one.change,
-                record=RunRecord(room.record.seconds, [replace(t, value=None) for t in room.record.tasks]),
+                inner_iterations=one.inner_iterations,
+                decrement=outcome.decrement,
+                probability_change=outcome.probability_change,
+                record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
             )
-            models.append(Fitted(alpha, function, result, solution.dual_coef, point))
+            models.append(Fitted(alpha, function, result, solution.dual_coef, one.point))
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
     if room.owner is not None and all(m.function.keep_alive is None for m in models):
@@ -159,152 +149,41 @@ def fit_path(
     return models
 
 
-@dataclass(frozen=True)
-class _Found:
-    """How the minimisation for one λ ended."""
-
-    point: Start
-    status: Status
-    state: NewtonState
-    seconds: float
-    gradient: float
-    inner: int
-    decrement: float = nan
-    change: float = nan
-
-    def plain(self) -> dict[str, Any]:
-        """All but the point, as a checkpoint keeps it."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "point"}
-        return parts | {"status": self.status.name, "state": _plain_state(self.state)}
-
-    def meets(self, tol: float) -> bool:
-        """Whether it would have ended there with this tolerance."""
-        return self.gradient <= tol and self.decrement <= tol and self.change <= tol**PROBABILITY_POWER
-
-    @classmethod
-    def from_plain(cls, point: Start, plain: dict[str, Any]) -> "_Found":
-        """Undo `plain`."""
-        return cls(point, **(plain | {"status": Status[plain["status"]], "state": _state_of(plain["state"])}))
-
-
 def _minimise(
-    data: LabelledData, plan: Plan, room: _Room, progress: Progress, max_iter: int, start: Start
-) -> list[_Found]:
-    found, state, current, references = _resumed(room, progress, plan.problem.tol, max_iter)
-    for alpha in data.alphas[len(found) :]:
+    data: LabelledData, plan: Plan, room: _Room, progress: Progress, max_iter: int, start: Point | None
+) -> tuple[PathPoint, ...]:
+    """Solutions for all λ, each from the one before, and after the last checkpoint if there is one."""
+    tol, checkpoints = plan.problem.tol, room.checkpoints
+    path = PathState.resumed(checkpoints, tol, max_iter)
+    if checkpoints is not None and path.newton is not None:
+        progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
+    for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
-        objective = room.objective(alpha, start if current is None else current)
-        objective.begin(references)
-        references = objective.references
-        save = _saver(room, objective, found)
-        outcome = Newton(objective, plan.problem.tol, max_iter, progress, save).run(state)
+        objective = room.objective(alpha, path.point or start or _zero(data, plan), path.references)
+        save = partial(_save_step, checkpoints, objective, path.done)
+        outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
         outcome.state.messages += objective.messages
-        point = _point(objective)
-        seconds, inner = time.perf_counter() - begun, sum(s.inner_iterations for s in outcome.state.history)
-        how = (outcome.gradient, inner, outcome.decrement, outcome.probability_change)
-        found.append(_Found(point, outcome.status, outcome.state, seconds, *how))
-        start, state, current = point, None, None
-        save(None)
-    return found
+        found = PathPoint(objective.point.without_scores(), outcome, time.perf_counter() - begun)
+        path = PathState((*path.done, found), found.point, None, objective.references)
+        path.save(checkpoints)
+    return path.done
 
 
-def _point(objective: Objective) -> Start:
-    if isinstance(objective, DualObjective):
-        return Start(objective.point.coef, objective.point.intercept)
-    assert isinstance(objective, PrimalObjective)
-    m = objective.point.shape[1]
-    if objective.passes.fit_intercept:
-        return Start(np.ascontiguousarray(objective.point[:-1]), objective.point[-1].copy())
-    return Start(objective.point, np.zeros(m))
+def _save_step(
+    checkpoints: Checkpoints | None, objective: Objective, done: tuple[PathPoint, ...], state: NewtonState
+) -> None:
+    PathState(done, objective.point, state, objective.references).save(checkpoints)
 
 
-def _zero(data: LabelledData, plan: Plan) -> Start:
-    m = data.likelihood.n_columns
-    n = data.n if plan.form == "dual" else plan.problem.dimension or 0
-    return Start(np.zeros((n, m)), np.zeros(m))
+def _zero(data: LabelledData, plan: Plan) -> Point:
+    return Point.zero(data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns)
 
 
-def _solution(plan: Plan, rows: Rows, point: Start, gradient: float) -> DualSolution | PrimalSolution:
+def _solution(plan: Plan, rows: Rows, found: PathPoint) -> DualSolution | PrimalSolution:
+    point, gradient = found.point, found.outcome.gradient
     if plan.form == "dual":
         return DualSolution(point.coef, point.intercept, rows, gradient)
     return PrimalSolution(point.coef, point.intercept, None, gradient)
-
-
-def _saver(room: _Room, objective: Objective, found: list[_Found]) -> Callable[[NewtonState | None], None]:
-    """What saves a checkpoint: after a step with its state, after the last one of a λ with None."""
-    checkpoints = room.checkpoints
-    if checkpoints is None:
-        return lambda _: None
-
-    def save(state: NewtonState | None) -> None:
-        arrays: dict[str, Array] = {"references": objective.references[None, :]}
-        if state is None:
-            checkpoints.keep(f"model-{len(found) - 1}", _arrays_of(found[-1].point))
-        else:
-            point = _point(objective)
-            arrays |= _arrays_of(point)
-            if isinstance(objective, DualObjective):
-                arrays |= {"scores": objective.point.scores, "gradients": objective.gradients[None, :]}
-        plain = {
-            "state": None if state is None else _plain_state(state),
-            "done": [done.plain() for done in found],
-        }
-        checkpoints.write(arrays, plain)
-
-    return save
-
-
-def _arrays_of(point: Start) -> dict[str, Array]:
-    return {"coef": point.coef, "intercept": point.intercept[None, :]}
-
-
-def _plain_state(state: NewtonState) -> dict[str, Any]:
-    return asdict(state)
-
-
-def _state_of(plain: dict[str, Any]) -> NewtonState:
-    return NewtonState(**{**plain, "history": [NewtonStep(**line) for line in plain["history"]]})
-
-
-@dataclass(frozen=True)
-class _Resumed(Start):
-    """A start with its scores and gradients, so that a run goes on with the bits of the one before."""
-
-    scores: Array | None = None
-    gradients: Array | None = None
-
-
-def _resumed(
-    room: _Room, progress: Progress, tol: float, max_iter: int
-) -> tuple[list[_Found], NewtonState | None, Start | None, Array | None]:
-    """Models that are done, and the state, point and references that the next one goes on from."""
-    checkpoints = room.checkpoints
-    read = None if checkpoints is None else checkpoints.read()
-    if checkpoints is not None and checkpoints.damage:
-        progress.note(checkpoints.damage)
-        return [], NewtonState(messages=[checkpoints.damage]), None, None
-    if read is None:
-        return [], None, None, None
-    arrays, plain = read
-    found: list[_Found] = []
-    for k, done in enumerate(plain["done"]):
-        kept = checkpoints.kept(f"model-{k}") if checkpoints is not None else None
-        if kept is None:
-            break
-        found.append(_Found.from_plain(Start(kept["coef"], kept["intercept"][0]), done))
-    references = arrays["references"][0]
-    for k, one in enumerate(found):
-        stopped = one.status is Status.MAX_ITERATIONS and one.state.step < max_iter
-        if stopped or (one.status is Status.CONVERGED and not one.meets(tol)):
-            # It was not finished: a larger max_iter or a smaller tol is wanted now.
-            return found[:k], replace(one.state, useless=0, recompute=False, least=None), one.point, references
-    if plain["state"] is None or len(found) < len(plain["done"]):
-        damage = checkpoints.damage if checkpoints is not None else ""
-        return found, NewtonState(messages=[damage]) if damage else None, found[-1].point if found else None, references
-    state = _state_of(plain["state"])
-    progress.note(f"going on after Newton step {state.step}")
-    gradients = arrays["gradients"][0] if "gradients" in arrays else None
-    return found, state, _Resumed(arrays["coef"], arrays["intercept"][0], arrays.get("scores"), gradients), references
 
 
 @contextmanager
@@ -355,96 +234,150 @@ def _dense_room(data: LabelledData, plan: Plan, progress: Progress, meter: Meter
     scan(rows, "X")
     matrix = whole_gram(data.kernel, rows)
     gram, largest = DenseGram(matrix), float(np.abs(matrix.diagonal()).max())
-    make = _dual_objective(data, plan, gram, ByDenseFactors(gram), largest, progress)
-    return _Room(rows, make, meter=meter)
+    preconditioners = ByCompleteFactors(partial(_dense_factors, gram))
+    return _Room(rows, _dual_objective(data, plan, gram, preconditioners, largest, progress), meter=meter)
+
+
+def _dense_factors(gram: DenseGram, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:  # noqa: ARG001
+    """Solvers of K + diag(s) for every column of shifts; the first and only one overwrites K."""
+    if shifts.shape[1] == 1:
+        gram.system.factor(shifts[:, 0])
+        return [gram.system.substitute]
+    return [partial(substituted, gram.system.factored_copy(shift)) for shift in shifts.T]
 
 
 def _dual_objective(
-    data: LabelledData, plan: Plan, gram: Any, preconditioning: Preconditioning, largest: float, progress: Progress
-) -> Callable[[float, Start], Objective]:
-    def make(alpha: float, start: Start) -> Objective:
-        scores = start.scores if isinstance(start, _Resumed) else None
-        gradients = start.gradients if isinstance(start, _Resumed) else None
+    data: LabelledData,
+    plan: Plan,
+    gram: Operator,
+    preconditioners: NewtonPreconditioners,
+    largest: float,
+    progress: Progress,
+) -> ObjectiveAt:
+    labels, chosen = LabelTerms(data.likelihood, data.codes, data.weights), plan.chosen
+
+    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
         return DualObjective(
-            data=data,
+            labels=labels,
+            fit_intercept=data.fit_intercept,
             alpha=alpha,
             gram=gram,
-            preconditioning=preconditioning,
+            preconditioners=preconditioners,
             largest=max(largest, 1e-300),
-            mixed=plan.chosen.solver == "cg" and plan.chosen.precision == "float32" and not plan.chosen.has_factor,
+            mixed=chosen.solver == "cg" and chosen.precision == "float32" and not chosen.has_factor,
             max_iterations=settings_of(plan).max_iterations,
-            point=DualPoint(start.coef, start.intercept, np.empty((0, 0)) if scores is None else scores, gradients),
+            start=start,
             progress=progress,
             unit=data.unit,
+            known=known,
         )
 
-    return make
+    return objective
+
+
+@dataclass(frozen=True)
+class _Gram:
+    """K multiplied tile by tile, with all that factors of it are made with."""
+
+    data: LabelledData
+    plan: Plan
+    team: Team
+    operator: TiledOperator
+    columns: ColumnSource
+    run: str
+    work: Workspace | None
+
+
+def _by_partial_factor(gram: _Gram) -> NewtonPreconditioners:
+    plan, data = gram.plan, gram.data
+    product, pivot_seconds = rates_of_growth(plan)
+    shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
+    enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
+    with gram.team.progress.stage("preconditioner", 1.0):
+        return ByPartialFactor(pivoted_factor(plan, gram.team, gram.columns, gram.run, data.weights, enough))
+
+
+def _by_complete_factors(gram: _Gram) -> NewtonPreconditioners:
+    assert gram.work is not None
+    dtype: Literal["float64", "float32"] = "float32" if gram.plan.chosen.has_factor else "float64"
+    factors = _StoredFactors(gram.work, gram.plan, gram.operator.source, dtype)
+    return ByCompleteFactors(factors.make, factors.delete)
+
+
+PRECONDITIONERS: dict[str, Callable[[_Gram], NewtonPreconditioners]] = {
+    "none": lambda _: NoPreconditioners(),
+    "partial": _by_partial_factor,
+    "complete": _by_complete_factors,
+}
+"""By the factors that a plan makes of K."""
+
+
+def _factors(plan: Plan) -> str:
+    """Which factors of K a plan makes, but for a direct one in memory."""
+    if plan.solver == "cholesky" or plan.chosen.has_factor:
+        return "complete"
+    return "partial" if plan.chosen.rank_limit else "none"
+
+
+@dataclass
+class _StoredFactors:
+    """Complete factors of K + diag(s) out of core, for one Newton step after the other."""
+
+    work: Workspace
+    plan: Plan
+    source: TileSource
+    dtype: Literal["float64", "float32"]
+    """float64 for good once a factorisation in float32 broke down."""
+    groups: list[str] = field(default_factory=list)
+
+    def make(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
+        """Solvers for every column of shifts, of shape (n, k); the models' numbers are of shape (k,)."""
+        return [self._factor(int(k), np.ascontiguousarray(shift)) for k, shift in zip(models, shifts.T, strict=True)]
+
+    def _factor(self, model: int, shift: Array) -> Solve:
+        # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
+        self.groups.append(f"newton-{model}-{digest_of(shift)[:12]}")
+        arguments = (self.work, self.plan, self.groups[-1], self.source, shift)
+        try:
+            made = complete_factor(*arguments, self.dtype, f"factorisation, model {model + 1}")
+        except NotPositiveDefiniteError as error:
+            if self.dtype == "float64":
+                raise
+            self.work.progress.note(BROKE_DOWN.format(row=error.row))
+            self.dtype = "float64"
+            made = complete_factor(*arguments, self.dtype, f"factorisation, model {model + 1}")
+        made.record = self.work.record
+        return made.apply
+
+    def delete(self) -> None:
+        """Delete the factors of this step."""
+        while self.groups:
+            self.work.store.delete(self.groups.pop())
 
 
 def _dual_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, run: str, work: Workspace | None) -> _Room:
-    """K multiplied, and a partial factor of it."""
-    gram, columns = gram_operator(data, plan, team, rows, run, work)
-    preconditioning: Preconditioning = Unconditioned()
-    if plan.chosen.rank_limit:
-        product, pivot_seconds = rates_of_growth(plan)
-        shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-        enough = pays_no_more(shift, INNER_TOL, plan.problem.n_steps * product, pivot_seconds)
-        with team.progress.stage("preconditioner", 1.0):
-            factor = pivoted_factor(plan, team, columns, run, data.weights, enough)
-        preconditioning = ByLowRank(factor)
-    make = _dual_objective(data, plan, gram, preconditioning, _largest(columns), team.progress)
-    team.record = gram.record if work is None else team.record
-    if work is not None:
-        gram.record = team.record
+    """K multiplied tile by tile, and factors of it as the plan wants them."""
+    operator, columns = gram_operator(data, plan, team, rows, run, work)
+    preconditioners = PRECONDITIONERS[_factors(plan)](_Gram(data, plan, team, operator, columns, run, work))
+    largest = float(np.abs(columns.diagonal(slice(0, columns.n))).max())
+    objective = _dual_objective(data, plan, operator, preconditioners, largest, team.progress)
+    if work is None:
+        team.record = operator.record
+    operator.record = team.record
     kept = rows.rows if isinstance(rows, ResidentRows) else rows
-    return _Room(kept, make, team.checkpoints, team.record)
-
-
-def _largest(columns: ColumnSource) -> float:
-    return float(np.abs(columns.diagonal(slice(0, columns.n))).max())
+    return _Room(kept, objective, team.checkpoints, team.record)
 
 
 def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspace, stack: ExitStack) -> _Room:
     c, run = plan.chosen, run_name()
-    is_direct = c.solver == "cholesky" or c.has_factor
-    height = c.panel if is_direct else c.tile
+    height = c.panel if _factors(plan) == "complete" else c.tile
     rows = work.share(data.rows, data.fingerprint, c.layout(), height, data.notes())
-    known = replace(data, kernel=by_name(data.kernel, work))
     if data.kernel.is_precomputed:
         check_symmetry(work.executor, rows, TileGrid(data.n, c.tile, c.tile))
     elif c.keeps_rows:
         rows = ResidentRows(rows, run)
     stack.callback(work.executor.forget, run)
-    if not is_direct:
-        return _dual_room(known, plan, team, rows, run, work)
-    gram, columns = gram_operator(known, plan, team, rows, run, work)
-    gram.record = work.record
-    source = gram.source
-    groups: list[str] = []
-    dtype = "float32" if c.has_factor else "float64"
-    kinds = [dtype]
-
-    def factor(number: int, shift: Array) -> Callable[[Array], Array]:
-        # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
-        groups.append(f"newton-{number}-{digest_of(shift)[:12]}")
-        arguments = (work, plan, groups[-1], source, shift)
-        try:
-            made = complete_factor(*arguments, kinds[0], f"factorisation, model {number + 1}")  # type: ignore[arg-type]
-        except NotPositiveDefiniteError as error:
-            if kinds[0] == "float64":
-                raise
-            work.progress.note(BROKE_DOWN.format(row=error.row))
-            kinds[0] = "float64"
-            made = complete_factor(*arguments, "float64", f"factorisation, model {number + 1}")
-        made.record = work.record
-        return made.apply
-
-    def clear() -> None:
-        while groups:
-            work.store.delete(groups.pop())
-
-    make = _dual_objective(known, plan, gram, ByTiledFactors(factor, clear), _largest(columns), work.progress)
-    return _Room(rows.rows if isinstance(rows, ResidentRows) else rows, make, team.checkpoints, work.record)
+    return _dual_room(replace(data, kernel=by_name(data.kernel, work)), plan, team, rows, run, work)
 
 
 def _shared_primal_room(data: LabelledData, plan: Plan, team: Team, work: Workspace) -> _Room:
@@ -468,8 +401,7 @@ def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: 
     curvature = "matrix" if plan.solver == "cholesky" else "diagonal"
     passes = Passes(data.feature_map, data.likelihood, rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
 
-    def make(alpha: float, start: Start) -> Objective:
-        point = np.vstack([start.coef, start.intercept]) if data.fit_intercept else start.coef
+    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
         return PrimalObjective(
             passes=passes,
             segments=segments,
@@ -477,11 +409,12 @@ def _primal_room(data: LabelledData, plan: Plan, team: Team, rows: Rows, codes: 
             alpha=alpha,
             max_iterations=settings_of(plan).max_iterations,
             is_preconditioned=settings_of(plan).preconditioner is not None,
-            point=point,
+            start=start,
             progress=team.progress,
             least_weight=1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf)),
             record=team.record,
             unit=data.unit,
+            known=known,
         )
 
-    return _Room(rows, make, team.checkpoints, team.record)
+    return _Room(rows, objective, team.checkpoints, team.record)
