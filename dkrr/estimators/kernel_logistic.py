@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 from dkrr.errors import InputError, PlanError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weights, encoded
-from dkrr.fitting import Fitted, LabelledData, Start, about_the_rows, drawn, fit_path, warn_of
+from dkrr.fitting import Fitted, LabelledData, about_the_rows, drawn, fit_path, warn_of
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.model import FittedFunction
@@ -32,6 +32,7 @@ from dkrr.requests import (
 from dkrr.rows import MemoryRows, Rows, as_rows, load_labels
 from dkrr.runtime import Progress, make_progress
 from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.solvers.newton import Point
 
 QUIET_SECONDS = 2.0
 """Fits projected to be shorter say nothing unless asked to."""
@@ -290,9 +291,9 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
             return Progress()
         return make_progress(self.progress)
 
-    def _start(self, plan: Plan, classes: NDArray[Any]) -> Start | None:
+    def _start(self, plan: Plan, classes: NDArray[Any]) -> Point | None:
         """Solution of the last fit, where this one may begin there."""
-        start: Start | None = getattr(self, "_last", None)
+        start: Point | None = getattr(self, "_last", None)
         if not self.warm_start or start is None or not np.array_equal(classes, self.classes_):
             return None
         size = plan.problem.n if plan.form == "dual" else plan.problem.dimension

@@ -10,33 +10,27 @@ so C may vanish where p (1 − p) does: what C cannot reproduce goes to d. With 
 symmetric and positive definite: Π Cᵀ K C Π + 2λ.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
-from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import ByPartialFactor, Preconditioner, small_cholesky
-from dkrr.runtime import RunRecord
+from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, Wrapped
+from dkrr.linalg.roots import Root
 
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]
-
-RANK_TOLERANCE = 1e-12
-"""Of ΣW, relative to its largest eigenvalue: equal scores for all classes make no difference."""
+Solve = Callable[[Array], Array]
+"""From right-hand sides (n, k) to solutions (n, k)."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """C Π of all rows at their scores.
-
-    A `DiagonalRoot` has a system for each column: vectors are of shape (n, k). A `SoftmaxRoot` has one of all columns:
-    vectors are of shape (n m, 1).
-    """
+    """C Π of all rows at their scores; vectors of its systems are stacked as the root says."""
 
     root: Root
     inverse_total: Array | None = None
@@ -45,27 +39,14 @@ class Curvature:
     @classmethod
     def of_root(cls, root: Root, *, centred: bool) -> "Curvature":
         """With or without a free intercept."""
-        if not centred:
-            return cls(root)
-        if isinstance(root, DiagonalRoot):
-            totals = root.total().diagonal()
-            return cls(root, np.diag(np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)))
-        return cls(root, np.asarray(np.linalg.pinv(root.total(), rcond=RANK_TOLERANCE, hermitian=True), np.float64))
+        return cls(root, root.inverse_total() if centred else None)
 
     def of_columns(self, columns: Columns) -> "Curvature":
         """Systems of some of the columns."""
-        if not isinstance(self.root, DiagonalRoot) or np.array_equal(columns, np.arange(self.root.scale.shape[1])):
+        root = self.root.of_columns(columns)
+        if root is self.root:
             return self
-        inverse = None if self.inverse_total is None else self.inverse_total[np.ix_(columns, columns)]
-        return Curvature(self.root.of_columns(columns), inverse)
-
-    def stack(self, x: Array) -> Array:
-        """From a column for each class, (n, m), to one for each system."""
-        return x if isinstance(self.root, DiagonalRoot) else x.reshape(-1, 1)
-
-    def unstack(self, x: Array) -> Array:
-        """Undo `stack`."""
-        return x.reshape(self.root.scale.shape)
+        return Curvature(root, None if self.inverse_total is None else self.inverse_total[np.ix_(columns, columns)])
 
     def project(self, x: Array) -> Array:
         """Π x, of shape (n, m)."""
@@ -74,13 +55,9 @@ class Curvature:
         return x - self.constant(self.root.apply(x).sum(axis=0) @ self.inverse_total)
 
     def within(self, x: Array) -> Array:
-        """Return the part of stacked vectors that the system acts on."""
-        if isinstance(self.root, SoftmaxRoot) and x.shape[1] > 1:
-            return np.hstack([self.within(column) for column in np.split(x, x.shape[1], axis=1)])
-        inner = self.unstack(x)
-        if isinstance(self.root, SoftmaxRoot):
-            inner = self.root.project(inner)
-        return self.stack(self.project(inner))
+        """Return the part of stacked vectors that the systems act on."""
+        root = self.root
+        return np.hstack([root.stack(self.project(root.project(root.unstack(part)))) for part in root.split(x)])
 
     def constant(self, b: Array) -> Array:
         """Ĉ b = Cᵀ (1 bᵀ), of shape (n, m)."""
@@ -102,79 +79,15 @@ class CurvatureOperator(Operator):
     curvature: Curvature
 
     def __post_init__(self) -> None:
-        n, m = self.curvature.root.scale.shape
-        self.n = n if isinstance(self.curvature.root, DiagonalRoot) else n * m
+        self.n = self.curvature.root.system_size
         self.record = self.gram.record
 
     def multiply(self, vectors: Array, precision: Precision = "float64", columns: Columns | None = None) -> Array:
         """See base class."""
         c = self.curvature if columns is None else self.curvature.of_columns(columns)
         root = c.root
-        y = self.gram.multiply(root.apply(c.project(c.unstack(vectors))), precision)
-        return c.stack(c.project(root.adjoint(y)))
-
-
-@dataclass
-class ScaledLowRank(ByPartialFactor):
-    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹ with other c for every column; F belongs to K alone and serves every step.
-
-    t is s where that is above what F leaves of the matrix; see `ByPartialFactor`.
-
-    Parameters
-    ----------
-    factor : PivotedCholesky
-        F.
-    shift : float
-        s > 0.
-    scale : ndarray of shape (n, m)
-        c.
-    """
-
-    factor: PivotedCholesky
-    shift: float
-    scale: Array
-    growths: int = 0
-    lift: float = 1.0
-    _middle: list[tuple[Array, Array]] = field(default_factory=list)
-    """By column: t, and the Cholesky factor of the small matrix."""
-
-    def __post_init__(self) -> None:
-        self._factor_middle()
-
-    def _factor_middle(self) -> None:
-        self._middle = []
-        for k in range(self.scale.shape[1]):
-            squares = np.ascontiguousarray(self.scale[:, k] ** 2)
-            t = self._shifts(np.array([self.shift]), squares)
-            small = np.empty((0, 0))
-            if self.factor.rank:
-                small = small_cholesky(self.factor.gram(squares / t), 1.0)
-            self._middle.append((t, small))
-
-    def shifts(self, columns: Columns) -> Array:
-        """See base class."""
-        found = [self._middle[k][0] for k in columns]
-        n = max(map(len, found))
-        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
-
-    def _scale_of(self, columns: Columns) -> Array | None:
-        return self.scale[:, columns]
-
-    def apply(self, residuals: Array, columns: Columns) -> Array:
-        """See base class."""
-        t = self.shifts(columns)
-        right = residuals / t
-        if not self.factor.rank:
-            return right
-        scale = self.scale[:, columns]
-        inner = self.factor.project(right * scale)
-        for k in np.unique(columns):
-            here = np.flatnonzero(columns == k)
-            part = np.ascontiguousarray(inner[:, here])
-            blas.solve_lower(self._middle[k][1], part)
-            blas.solve_lower(self._middle[k][1], part, transpose=True)
-            inner[:, here] = part
-        return (residuals - self.factor.expand(inner) * scale) / t
+        y = self.gram.multiply(root.apply(c.project(root.unstack(vectors))), precision)
+        return root.stack(c.project(root.adjoint(y)))
 
 
 LEAST_SCALE = 1e-12
@@ -193,13 +106,14 @@ class ScaledFactors(Preconditioner):
     Parameters
     ----------
     solvers : list of callable
-        For every column, from right-hand sides (n, k) to the solutions of (K + diag(s / c²)) X = B.
+        For every column, solves (K + diag(s / c²)) X = B.
     scale : ndarray of shape (n, m)
         c, as `factor_scale` gives it.
     """
 
-    solvers: list[Callable[[Array], Array]]
+    solvers: list[Solve]
     scale: Array
+    is_complete = True
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
@@ -209,63 +123,6 @@ class ScaledFactors(Preconditioner):
             c = self.scale[:, k, None]
             out[:, here] = self.solvers[k](np.ascontiguousarray(residuals[:, here] / c)) / c
         return out
-
-
-@dataclass
-class Wrapped(Preconditioner):
-    """A preconditioner that adds something to another one."""
-
-    base: Preconditioner
-
-    @property
-    def rank(self) -> int:
-        """See base class."""
-        return self.base.rank
-
-    @property
-    def can_grow(self) -> bool:
-        """See base class."""
-        return self.base.can_grow
-
-    def grow(self) -> bool:
-        """See base class."""
-        return self.base.grow()
-
-    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
-        """See base class."""
-        return self.base.raise_shift_if_inexact(residuals, columns)
-
-    @property
-    def record(self) -> RunRecord:
-        """See base class."""
-        return self.base.record
-
-
-@dataclass
-class Classwise(Wrapped):
-    """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
-
-    What of the curvature couples the classes is in the projections alone; of the rest M may know everything.
-    """
-
-    root: SoftmaxRoot
-
-    def apply(self, residuals: Array, columns: Columns) -> Array:  # noqa: ARG002
-        """See base class; `residuals` is of shape (n m, k)."""
-        n, m = self.root.scale.shape
-        k = residuals.shape[1]
-        wide = residuals.reshape(n, m, k)
-        unit = self.root.unit[:, :, None]
-        wide = wide - unit * (unit * wide).sum(axis=1, keepdims=True)
-        z = self.base.apply(wide.reshape(n, m * k), np.repeat(np.arange(m), k)).reshape(n, m, k)
-        z = z - unit * (unit * z).sum(axis=1, keepdims=True)
-        return np.ascontiguousarray(z.reshape(n * m, k))
-
-    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
-        """See base class; `residuals` is of shape (n m, k)."""
-        n, m = self.root.scale.shape
-        k = residuals.shape[1]
-        return self.base.raise_shift_if_inexact(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
 
 
 @dataclass
@@ -281,31 +138,17 @@ class Constrained(Wrapped):
     curvature: Curvature
 
     def __post_init__(self) -> None:
-        c = self.curvature
-        n, m = c.root.scale.shape
-        self._is_stacked = isinstance(c.root, SoftmaxRoot)
-        if not self._is_stacked:
-            self._solved = self.base.apply(c.root.scale, np.arange(m))
-            sizes = (c.root.scale * self._solved).sum(axis=0)
-            self._inverse = np.divide(1.0, sizes, out=np.zeros(m), where=sizes > 0)
-            return
-        directions = np.stack([c.constant(unit) for unit in np.eye(m)], axis=2).reshape(n * m, m)
-        self._solved = self.base.apply(directions, np.zeros(m, np.intp))
-        products = directions.T @ self._solved
-        self._inverse = np.linalg.pinv((products + products.T) / 2, rcond=RANK_TOLERANCE, hermitian=True)
+        self.is_complete = self.base.is_complete
+        self._constraint = self.curvature.root.constraint(self.base)
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
         # In exact arithmetic the projections change nothing. What rounding leaves outside would be kept by the shift,
         # and grow iteration by iteration.
-        c = self.curvature if self._is_stacked else self.curvature.of_columns(columns)
+        c = self.curvature.of_columns(columns)
         residuals = c.within(residuals)
         z = self.base.apply(residuals, columns)
-        if self._is_stacked:
-            z -= self._solved @ (self._inverse @ (self._solved.T @ residuals))
-        else:
-            solved = self._solved[:, columns]
-            z -= solved * ((solved * residuals).sum(axis=0) * self._inverse[columns])
+        z -= self._constraint.correction(residuals, columns)
         return c.within(z)
 
     def grow(self) -> bool:
@@ -321,3 +164,82 @@ class Constrained(Wrapped):
         if raised:
             self.__post_init__()
         return raised
+
+
+class NewtonPreconditioners(ABC):
+    """Preconditioners of the systems of Newton steps in the dual form, one step after the other."""
+
+    is_complete: bool = False
+    """Whether they are made of complete factors, which there is room for one at a time."""
+
+    @abstractmethod
+    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:
+        """Approximate inverses of diag(c) K diag(c) + s, one for each column of c.
+
+        Parameters
+        ----------
+        scale : ndarray of shape (n, k)
+            c.
+        shift : float
+            s.
+        models : ndarray of shape (k,)
+            Numbers of the models that the columns belong to.
+        """
+
+    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
+        """Approximate inverses of Π Cᵀ K C Π + s."""
+        root = curvature.root
+        found = root.precondition(self.for_scale(root.scale, shift, models))
+        return found if curvature.inverse_total is None else Constrained(found, curvature)
+
+    def end_step(self) -> None:  # noqa: B027
+        """Release what belongs to one Newton step."""
+
+
+class NoPreconditioners(NewtonPreconditioners):
+    """None at all."""
+
+    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
+        """See base class."""
+        return Identity()
+
+    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
+        """See base class; systems are consistent as they are."""
+        return self.for_scale(curvature.root.scale, shift, models)
+
+
+@dataclass
+class ByPartialFactor(NewtonPreconditioners):
+    """Made of one partial Cholesky factor of K for all steps."""
+
+    factor: PivotedCholesky
+
+    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
+        """See base class."""
+        return LowRank(self.factor, np.array([[shift]]), scale)
+
+
+@dataclass
+class ByCompleteFactors(NewtonPreconditioners):
+    """Made of complete factors of K + diag(s), s of every step and model.
+
+    Parameters
+    ----------
+    factor : callable
+        From shifts (n, k), and the numbers (k,) of their models, to what solves each system.
+    clear : callable
+        Deletes the factors of a step.
+    """
+
+    factor: Callable[[Array, Columns], list[Solve]]
+    clear: Callable[[], None] = lambda: None
+    is_complete = True
+
+    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:
+        """See base class."""
+        c = factor_scale(scale)
+        return ScaledFactors(self.factor(shift / c**2, models), c)
+
+    def end_step(self) -> None:
+        """See base class."""
+        self.clear()

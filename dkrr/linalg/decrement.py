@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.curvature import Curvature
-from dkrr.linalg.likelihood import Likelihood, Root
+from dkrr.linalg.likelihood import Likelihood
+from dkrr.linalg.roots import Root
 
 Array = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ def decrement_bounds(
     whole = norms / np.sqrt(penalty.shift)
     parts = np.sqrt(likelihood.per_system((q**2).sum(axis=0))) + reach * likelihood.per_system(np.abs(rest).sum(axis=0))
     if penalty.fit_intercept:
-        moved = reach + _flatness(likelihood, root)
+        moved = reach + _flatness(root)
         whole = whole + moved * _lengths(likelihood, sums)
         parts = parts + moved * _lengths(likelihood, rest.sum(axis=0) - penalty.shift * coef_sums)
     return np.asarray(np.minimum(whole, parts) ** 2)
@@ -70,16 +70,15 @@ def _lengths(likelihood: Likelihood, of_columns: Array) -> Array:
     return np.asarray(np.sqrt(likelihood.per_system(of_columns**2)))
 
 
-def _flatness(likelihood: Likelihood, root: Root) -> Array:
+def _flatness(root: Root) -> Array:
     """1 / √ΣW of every system, for a softmax in its flattest direction but for that of equal scores."""
-    inverse = Curvature.of_root(root, centred=True).inverse_total
-    assert inverse is not None
-    if likelihood.n_systems == len(inverse):
-        return np.asarray(np.sqrt(inverse.diagonal()))
-    return np.sqrt(np.atleast_1d(np.linalg.norm(inverse, 2)))
+    inverse = root.inverse_total()
+    if root.is_coupled:
+        return np.sqrt(np.atleast_1d(np.linalg.norm(inverse, 2)))
+    return np.asarray(np.sqrt(inverse.diagonal()))
 
 
-def sensitivities(likelihood: Likelihood, root: Root, penalty: Penalty, weights: Array | None) -> Array:
+def sensitivities(root: Root, penalty: Penalty, weights: Array | None) -> Array:
     """Bounds of the change of any probability in a step of decrement 1, of shape (n_systems,).
 
     Such a step changes the score of a row by 1 / c at most, and by √(max k(x, x) / 2λ) but for the intercept, which the
@@ -87,7 +86,6 @@ def sensitivities(likelihood: Likelihood, root: Root, penalty: Penalty, weights:
 
     Parameters
     ----------
-    likelihood : Likelihood
     root : Root
         C of rows of weight 1.
     penalty : Penalty
@@ -104,5 +102,4 @@ def sensitivities(likelihood: Likelihood, root: Root, penalty: Penalty, weights:
             top = (own * roots).max(axis=0, initial=0.0)
             far = 2 * far + np.divide(1.0, top, out=np.full_like(top, np.inf), where=top > 0)
         found = np.minimum(own / roots, own**2 * far).max(axis=0, initial=0.0)
-    is_coupled = likelihood.n_systems == 1 and len(found) > 1
-    return np.asarray(np.sqrt(2.0) * found.max(keepdims=True) if is_coupled else found)
+    return np.asarray(np.sqrt(2.0) * found.max(keepdims=True) if root.is_coupled else found)

@@ -4,8 +4,7 @@ Scores are f, of shape (n, m). `Bernoulli` is one independent logistic model for
 column, one-vs-rest a column for every class); `Softmax` is one model of all classes, a column each. What belongs to one
 model is a *system*: m of them, or 1.
 
-The second derivative of a row is a matrix Wᵢ = Cᵢ Cᵢᵀ, never divided by: for `Bernoulli` Cᵢ = √(v p (1 − p)), for
-`Softmax` Cᵢ = √v diag(√p) (I − √p √pᵀ), since I − √p √pᵀ is a projection.
+Second derivatives are given by their roots; see dkrr.linalg.roots.
 
 References
 ----------
@@ -14,103 +13,16 @@ T. Hastie, "Kernel logistic regression and the import vector machine", J. Comput
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp
 
+from dkrr.linalg.roots import DiagonalRoot, Root, SoftmaxRoot
+
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class Root(ABC):
-    """C, the root of the curvature of n rows at their scores; it maps (n, m) to (n, m), a row at a time."""
-
-    scale: Array
-    """Factors c, of shape (n, m)."""
-
-    @abstractmethod
-    def apply(self, x: Array) -> Array:
-        """C x; of shape (n, m)."""
-
-    @abstractmethod
-    def adjoint(self, y: Array) -> Array:
-        """Cᵀ y; of shape (n, m)."""
-
-    @abstractmethod
-    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
-
-    @abstractmethod
-    def total(self) -> Array:
-        """Σᵢ Wᵢ, of shape (m, m)."""
-
-    def weighted(self, weights: Array | None) -> Self:
-        """The same times the roots of weights, of shape (n,), of the rows."""
-        return self if weights is None else replace(self, scale=self.scale * np.sqrt(weights)[:, None])
-
-    def weigh(self, u: Array) -> Array:
-        """W u = C Cᵀ u; of shape (n, m)."""
-        return self.apply(self.adjoint(u))
-
-
-@dataclass(frozen=True)
-class DiagonalRoot(Root):
-    """Of independent columns: C = diag(c)."""
-
-    def apply(self, x: Array) -> Array:
-        """See base class."""
-        return self.scale * x
-
-    def adjoint(self, y: Array) -> Array:
-        """See base class."""
-        return self.scale * y
-
-    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """See base class."""
-        return np.divide(r, self.scale, out=np.zeros_like(r), where=keep)
-
-    def total(self) -> Array:
-        """See base class."""
-        return np.diag((self.scale**2).sum(axis=0))
-
-    def of_columns(self, columns: NDArray[np.intp]) -> Self:
-        """The same for some of the columns."""
-        return replace(self, scale=np.ascontiguousarray(self.scale[:, columns]))
-
-
-@dataclass(frozen=True)
-class SoftmaxRoot(Root):
-    """C = diag(c) (I − u uᵀ) with unit vectors u = √p and c = √v u."""
-
-    unit: Array
-    """u, of shape (n, m)."""
-
-    def project(self, x: Array) -> Array:
-        """(I − u uᵀ) x; of shape (n, m)."""
-        return np.asarray(x - self.unit * (self.unit * x).sum(axis=1, keepdims=True))
-
-    def apply(self, x: Array) -> Array:
-        """See base class."""
-        return self.scale * self.project(x)
-
-    def adjoint(self, y: Array) -> Array:
-        """See base class."""
-        return self.project(self.scale * y)
-
-    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """See base class."""
-        # With Σₖ rₖ = 0 this is exact: diag(c) (I − u uᵀ) (r / c) = r − p Σₖ rₖ.
-        return self.project(np.divide(r, self.scale, out=np.zeros_like(r), where=keep))
-
-    def total(self) -> Array:
-        """See base class."""
-        p = self.scale * self.unit
-        cross = p.T @ (self.scale * self.unit)  # v p pᵀ is (√v p) (√v p)ᵀ
-        return np.asarray(np.diag((self.scale**2).sum(axis=0)) - cross)
 
 
 class Likelihood(ABC):
@@ -243,3 +155,22 @@ class Softmax(Likelihood):
     def log_probabilities(self, scores: Array) -> Array:
         """See base class."""
         return np.asarray(scores - logsumexp(scores, axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class LabelTerms:
+    """The part of an objective that the labels make: their likelihood, weighted."""
+
+    likelihood: Likelihood
+    codes: Codes
+    """Numbers of the classes, of shape (n,)."""
+    weights: Array | None
+    """v, of shape (n,); None: ones."""
+
+    def values(self, scores: Array) -> Array:
+        """Σᵢ vᵢ (−log likelihood of row i) of every system, of shape (n_systems,)."""
+        return self.likelihood.values(scores, self.codes, self.weights)
+
+    def gradient(self, scores: Array) -> Array:
+        """V (p − y), of shape (n, m)."""
+        return self.likelihood.gradient(scores, self.codes, self.weights)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.features import FeatureMap, IdentityMap
-from dkrr.linalg.likelihood import DiagonalRoot, Likelihood, Root, SoftmaxRoot
+from dkrr.linalg.likelihood import Likelihood
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import read_range
@@ -83,14 +83,11 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
             with meter.time("gemm"):
                 blas.gemm(gradient, phi, g, transpose_a=True, beta=1.0)
             with meter.time("syrk"):
-                _add_matrices(curvature, phi, root)
+                root.add_products(curvature, phi)
         else:
             with meter.time("multiply"):
                 gradient += _adjoint(passes, x, g)
-                squares = root.scale**2
-                if isinstance(root, SoftmaxRoot):
-                    squares = squares * (1.0 - root.unit**2)
-                curvature += _adjoint_of_squares(passes, x, squares)
+                curvature += _adjoint_of_squares(passes, x, root.diagonal())
     return packed
 
 
@@ -158,25 +155,6 @@ def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             found = (phi * phi).T @ values
     return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
-
-
-def _add_matrices(matrices: Array, phi: Array, root: Root) -> None:
-    if isinstance(root, DiagonalRoot):
-        for k, matrix in enumerate(matrices):
-            blas.syrk(matrix, phi * root.scale[:, k, None], transpose=True, beta=1.0)
-        return
-    assert isinstance(root, SoftmaxRoot)
-    p, m = phi.shape[1], root.scale.shape[1]
-    shares = root.scale * root.unit
-    for k in range(m):
-        here = slice(k * p, (k + 1) * p)
-        w = root.scale[:, k] ** 2 * (1.0 - root.unit[:, k] ** 2)
-        blas.syrk(matrices[0][here, here], phi * np.sqrt(np.maximum(w, 0.0))[:, None], transpose=True, beta=1.0)
-        if k:
-            # −p_k p_l of all earlier classes l in one product.
-            others = (phi[:, None, :] * (root.unit * root.scale)[:, :k, None]).reshape(len(phi), k * p)
-            left = phi * (-shares[:, k])[:, None]
-            blas.gemm(matrices[0][here, : k * p], left, others, transpose_a=True, beta=1.0)
 
 
 @dataclass

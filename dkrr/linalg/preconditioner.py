@@ -1,7 +1,7 @@
 """Preconditioners of A + diag(s): approximate inverses that conjugate gradient applies once an iteration."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf, log, nan, sqrt
 
@@ -24,6 +24,8 @@ class Preconditioner(ABC):
     """Whether directions of very large eigenvalues, the constant above all, need no treatment of their own."""
     is_scaling: bool = False
     """Whether it only scales rows and columns: errors depend on the condition number of the scaled matrix then."""
+    is_complete: bool = False
+    """Whether it is made of complete factors, so that an iteration or two solve the system."""
 
     @abstractmethod
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
@@ -100,6 +102,36 @@ class Identity(Preconditioner):
         return np.ones(len(columns)), np.ones(len(columns))
 
 
+@dataclass
+class Wrapped(Preconditioner):
+    """A preconditioner that adds something to another one."""
+
+    base: Preconditioner
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self.base.rank
+
+    @property
+    def can_grow(self) -> bool:
+        """See base class."""
+        return self.base.can_grow
+
+    def grow(self) -> bool:
+        """See base class."""
+        return self.base.grow()
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        """See base class."""
+        return self.base.raise_shift_if_inexact(residuals, columns)
+
+    @property
+    def record(self) -> RunRecord:
+        """See base class."""
+        return self.base.record
+
+
 GROWTH = 1.5
 """By which the rank grows when conjugate gradient stalls."""
 MAX_GROWTHS = 6
@@ -111,35 +143,89 @@ ROUNDING = 10.0 * float(np.finfo(np.float64).eps)
 """Times the trace: shifts below are lost beside the large eigenvalues."""
 
 
-class ByPartialFactor(Preconditioner):
-    """What the preconditioners have in common that are made of a partial Cholesky factor and small matrices.
+@dataclass(frozen=True)
+class ShiftGroup:
+    """What right-hand sides of the same shift and scale share."""
 
-    With A = F Fᵀ + E and a shift s, M = F Fᵀ + t. With t = s, M⁻¹ (A + s) has eigenvalues from 1 to 1 + ‖E‖ / s, far
-    apart where s is far below all eigenvalues of E, and M⁻¹ loses all digits. With t = max(s, δ), δ the mean eigenvalue
-    of E, none is larger than 1 + ‖E‖ / t, and none smaller than min(1/2, (s + μ/2) / t) for the smallest eigenvalue μ
-    of A: at worst (μ = 0) that is a condition number 1 + δ / ‖E‖ times as large, at best (E nearly a multiple of the
-    identity) it is about 4, whatever s.
+    shift: Array
+    """t, of shape (1,) or (n,)."""
+    middle: Array
+    """Cholesky factor of I + Fᵀ C T⁻¹ C F, of shape (r, r)."""
 
-    With a scale c, E = C (A − F Fᵀ) C may have a diagonal e of many orders; t is max(s, min(e, δ)) then, row by row.
+
+@dataclass
+class LowRank(Preconditioner):
+    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹, by the identity of Sherman, Morrison and Woodbury.
+
+    ::
+
+        z = T⁻¹ r − T⁻¹ C F (I + Fᵀ C T⁻¹ C F)⁻¹ Fᵀ C T⁻¹ r
+
+    F belongs to A alone: another t or c costs the small matrix in the middle, not a factor.
+
+    With A = F Fᵀ + E and t = s, M⁻¹ (A + s) has eigenvalues from 1 to 1 + ‖E‖ / s, far apart where s is far below all
+    eigenvalues of E, and M⁻¹ loses all digits. With t = max(s, δ), δ the mean eigenvalue of E, none is larger than
+    1 + ‖E‖ / t, and none smaller than min(1/2, (s + μ/2) / t) for the smallest eigenvalue μ of A: at worst (μ = 0) that
+    is a condition number 1 + δ / ‖E‖ times as large, at best (E nearly a multiple of the identity) it is about 4,
+    whatever s. With a scale c, E = C (A − F Fᵀ) C may have a diagonal e of many orders; t is max(s, min(e, δ)) then,
+    row by row.
+
+    Parameters
+    ----------
+    factor : PivotedCholesky
+        F, of A.
+    shift : ndarray of shape (n, 1) or (1, m)
+        s ≥ 0: one for all right-hand sides, or for each a number.
+    scale : ndarray of shape (n,) or (n, m), optional
+        c: one for all right-hand sides, or one for each.
     """
 
     factor: PivotedCholesky
+    shift: Array
+    scale: Array | None = None
     growths: int = 0
     lift: float = 1.0
+    captures_constant = True
+    _groups: tuple[ShiftGroup, ...] = ()
+    _group_of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(1, np.intp))
+    """Number of the group of every right-hand side."""
+    _largest: Array | None = None
+    """Estimates of the largest eigenvalue of C A C for every scale, once they have been asked for."""
 
-    @abstractmethod
-    def _factor_middle(self) -> None:
-        """Make the small matrices, for the factor as it is now."""
+    def __post_init__(self) -> None:
+        self._form_groups()
 
-    @abstractmethod
-    def shifts(self, columns: NDArray[np.intp]) -> Array:
-        """Return t of some columns, of shape (1, k), (n, 1) or (n, k)."""
+    def _form_groups(self) -> None:
+        """Compute the shifts and the small matrices, for the factor as it is now."""
+        shift, scale = self.shift, self.scale
+        if scale is not None and scale.ndim == 2:
+            self._group_of = np.arange(scale.shape[1])
+            shifts = np.broadcast_to(shift, (len(shift), scale.shape[1])).T
+            self._groups = tuple(g for s, c in zip(shifts, scale.T, strict=True) for g in self._sharing([s], c))
+        elif len(shift) > 1:
+            self._groups = self._sharing([shift[:, 0]], scale)
+        else:
+            distinct, self._group_of = np.unique(shift[0], return_inverse=True)
+            self._groups = self._sharing(distinct[:, None], scale)
 
-    @abstractmethod
-    def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:
-        """Return c of some columns, of shape (n, 1) or (n, k)."""
+    def _sharing(self, shifts: Iterable[Array], scale: Array | None) -> tuple[ShiftGroup, ...]:
+        """Groups of several shifts and one scale, of shape (n,)."""
+        squares = None if scale is None else np.ascontiguousarray(scale**2)
+        c2 = np.ones(self.factor.columns.n) if squares is None else squares
+        raised = [self._raised(s, squares) for s in shifts]
+        groups, gram, first = [], np.empty((0, 0)), np.ones(1)
+        for t in raised:
+            middle = np.empty((0, 0))
+            if self.factor.rank and len(t) > 1:
+                middle = small_cholesky(self.factor.gram(c2 / t), 1.0)
+            elif self.factor.rank:
+                if not len(gram):  # of C T⁻¹ C, which overflows later than C² does
+                    gram, first = self.factor.gram(c2 / t), t
+                middle = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
+            groups.append(ShiftGroup(t, middle))
+        return tuple(groups)
 
-    def _shifts(self, shift: Array, squares: Array | None) -> Array:
+    def _raised(self, shift: Array, squares: Array | None) -> Array:
         """Return t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
         f, uniform = self.factor, squares is None and len(shift) == 1
         left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
@@ -151,6 +237,42 @@ class ByPartialFactor(Preconditioner):
             t = np.maximum(shift, np.maximum(np.minimum(left, mean), rounding * len(left) * whole))
             t = t if t.min() < t.max() else t[:1]
         return np.where(t > 0, t, 1.0)
+
+    def _numbers(self, columns: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Numbers of the groups of some right-hand sides."""
+        return np.zeros(len(columns), np.intp) if len(self._groups) == 1 else self._group_of[columns]
+
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
+        """Return t of some right-hand sides, of shape (1, k), (n, 1) or (n, k)."""
+        if len(self._groups) == 1:
+            return self._groups[0].shift.reshape(-1, 1)
+        found = [self._groups[k].shift for k in self._numbers(columns)]
+        n = max(map(len, found))
+        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
+
+    def _scales(self, columns: NDArray[np.intp]) -> Array | None:
+        """Return c of some right-hand sides, of shape (n, 1) or (n, k)."""
+        if self.scale is None:
+            return None
+        return self.scale[:, None] if self.scale.ndim == 1 else self.scale[:, columns]
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        """See base class."""
+        t, c, numbers = self.shifts(columns), self._scales(columns), self._numbers(columns)
+        right = residuals / t
+        if not self.factor.rank:
+            return right
+        inner = self.factor.project(right if c is None else c * right)
+        for k in np.unique(numbers):
+            here = np.flatnonzero(numbers == k)
+            part = np.ascontiguousarray(inner[:, here])
+            blas.solve_lower(self._groups[k].middle, part)
+            blas.solve_lower(self._groups[k].middle, part, transpose=True)
+            inner[:, here] = part
+        outer = self.factor.expand(inner)
+        if c is not None:
+            outer *= c
+        return (residuals - outer) / t
 
     @property
     def rank(self) -> int:
@@ -169,126 +291,49 @@ class ByPartialFactor(Preconditioner):
         self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
         if self.factor.rank == before:
             return False
-        self._factor_middle()
+        self._form_groups()
         return True
 
     def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
         """See base class."""
         if self.factor.rank == 0:
             return False
-        z, c = self.apply(residuals, columns), self._scale_of(columns)
+        z, c = self.apply(residuals, columns), self._scales(columns)
         again = self.factor.expand(self.factor.project(z if c is None else c * z))
         again = (again if c is None else c * again) + self.shifts(columns) * z
         if (column_norms(again - residuals) <= INEXACT * column_norms(residuals)).all():
             return False
         self.lift *= LIFT
-        self._factor_middle()
+        self._form_groups()
         return True
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """See base class."""
+        if self._largest is None:
+            self._largest = self._largest_eigenvalues()
+        t = self.shifts(columns)
+        # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
+        others = self.factor.left > 0
+        least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
+        return least, (self._largest if len(self._largest) == 1 else self._largest[columns]) + least
+
+    def _largest_eigenvalues(self) -> Array:
+        # A step of the power method: a kernel's largest eigenvalue often belongs nearly to the constant.
+        n = self.factor.columns.n
+        c = np.ones((n, 1)) if self.scale is None else self.scale.reshape(n, -1)
+        largest = np.asarray((c**2 * self.factor.diagonal[:, None]).max(axis=0))
+        if not self.factor.rank:
+            return largest
+        first = self.factor.project(c)
+        lengths = column_norms(first)
+        first /= np.where(lengths > 0, lengths, 1.0)
+        second = self.factor.project(c * (c * self.factor.expand(first)))
+        return np.asarray(np.maximum(largest, column_norms(second)))
 
     @property
     def record(self) -> RunRecord:
         """See base class."""
         return self.factor.record
-
-
-@dataclass
-class LowRank(ByPartialFactor):
-    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹, by the identity of Sherman, Morrison and Woodbury.
-
-    ::
-
-        z = T⁻¹ r − T⁻¹ C F (I + Fᵀ C T⁻¹ C F)⁻¹ Fᵀ C T⁻¹ r
-
-    F belongs to A alone: another t or c costs the small matrix in the middle, not a factor. t is s where that is above
-    what F leaves of the matrix; see `ByPartialFactor`.
-
-    Parameters
-    ----------
-    factor : PivotedCholesky
-        F, of A.
-    shift : ndarray of shape (n, 1) or (1, m)
-        s ≥ 0: one for all right-hand sides, or for each a number.
-    scale : ndarray of shape (n,), optional
-        c.
-    """
-
-    factor: PivotedCholesky
-    shift: Array
-    scale: Array | None = None
-    growths: int = 0
-    lift: float = 1.0
-    captures_constant = True
-    _middle: dict[float, tuple[Array, Array]] = field(default_factory=dict)
-    """By s: t, and the Cholesky factor of the small matrix."""
-    _largest: float | None = None
-    """Estimate of the largest eigenvalue of C A C, once it has been asked for."""
-
-    def __post_init__(self) -> None:
-        self._factor_middle()
-
-    def _factor_middle(self) -> None:
-        squares = None if self.scale is None else self.scale**2
-        c2 = np.ones(self.factor.columns.n) if squares is None else squares
-        if self.shift.shape[0] > 1:
-            shifts = {0.0: self._shifts(self.shift[:, 0], squares)}
-        else:
-            shifts = {float(s): self._shifts(np.array([s]), squares) for s in np.unique(self.shift)}
-        self._middle, gram, first = {}, None, np.ones(1)
-        for s, t in shifts.items():
-            small = np.empty((0, 0))
-            if self.factor.rank and len(t) > 1:
-                small = small_cholesky(self.factor.gram(c2 / t), 1.0)
-            elif self.factor.rank:
-                if gram is None:  # of C T⁻¹ C, which overflows later than C² does
-                    gram, first = self.factor.gram(c2 / t), t
-                small = small_cholesky(gram if len(shifts) == 1 else gram * (first / t), 1.0)
-            self._middle[s] = (t, small)
-
-    def shifts(self, columns: NDArray[np.intp]) -> Array:
-        """See base class."""
-        if len(self._middle) == 1:
-            return next(iter(self._middle.values()))[0].reshape(-1, 1)
-        found = [self._middle[float(s)][0] for s in self.shift[0, columns]]
-        n = max(map(len, found))
-        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
-
-    def _scale_of(self, columns: NDArray[np.intp]) -> Array | None:  # noqa: ARG002
-        return None if self.scale is None else self.scale[:, None]
-
-    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
-        """See base class."""
-        t, c = self.shifts(columns), self._scale_of(columns)
-        right = residuals / t
-        if not self.factor.rank:
-            return right
-        inner = self.factor.project(right if c is None else c * right)
-        for s, (_, middle) in self._middle.items():
-            here = slice(None) if len(self._middle) == 1 else np.flatnonzero(self.shift[0, columns] == s)
-            part = np.ascontiguousarray(inner[:, here])
-            blas.solve_lower(middle, part)
-            blas.solve_lower(middle, part, transpose=True)
-            inner[:, here] = part
-        outer = self.factor.expand(inner)
-        if c is not None:
-            outer *= c
-        return (residuals - outer) / t
-
-    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
-        """See base class."""
-        if self._largest is None:
-            # A step of the power method: a kernel's largest eigenvalue often belongs nearly to the constant.
-            c = np.ones((self.factor.columns.n, 1)) if self.scale is None else self.scale[:, None]
-            self._largest = float((c[:, 0] ** 2 * self.factor.diagonal).max())
-            first = self.factor.project(c) if self.factor.rank else np.zeros((1, 1))
-            if first.any():
-                first /= column_norms(first)
-                second = self.factor.project(c * (c * self.factor.expand(first)))
-                self._largest = max(self._largest, float(column_norms(second)[0]))
-        t = self.shifts(columns)
-        # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
-        others = self.factor.left > 0
-        least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
-        return least, self._largest + least
 
 
 def small_cholesky(matrix: Array, shift: float) -> Array:

@@ -215,6 +215,8 @@ class Iteration:
         Those of M⁻¹ (A + s) times those of M bound them; the smallest is not below s, since A is taken to be positive
         semidefinite, and not above ‖(A + s) x‖ / ‖x‖.
         """
+        if not len(self._traced):
+            return
         low, high = self.preconditioner.extremes(self._traced)
         if not np.isfinite(low).any():
             return

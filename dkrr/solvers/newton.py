@@ -18,8 +18,9 @@ H. F. Walker, "Choosing the forcing terms in an inexact Newton method", SIAM J. 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,45 @@ SHARPEST = 1e-8
 """Least factor by which Newton systems are solved better than usual, where steps did not help."""
 
 
+@dataclass(frozen=True)
+class Point:
+    """Coefficients and intercepts of m models, and what else an interrupted run knew there."""
+
+    coef: Array
+    """α, of shape (n, m), or β, of shape (D, m)."""
+    intercept: Array
+    """b, of shape (m,)."""
+    scores: Array | None = None
+    """f, of shape (n, m), by the recurrence of the steps: from them a run resumes with the same bits."""
+    gradients: Array | None = None
+    """Norms of the gradient, of shape (n_systems,)."""
+
+    def without_scores(self) -> "Point":
+        """Coefficients and intercepts alone, from which a fit of another λ may begin."""
+        return Point(self.coef, self.intercept)
+
+    @classmethod
+    def zero(cls, n_coefficients: int, n_models: int) -> "Point":
+        """Where all scores are 0."""
+        return cls(np.zeros((n_coefficients, n_models)), np.zeros(n_models))
+
+    def arrays(self) -> dict[str, Array]:
+        """All that is known, as matrices by name."""
+        known = {"coef": self.coef, "intercept": self.intercept, "scores": self.scores, "gradients": self.gradients}
+        return {name: np.atleast_2d(array) for name, array in known.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Array]) -> "Point":
+        """Undo `arrays`."""
+        gradients = arrays["gradients"][0] if "gradients" in arrays else None
+        return cls(arrays["coef"], arrays["intercept"][0], arrays.get("scores"), gradients)
+
+
 class Objective(ABC):
-    """A point, and the convex objective there, of every system; shape (n_systems,) throughout."""
+    """A point, and the convex objective there, of every system; shape (n_systems,) throughout.
+
+    It is complete once it is made: values, gradients and references belong to its first point.
+    """
 
     values: Array
     """Objective at the point."""
@@ -74,9 +112,10 @@ class Objective(ABC):
                     f"of float64 (1e308); expected finite numbers: rescale the columns of X, or the kernel"
                 )
 
+    @property
     @abstractmethod
-    def begin(self, references: Array | None = None) -> None:
-        """Compute values and gradients at the first point, and the references unless they are given."""
+    def point(self) -> Point:
+        """The point."""
 
     def verify(self, tol: float) -> bool:  # noqa: ARG002
         """Compute values and gradients anew if they follow from a recurrence; whether they did.
@@ -144,6 +183,15 @@ class NewtonState:
     expected: list[float] | None = None
     """Decrements to be expected at the point, of every system; None before the first step."""
 
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "NewtonState":
+        """Undo `to_plain`."""
+        return cls(**(plain | {"history": [NewtonStep(**step) for step in plain["history"]]}))
+
 
 @dataclass(frozen=True)
 class NewtonOutcome:
@@ -157,6 +205,15 @@ class NewtonOutcome:
     probability_change: float
     """Bound of the change of any probability in one more step; infinite like the decrement."""
     state: NewtonState
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self) | {"status": self.status.name}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "NewtonOutcome":
+        """Undo `to_plain`."""
+        return cls(**(plain | {"status": Status[plain["status"]], "state": NewtonState.from_plain(plain["state"])}))
 
 
 @dataclass

@@ -12,7 +12,7 @@ import zarr
 from dkrr.errors import StoreError
 from dkrr.tiles.chunks import local_path, zarr_store
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _COPY = re.compile("rows(-[0-9a-z]+)?")
 

@@ -9,17 +9,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.curvature import (
     LEAST_SCALE,
-    Classwise,
     Constrained,
     Curvature,
     CurvatureOperator,
     ScaledFactors,
-    ScaledLowRank,
     factor_scale,
 )
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import GROWTH, Identity
+from dkrr.linalg.preconditioner import GROWTH, Identity, LowRank
+from dkrr.linalg.roots import Classwise
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
 from dkrr.solvers.conjugate_gradient import Iteration
@@ -27,6 +26,7 @@ from dkrr.solvers.result import Status
 from tests.linalg.systems import MatrixOperator, positive_definite
 
 N, M, SHIFT = 23, 3, 0.3
+SHIFTS = np.array([[SHIFT]])
 K = positive_definite(N)
 LIKELIHOODS = {"binary": Bernoulli(1), "ovr": Bernoulli(M), "softmax": Softmax(M)}
 
@@ -119,9 +119,9 @@ class TestCurvature:
     def test_projection(self, which, centred, state):
         case = Case(which, centred, state)
         c, V = case.curvature, case.vectors()
-        projected = c.project(c.unstack(V))
+        projected = c.project(case.root.unstack(V))
         expected = np.column_stack([P @ V[:, k] for k, P in enumerate(case.projection)])
-        assert_allclose(c.stack(projected), expected, atol=1e-12)
+        assert_allclose(case.root.stack(projected), expected, atol=1e-12)
         assert_allclose(c.project(projected), projected, atol=1e-12)
         if centred:
             assert_allclose(case.root.apply(projected).sum(axis=0), 0.0, atol=1e-12)
@@ -129,16 +129,16 @@ class TestCurvature:
     def test_constant(self, which, centred, state):
         case = Case(which, centred, state)
         b = np.array([0.3, -2.0, 1.0])[: case.m]
-        found = case.curvature.stack(case.curvature.constant(b))
+        found = case.root.stack(case.curvature.constant(b))
         parts = [H @ (b if case.is_softmax else b[k : k + 1]) for k, H in enumerate(case.C_hat)]
         assert_allclose(found, np.column_stack(parts), atol=1e-14)
 
     def test_stacking(self, which, centred, state):
         case = Case(which, centred, state)
         x = np.random.default_rng(0).standard_normal((N, case.m))
-        stacked = case.curvature.stack(x)
+        stacked = case.root.stack(x)
         assert stacked.shape == (len(case.K), case.n_systems)
-        assert_array_equal(case.curvature.unstack(stacked), x)
+        assert_array_equal(case.root.unstack(stacked), x)
 
 
 class TestColumns:
@@ -163,12 +163,12 @@ class TestColumns:
         assert operator.record is operator.gram.record
 
 
-class TestScaledLowRank:
+class TestLowRankWithScales:
     @every_state
     @independent
     def test_is_the_inverse(self, which, state):
         case, F = Case(which, centred=False, state=state), factor(7)
-        M_inverse, c = ScaledLowRank(F, SHIFT, case.root.scale), case.root.scale
+        M_inverse, c = LowRank(F, SHIFTS, case.root.scale), case.root.scale
         R = case.vectors()
         before = R.copy()
         found = M_inverse.apply(R, np.arange(case.m))
@@ -184,7 +184,7 @@ class TestScaledLowRank:
     @pytest.mark.parametrize("columns", [[1], [2, 1], [0, 2], [1, 1, 0, 1]])
     def test_some_columns(self, columns):
         F = factor(7)
-        M_inverse = ScaledLowRank(F, SHIFT, Case("ovr", centred=False).root.scale)
+        M_inverse = LowRank(F, SHIFTS, Case("ovr", centred=False).root.scale)
         R = np.random.default_rng(1).standard_normal((N, len(columns)))
         found = M_inverse.apply(R, np.array(columns))
         for i, k in enumerate(columns):
@@ -193,7 +193,7 @@ class TestScaledLowRank:
 
     def test_a_complete_factor_is_the_inverse_of_the_matrix(self):
         case, F = Case("ovr", centred=False), factor(N)
-        found = ScaledLowRank(F, SHIFT, case.root.scale).apply(case.vectors(), np.arange(M))
+        found = LowRank(F, SHIFTS, case.root.scale).apply(case.vectors(), np.arange(M))
         for k in range(M):
             assert_allclose((case.matrix(k) + SHIFT * np.eye(N)) @ found[:, k], case.vectors()[:, k], atol=1e-10)
         F.close()
@@ -202,7 +202,7 @@ class TestScaledLowRank:
         F = PivotedCholesky(MatrixColumns(MemoryRows(np.zeros((N, N)))), SerialExecutor(), "t-empty", 2, 9)
         F.grow(3)
         case = Case("ovr", centred=False)
-        found = ScaledLowRank(F, SHIFT, case.root.scale).apply(case.vectors(), np.arange(M))
+        found = LowRank(F, SHIFTS, case.root.scale).apply(case.vectors(), np.arange(M))
         assert_allclose(found, case.vectors() / SHIFT, rtol=1e-14)
         F.close()
 
@@ -210,7 +210,7 @@ class TestScaledLowRank:
     @every_likelihood
     def test_grows_with_all_that_wraps_it(self, which, centred):
         case, F = Case(which, centred), factor(6, capacity=11)
-        found = ScaledLowRank(F, SHIFT, case.root.scale)
+        found = LowRank(F, SHIFTS, case.root.scale)
         if case.is_softmax:
             found = Classwise(found, case.root)
         if centred:
@@ -218,7 +218,7 @@ class TestScaledLowRank:
         assert found.rank == 6 and found.can_grow
         assert found.record is F.record
         assert found.grow() and found.rank == int(GROWTH * 6) + 1
-        fresh = ScaledLowRank(F, SHIFT, case.root.scale)
+        fresh = LowRank(F, SHIFTS, case.root.scale)
         fresh = Classwise(fresh, case.root) if case.is_softmax else fresh
         fresh = Constrained(fresh, case.curvature) if centred else fresh
         everything = np.arange(case.n_systems)
@@ -264,7 +264,7 @@ class TestClasswise:
     def test_is_projected_on_both_sides(self, by, state):
         case = Case("softmax", centred=False, state=state)
         c, F = case.root.scale, factor(7)
-        base = scaled_factors(c) if by == "factors" else ScaledLowRank(F, SHIFT, c)
+        base = scaled_factors(c) if by == "factors" else LowRank(F, SHIFTS, c)
         A = K if by == "factors" else F.rows() @ F.rows().T
         inverse, P = np.zeros((N * M, N * M)), np.zeros((N * M, N * M))
         for k in range(M):
@@ -325,7 +325,7 @@ class TestConstrained:
     def test_of_a_softmax(self, by, state):
         case, F = Case("softmax", centred=True, state=state), factor(7)
         c, H = case.root.scale, case.C_hat[0]
-        base = Classwise(scaled_factors(c) if by == "factors" else ScaledLowRank(F, SHIFT, c), case.root)
+        base = Classwise(scaled_factors(c) if by == "factors" else LowRank(F, SHIFTS, c), case.root)
         B = as_matrix(base, N * M)
         expected = B - B @ H @ np.linalg.pinv(H.T @ B @ H, rcond=1e-12, hermitian=True) @ H.T @ B
         found = as_matrix(Constrained(base, case.curvature), N * M)
@@ -354,12 +354,12 @@ def test_conjugate_gradient_solves_the_system(which, centred, by, state):
     preconditioner = Identity()
     if by != "none":
         scale = case.root.scale
-        preconditioner = ScaledLowRank(F, SHIFT, scale) if by == "low rank" else scaled_factors(scale)
+        preconditioner = LowRank(F, SHIFTS, scale) if by == "low rank" else scaled_factors(scale)
         preconditioner = Classwise(preconditioner, case.root) if case.is_softmax else preconditioner
         preconditioner = Constrained(preconditioner, case.curvature) if centred else preconditioner
     # Right-hand sides in the range of Π Cᵀ, as those of a step are.
     c, V = case.curvature, case.vectors()
-    B = c.stack(c.project(case.root.adjoint(c.unstack(V))))
+    B = case.root.stack(c.project(case.root.adjoint(case.root.unstack(V))))
     B = B / np.maximum(np.linalg.norm(B, axis=0), 1e-300)
     operator = CurvatureOperator(MatrixOperator(K), c)
     found = Iteration(operator, np.array([[SHIFT]]), B, preconditioner, tol=1e-10, max_iterations=200).run()

@@ -60,7 +60,7 @@ def test_are_upper_bounds(likelihood, alpha, fit_intercept, seed):
     (bound,) = decrement_bounds(likelihood, root, penalty, norms, r, g.sum(axis=0), coef.sum(axis=0))
     decrement, change = written_out(likelihood, phi, coef, offsets, alpha, codes, weights, fit_intercept)
     assert 0 < decrement <= bound * (1 + 1e-6)
-    (most,) = sensitivities(likelihood, likelihood.root(scores, None), penalty, weights)
+    (most,) = sensitivities(likelihood.root(scores, None), penalty, weights)
     assert change <= most * np.sqrt(decrement) * (1 + 1e-6)
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.likelihood import Bernoulli, DiagonalRoot, Softmax
+from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.roots import DiagonalRoot
 from tests.oracles import naive_probabilities
 
 N = 17

@@ -191,6 +191,17 @@ class TestLowRank:
             assert values.max() / 3 < high[k] < 1.5 * values.max()
         F.close()
 
+    def test_a_scale_for_each_right_hand_side(self):
+        """The same as one preconditioner for each."""
+        F, R = factor(rank=9), vectors()
+        scale, shift = np.random.default_rng(3).uniform(0.0, 2.0, (N, M)), np.array([[0.3, 2.0, 0.1]])
+        together = LowRank(F, shift, scale)
+        for k in range(M):
+            alone, one = LowRank(F, shift[:, k : k + 1], scale[:, k]), np.zeros(1, np.intp)
+            assert_allclose(together.apply(R, everything)[:, k : k + 1], alone.apply(R[:, k : k + 1], one), rtol=1e-12)
+            assert_allclose(np.ravel(together.extremes(np.array([k]))), np.ravel(alone.extremes(one)), rtol=1e-12)
+        F.close()
+
     def test_lost_rows(self):
         F, R = factor(), vectors()
         M_inverse = LowRank(F, np.full((1, M), 0.5))

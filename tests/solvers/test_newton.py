@@ -72,15 +72,13 @@ class Quartic:
 class Smooth(Objective):
     """Independent functions, one a system, whose Newton systems are solved exactly or as roughly as allowed."""
 
+    point = None
+
     def __init__(self, functions, starts, rough=False, noise=0.0):
         self.functions, self.points = functions, [np.array(x, float) for x in starts]
         self.rough, self.noise, self.asked, self.opened = rough, noise, [], []
         self.references = np.ones(len(functions))
         self.taken, self.messages = [], []
-        self._evaluate()
-
-    def begin(self, references=None):
-        self.references = np.ones(len(self.functions)) if references is None else references
         self._evaluate()
 
     def _evaluate(self):

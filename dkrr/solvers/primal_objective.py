@@ -1,6 +1,6 @@
 """The objective of kernel logistic regression in the primal form, f = Φβ + 1bᵀ, by streaming passes over the rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from dkrr.linalg.operator import column_norms
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Executor, Progress, RunRecord, Task
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import Mask, Objective
+from dkrr.solvers.newton import Mask, Objective, Point
 
 Array = NDArray[np.float64]
 
@@ -38,13 +38,15 @@ class PrimalObjective(Objective):
         Of conjugate gradient, for one step.
     is_preconditioned : bool
         By the diagonal.
-    point : ndarray of shape (p, m)
-        Coefficients to begin with, the intercept last where there is one.
+    start : Point
+        Where to begin.
     progress : Progress
     least_weight : float
         Smallest weight of a row but 0.
     unit : float
         What weights and λ have been divided by.
+    known : ndarray of shape (n_systems,), optional
+        The references, where an earlier objective of the same labels has computed them.
     """
 
     passes: Passes
@@ -53,32 +55,36 @@ class PrimalObjective(Objective):
     alpha: float
     max_iterations: int
     is_preconditioned: bool
-    point: Array
+    start: InitVar[Point]
     progress: Progress
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
     unit: float = 1.0
+    known: InitVar[Array | None] = None
     messages: list[str] = field(default_factory=list)
-    references: Array = field(default_factory=lambda: np.empty(0))
 
-    def begin(self, references: Array | None = None) -> None:
-        """Compute what belongs to the point, and the gradients at zero."""
+    def __post_init__(self, start: Point, known: Array | None) -> None:
         penalties = np.full(self.passes.dimension, 2 * self.alpha)
+        # The intercept is the last coefficient, where there is one.
+        coef = np.vstack([start.coef, start.intercept]) if self.passes.fit_intercept else start.coef
         if self.passes.fit_intercept:
             penalties[-1] = 0.0
         self._penalties = penalties[:, None]
-        if references is not None:
-            self.references = references
-        elif self.point.any():
-            self.references = self._beyond_rounding(self._evaluate(np.zeros_like(self.point)))
-        if len(self.references):
+        if known is None and coef.any():
+            known = self._beyond_rounding(self._evaluate(np.zeros_like(coef)))
+        if known is not None:
             # Where the gradient at zero vanishes so does the solution, and other starts could not be judged.
-            solved = np.broadcast_to(self.references == 0, self.point.shape[1])
-            self.point = np.where(solved, 0.0, self.point)
-        found = self._evaluate(self.point)
-        self._take(self.point, found)
-        if len(self.references) == 0:
-            self.references = self._beyond_rounding(found)
+            coef = np.where(np.broadcast_to(known == 0, coef.shape[1]), 0.0, coef)
+        found = self._evaluate(coef)
+        self._take(coef, found)
+        self.references = self._beyond_rounding(found) if known is None else known
+
+    @property
+    def point(self) -> Point:
+        """See base class; scores are not kept."""
+        if self.passes.fit_intercept:
+            return Point(np.ascontiguousarray(self._coef[:-1]), self._coef[-1].copy())
+        return Point(self._coef, np.zeros(self._coef.shape[1]))
 
     def _evaluate(self, coef: Array) -> tuple[Array, Array, Array]:
         """Objective, its gradient, and the curvature of the likelihood."""
@@ -138,7 +144,7 @@ class PrimalObjective(Objective):
 
     def _take(self, coef: Array, found: tuple[Array, Array, Array]) -> None:
         self._check_finite(found)
-        self.point = coef
+        self._coef = coef
         self.values, self._gradient, self._curvature = found
         self.gradients = self._norms(self._gradient, self.values)
         self._direction = np.zeros_like(coef)
@@ -214,7 +220,7 @@ class PrimalObjective(Objective):
         def stack(x: Array) -> Array:
             return np.ascontiguousarray(x.T).reshape(-1, 1) if is_coupled else x
 
-        coef = np.ascontiguousarray(self.point[:, columns])
+        coef = np.ascontiguousarray(self._coef[:, columns])
         shift = np.tile(self._penalties, (len(columns), 1)) if is_coupled else self._penalties
         preconditioner: Preconditioner = Identity()
         if self.is_preconditioned:
@@ -241,12 +247,12 @@ class PrimalObjective(Objective):
 
     def along(self, lengths: Array) -> Array:
         """See base class; a pass, whose gradient and curvature are kept."""
-        trial = self.point + np.broadcast_to(lengths, (self.point.shape[1],)) * self._direction
+        trial = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
         self._trial = (trial, self._evaluate(trial))
         return self._trial[1][0]
 
     def step(self, lengths: Array) -> None:
         """See base class."""
-        wanted = self.point + np.broadcast_to(lengths, (self.point.shape[1],)) * self._direction
+        wanted = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
         trial, found = self._trial
         self._take(wanted, found if np.array_equal(trial, wanted) else self._evaluate(wanted))

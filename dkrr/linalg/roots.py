@@ -1,0 +1,322 @@
+"""Roots of the curvature of a likelihood, and how the columns of the scores form the systems of a Newton step.
+
+The second derivative of a row is a matrix Wᵢ = Cᵢ Cᵢᵀ, never divided by: for independent logistic models
+Cᵢ = √(v p (1 − p)), for a softmax Cᵢ = √v diag(√p) (I − √p √pᵀ), since I − √p √pᵀ is a projection.
+
+A `DiagonalRoot` has a system for each column: vectors are of shape (n, m). A `SoftmaxRoot` has one of all columns:
+vectors are *stacked*, of shape (n m, 1), row after row.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.linalg.preconditioner import Preconditioner, Wrapped
+
+Array = NDArray[np.float64]
+Columns = NDArray[np.intp]
+
+RANK_TOLERANCE = 1e-12
+"""Of ΣW, relative to its largest eigenvalue: equal scores for all classes make no difference."""
+
+
+class Constraint(Protocol):
+    """What keeps M⁻¹ r within Ĉᵀ x = 0, for Ĉ = Cᵀ1 of every system."""
+
+    def correction(self, residuals: Array, columns: Columns) -> Array:
+        """M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, to be subtracted from M⁻¹ r; of the shape of r."""
+
+
+@dataclass(frozen=True)
+class Root(ABC):
+    """C, the root of the curvature of n rows at their scores; it maps (n, m) to (n, m), a row at a time."""
+
+    scale: Array
+    """Factors c, of shape (n, m)."""
+    is_coupled: ClassVar[bool]
+    """All columns form one system."""
+
+    @abstractmethod
+    def apply(self, x: Array) -> Array:
+        """C x; of shape (n, m)."""
+
+    @abstractmethod
+    def adjoint(self, y: Array) -> Array:
+        """Cᵀ y; of shape (n, m)."""
+
+    @abstractmethod
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
+
+    @abstractmethod
+    def project(self, x: Array) -> Array:
+        """Part of x that C does not map to 0 for every scale; of shape (n, m)."""
+
+    @abstractmethod
+    def diagonal(self) -> Array:
+        """Diagonals of the Wᵢ, of shape (n, m)."""
+
+    @abstractmethod
+    def total(self) -> Array:
+        """Σᵢ Wᵢ, of shape (m, m)."""
+
+    @abstractmethod
+    def inverse_total(self) -> Array:
+        """(Σᵢ Wᵢ)⁺, of shape (m, m)."""
+
+    @abstractmethod
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        """Add the lower triangles of ΦᵀWΦ to the matrices of the systems.
+
+        Parameters
+        ----------
+        matrices : ndarray of shape (m, p, p), or (1, m p, m p) for a softmax
+            Overwritten. With softmax the features of a class are consecutive.
+        phi : ndarray of shape (n, p)
+            Φ.
+        """
+
+    @abstractmethod
+    def of_columns(self, columns: Columns) -> Self:
+        """The same for the systems of some of the columns."""
+
+    @abstractmethod
+    def stack(self, x: Array) -> Array:
+        """From a column for each class, (n, m), to one for each system."""
+
+    @abstractmethod
+    def split(self, x: Array) -> list[Array]:
+        """Parts of stacked vectors that `unstack` takes, side by side."""
+
+    @abstractmethod
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        """Preconditioner of the systems from one of every diag(c) K diag(c) + s by itself."""
+
+    @abstractmethod
+    def constraint(self, base: Preconditioner) -> Constraint:
+        """Constraint Cᵀ1 for the preconditioner M⁻¹ of the systems."""
+
+    @property
+    def system_size(self) -> int:
+        """Length of a vector of a system."""
+        return self.scale.size if self.is_coupled else len(self.scale)
+
+    def unstack(self, x: Array) -> Array:
+        """Undo `stack`."""
+        return x.reshape(self.scale.shape)
+
+    def weighted(self, weights: Array | None) -> Self:
+        """The same times the roots of weights, of shape (n,), of the rows."""
+        return self if weights is None else replace(self, scale=self.scale * np.sqrt(weights)[:, None])
+
+    def weigh(self, u: Array) -> Array:
+        """W u = C Cᵀ u; of shape (n, m)."""
+        return self.apply(self.adjoint(u))
+
+
+@dataclass(frozen=True)
+class DiagonalRoot(Root):
+    """Root of independent columns, C = diag(c)."""
+
+    is_coupled = False
+
+    def apply(self, x: Array) -> Array:
+        """See base class."""
+        return self.scale * x
+
+    def adjoint(self, y: Array) -> Array:
+        """See base class."""
+        return self.scale * y
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """See base class."""
+        return np.divide(r, self.scale, out=np.zeros_like(r), where=keep)
+
+    def project(self, x: Array) -> Array:
+        """See base class."""
+        return x
+
+    def diagonal(self) -> Array:
+        """See base class."""
+        return self.scale**2
+
+    def total(self) -> Array:
+        """See base class."""
+        return np.diag((self.scale**2).sum(axis=0))
+
+    def inverse_total(self) -> Array:
+        """See base class."""
+        totals = (self.scale**2).sum(axis=0)
+        return np.diag(np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0))
+
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        """See base class."""
+        for k, matrix in enumerate(matrices):
+            blas.syrk(matrix, phi * self.scale[:, k, None], transpose=True, beta=1.0)
+
+    def of_columns(self, columns: Columns) -> Self:
+        """See base class."""
+        if np.array_equal(columns, np.arange(self.scale.shape[1])):
+            return self
+        return replace(self, scale=np.ascontiguousarray(self.scale[:, columns]))
+
+    def stack(self, x: Array) -> Array:
+        """See base class."""
+        return x
+
+    def split(self, x: Array) -> list[Array]:
+        """See base class."""
+        return [x]
+
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        """See base class."""
+        return base
+
+    def constraint(self, base: Preconditioner) -> Constraint:
+        """See base class."""
+        m = self.scale.shape[1]
+        solved = base.apply(self.scale, np.arange(m))
+        sizes = (self.scale * solved).sum(axis=0)
+        return ColumnConstraints(solved, np.divide(1.0, sizes, out=np.zeros(m), where=sizes > 0))
+
+
+@dataclass(frozen=True)
+class SoftmaxRoot(Root):
+    """C = diag(c) (I − u uᵀ) with unit vectors u = √p and c = √v u."""
+
+    unit: Array
+    """u, of shape (n, m)."""
+    is_coupled = True
+
+    def apply(self, x: Array) -> Array:
+        """See base class."""
+        return self.scale * self.project(x)
+
+    def adjoint(self, y: Array) -> Array:
+        """See base class."""
+        return self.project(self.scale * y)
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """See base class."""
+        # With Σₖ rₖ = 0 this is exact: diag(c) (I − u uᵀ) (r / c) = r − p Σₖ rₖ.
+        return self.project(np.divide(r, self.scale, out=np.zeros_like(r), where=keep))
+
+    def project(self, x: Array) -> Array:
+        """(I − u uᵀ) x; of shape (n, m)."""
+        return np.asarray(x - self.unit * (self.unit * x).sum(axis=1, keepdims=True))
+
+    def diagonal(self) -> Array:
+        """See base class."""
+        return np.asarray(self.scale**2 * (1.0 - self.unit**2))
+
+    def total(self) -> Array:
+        """See base class."""
+        p = self.scale * self.unit
+        cross = p.T @ (self.scale * self.unit)  # v p pᵀ is (√v p) (√v p)ᵀ
+        return np.asarray(np.diag((self.scale**2).sum(axis=0)) - cross)
+
+    def inverse_total(self) -> Array:
+        """See base class."""
+        return _pseudo_inverse(self.total())
+
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        """See base class."""
+        (matrix,) = matrices
+        p, shares, diagonal = phi.shape[1], self.scale * self.unit, np.maximum(self.diagonal(), 0.0)
+        for k in range(self.scale.shape[1]):
+            here = slice(k * p, (k + 1) * p)
+            blas.syrk(matrix[here, here], phi * np.sqrt(diagonal[:, k])[:, None], transpose=True, beta=1.0)
+            if k:
+                # −p_k p_l of all earlier classes l in one product.
+                others = (phi[:, None, :] * shares[:, :k, None]).reshape(len(phi), k * p)
+                blas.gemm(matrix[here, : k * p], phi * (-shares[:, k])[:, None], others, transpose_a=True, beta=1.0)
+
+    def of_columns(self, columns: Columns) -> Self:  # noqa: ARG002
+        """See base class; there is one system."""
+        return self
+
+    def stack(self, x: Array) -> Array:
+        """See base class."""
+        return x.reshape(-1, 1)
+
+    def split(self, x: Array) -> list[Array]:
+        """See base class."""
+        return np.split(x, x.shape[1], axis=1)
+
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        """See base class."""
+        return Classwise(base, self)
+
+    def constraint(self, base: Preconditioner) -> Constraint:
+        """See base class."""
+        n, m = self.scale.shape
+        constants = [self.adjoint(np.broadcast_to(unit, (n, m))) for unit in np.eye(m)]
+        directions = np.stack(constants, axis=2).reshape(n * m, m)
+        solved = base.apply(directions, np.zeros(m, np.intp))
+        products = directions.T @ solved
+        return CoupledConstraint(solved, _pseudo_inverse((products + products.T) / 2))
+
+
+def _pseudo_inverse(matrix: Array) -> Array:
+    return np.asarray(np.linalg.pinv(matrix, rcond=RANK_TOLERANCE, hermitian=True), np.float64)
+
+
+@dataclass(frozen=True)
+class ColumnConstraints:
+    """One constraint for each of independent columns."""
+
+    solved: Array
+    """M⁻¹ Ĉ, of shape (n, m)."""
+    inverse: Array
+    """(Ĉᵀ M⁻¹ Ĉ)⁺ of every column, of shape (m,)."""
+
+    def correction(self, residuals: Array, columns: Columns) -> Array:
+        """See `Constraint`."""
+        solved = self.solved[:, columns]
+        return np.asarray(solved * ((solved * residuals).sum(axis=0) * self.inverse[columns]))
+
+
+@dataclass(frozen=True)
+class CoupledConstraint:
+    """All constraints of one system."""
+
+    solved: Array
+    """M⁻¹ Ĉ, of shape (n m, m)."""
+    inverse: Array
+    """(Ĉᵀ M⁻¹ Ĉ)⁺, of shape (m, m)."""
+
+    def correction(self, residuals: Array, columns: Columns) -> Array:  # noqa: ARG002
+        """See `Constraint`."""
+        return np.asarray(self.solved @ (self.inverse @ (self.solved.T @ residuals)))
+
+
+@dataclass
+class Classwise(Wrapped):
+    """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
+
+    What of the curvature couples the classes is in the projections alone; of the rest M may know everything.
+    """
+
+    root: SoftmaxRoot
+    is_complete = False
+
+    def apply(self, residuals: Array, columns: Columns) -> Array:  # noqa: ARG002
+        """See base class; `residuals` is of shape (n m, k)."""
+        n, m = self.root.scale.shape
+        k = residuals.shape[1]
+        wide = residuals.reshape(n, m, k)
+        unit = self.root.unit[:, :, None]
+        wide = wide - unit * (unit * wide).sum(axis=1, keepdims=True)
+        z = self.base.apply(wide.reshape(n, m * k), np.repeat(np.arange(m), k)).reshape(n, m, k)
+        z = z - unit * (unit * z).sum(axis=1, keepdims=True)
+        return np.ascontiguousarray(z.reshape(n * m, k))
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
+        """See base class; `residuals` is of shape (n m, k)."""
+        n, m = self.root.scale.shape
+        k = residuals.shape[1]
+        return self.base.raise_shift_if_inexact(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
