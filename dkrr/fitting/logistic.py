@@ -19,17 +19,16 @@ from dkrr.fitting.execute import fitted_function
 from dkrr.fitting.factored import BROKE_DOWN, complete_factor
 from dkrr.fitting.iterative import (
     Team,
-    check_symmetry,
     gram_operator,
     pivoted_factor,
     rates_of_growth,
     run_name,
     settings_of,
 )
-from dkrr.fitting.memory import loaded, whole_gram
+from dkrr.fitting.memory import gram_tiles, loaded, memory_executor, memory_grid
 from dkrr.fitting.newton_dual import (
-    ByDenseFactors,
     ByLowRank,
+    ByMemoryFactors,
     ByTiledFactors,
     DualObjective,
     DualPoint,
@@ -40,18 +39,20 @@ from dkrr.fitting.newton_primal import PrimalObjective
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace, open_workspace
+from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.columns import ColumnSource
-from dkrr.linalg.incore import DenseGram
 from dkrr.linalg.likelihood_pass import Passes
+from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
+from dkrr.linalg.symmetry import check_symmetry
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
-from dkrr.runtime import Meter, Progress, RunRecord
+from dkrr.runtime import Executor, Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective
@@ -315,7 +316,8 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
             meter = Meter()
             if plan.form == "dual" and plan.solver == "cholesky":
                 stack.enter_context(blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS))
-                yield _dense_room(data, plan, progress, meter)
+                executor = stack.enter_context(memory_executor(plan))
+                yield _memory_room(data, plan, executor, progress, meter)
                 return
             team = stack.enter_context(Team.of_threads(plan, progress))
             if plan.form == "primal":
@@ -349,13 +351,14 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
         yield room
 
 
-def _dense_room(data: LabelledData, plan: Plan, progress: Progress, meter: Meter) -> _Room:
+def _memory_room(data: LabelledData, plan: Plan, executor: Executor, progress: Progress, meter: Meter) -> _Room:
     """K and its factors in memory."""
     rows = loaded(data.rows, meter)
     scan(rows, "X")
-    matrix = whole_gram(data.kernel, rows)
-    gram, largest = DenseGram(matrix), float(np.abs(matrix.diagonal()).max())
-    make = _dual_objective(data, plan, gram, ByDenseFactors(gram), largest, progress)
+    gram = KeptTiles.of_source(gram_tiles(data.kernel, rows, None), memory_grid(plan), executor)
+    check_diagonal(gram.diagonal)
+    largest = float(np.abs(gram.diagonal).max())
+    make = _dual_objective(data, plan, gram, ByMemoryFactors(gram, executor), largest, progress)
     return _Room(rows, make, meter=meter)
 
 

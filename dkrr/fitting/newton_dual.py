@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +21,16 @@ from dkrr.linalg.curvature import (
     factor_scale,
 )
 from dkrr.linalg.decrement import Penalty, decrement_bounds, sensitivities
-from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import DiagonalRoot, Root, SoftmaxRoot
+from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_sizes
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, Preconditioner
-from dkrr.runtime import Progress
+from dkrr.linalg.sweeps import substituted
+from dkrr.runtime import Executor, Progress
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective
+from dkrr.tiles import MemoryMatrix
 
 Array = NDArray[np.float64]
 
@@ -85,24 +88,31 @@ class ByLowRank(Preconditioning):
 
 
 @dataclass
-class ByDenseFactors(Preconditioning):
-    """By complete factors in memory."""
+class ByMemoryFactors(Preconditioning):
+    """By complete factors in memory.
 
-    gram: DenseGram
+    Parameters
+    ----------
+    gram : KeptTiles
+    executor : Executor
+        Its threads factor.
+    """
+
+    gram: KeptTiles
+    executor: Executor
     is_complete = True
+
+    def __post_init__(self) -> None:
+        self._beside = self.gram.beside()
 
     def of_scale(self, scale: Array, shift: float, numbers: NDArray[np.intp]) -> Preconditioner:  # noqa: ARG002
         """See base class."""
         c = factor_scale(scale)
-        system = self.gram.system
-        solvers: list[Callable[[Array], Array]]
-        if c.shape[1] == 1:
-            system.factor(shift / c[:, 0] ** 2)
-            solvers = [system.substitute]
-        else:
-            factors = [system.factored_copy(shift / c[:, k] ** 2) for k in range(c.shape[1])]
-            solvers = [lambda b, f=f: substituted(f, b) for f in factors]  # type: ignore[misc]
-        return ScaledFactors(solvers, c)
+        # Factors of several classes are used together.
+        matrices = [self._beside] if c.shape[1] == 1 else [MemoryMatrix(self.gram.grid) for _ in c.T]
+        for k, matrix in enumerate(matrices):
+            factor_in_memory(memory_system(self.gram, shift / c[:, k] ** 2, matrix), self.executor)
+        return ScaledFactors([partial(substituted, matrix) for matrix in matrices], c)
 
 
 @dataclass
