@@ -67,7 +67,7 @@ class DualRidge:
         def settle(x: Array) -> Array | None:
             return self._take(system.columns, x)
 
-        check = self.matrix.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
+        check = self.matrix.systems.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
         assert check is not None
         self._note(system.columns, check)
 

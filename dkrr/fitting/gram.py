@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData, TrainingData
-from dkrr.fitting.direct import DirectSystems, MemorySystems, Settle, Solved, TiledSystems
+from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.sampled import by_name
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments, tile_steps
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.factored import LocalFactor, SharedFactor
-from dkrr.linalg.incore import DenseGram, dense_gram
+from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator, pass_cost
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import pays_no_more
@@ -26,7 +25,7 @@ from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
 from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows
-from dkrr.rows.sources import dense
+from dkrr.rows.checks import digest_of
 from dkrr.runtime import Task
 from dkrr.solvers.settings import Pivoted, RPCholesky
 from dkrr.tiles import TileGrid
@@ -60,16 +59,20 @@ class GramMatrix:
         If the store belongs to another problem.
     """
 
-    def __init__(self, data: TrainingData | LabelledData, plan: Plan, context: Context, scale: Array | None) -> None:
+    def __init__(
+        self, data: TrainingData | LabelledData, plan: Plan, context: Context, scale: Array | None = None
+    ) -> None:
         c, kernel = plan.chosen, data.kernel
         self.n, self._scale, self._plan, self._context = data.n, scale, plan, context
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
         self._grid = TileGrid(self.n, c.tile, c.panel)
-        factors = c.solver == "cholesky" or c.has_factor
+        self.makes_factors = c.solver == "cholesky" or c.has_factor
+        """Complete factors are made, for a direct solution or as preconditioners."""
+        self._groups_of_step: list[str] = []
         self._precomputed = kernel.is_precomputed
         stay = c.keeps_rows and not self._precomputed
-        self._rows = context.whole_rows(data, c.panel if factors else c.tile, stay=stay)
+        self._rows = context.whole_rows(data, c.panel if self.makes_factors else c.tile, stay=stay)
         self._kernel = by_name(kernel, context)
         if self._precomputed:
             tile = min(c.tile, SYMMETRY_TILE) if self._rows.is_in_memory else c.tile
@@ -100,33 +103,31 @@ class GramMatrix:
     @cached_property
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
-        if self._context.in_memory:
-            return MemorySystems(self._dense.system)
-        diagonal = self.diagonal()
-        if self._scale is not None:
-            diagonal *= self._scale**2
-        return TiledSystems(self._scaled_tiles, self._grid, self._plan.chosen.segment, diagonal, self._context)
+        return self._in_memory if self._context.in_memory else self._in_store
 
     @cached_property
-    def _dense(self) -> DenseGram:
-        """Whole matrix in memory."""
-        if not self._precomputed:
-            return DenseGram(dense_gram(self._kernel, self._rows, self._scale))
-        matrix = np.array(dense(self._rows.read(0, self.n)), np.float64)
-        if self._scale is not None:
-            matrix *= self._scale[:, None]
-            matrix *= self._scale
-        return DenseGram(matrix)
+    def _in_memory(self) -> MemorySystems:
+        plan, context, grid, source = self._plan, self._context, self._grid, self._scaled_tiles
+        if not plan.chosen.keeps_matrix:
+            return MemorySystems(source, grid, self._scaled_diagonal(), plan, context)
+        with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, plan.resources.local_threads) as executor:
+            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor), plan, context)
 
-    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> Solved:
-        """Solve with the matrix and diag(s); see DirectSystems."""
-        return self.systems.solve(group, shift, right_sides, settle)
+    @cached_property
+    def _in_store(self) -> TiledSystems:
+        columns_per_task = self._plan.chosen.segment
+        return TiledSystems(self._scaled_tiles, self._grid, columns_per_task, self._scaled_diagonal(), self._context)
+
+    def _scaled_diagonal(self) -> Array:
+        return self.diagonal() if self._scale is None else self.diagonal() * self._scale**2
 
     def operator(self) -> Operator:
         """Return the matrix as it is multiplied: in memory, or tile by tile, formed or stored as the plan wants it."""
         c, context = self._plan.chosen, self._context
-        if context.in_memory and c.solver == "cholesky":
-            return self._dense
+        if context.in_memory and self.makes_factors:
+            kept = self._in_memory.source
+            assert isinstance(kept, KeptTiles)
+            return kept
         source, grid = self._tiles(), TileGrid(self.n, c.tile, c.tile)
         if c.stores_tiles:
             source = self._stored_tiles(source, grid)
@@ -155,7 +156,7 @@ class GramMatrix:
         self._context.run_tasks("Gram matrix", tasks)
         return SummedTiles((matrix,))
 
-    def factor(self, group: str, shift: Array, family: str, name: str = "factorisation") -> LocalFactor | SharedFactor:
+    def factor(self, group: str, shift: Array, family: str, stage: str = "factorisation") -> LocalFactor | SharedFactor:
         """Factor the matrix + diag(s) out of core, to be applied again and again.
 
         The factor is in float32 if the plan has such factors, unless one of the family was not positive definite in
@@ -169,7 +170,7 @@ class GramMatrix:
             s.
         family : str
             Name of the factors that are all in float64 once float32 does not hold one of them.
-        name : str
+        stage : str
             For the display of the progress.
 
         Raises
@@ -177,49 +178,47 @@ class GramMatrix:
         NotPositiveDefiniteError
             If a pivot is not positive in float64; what exists of the factor is deleted.
         """
-        if not self._plan.chosen.has_factor:
-            return self._factored(group, shift, "float64", name)
-        if not self.breakdown(family):
+        context, resources, factor = self._context, self._plan.resources, None
+        if self._plan.chosen.has_factor and not self.breakdown(family):
             try:
-                return self._factored(group, shift, "float32", f"{name}, float32")
+                factor = self._in_store.factor(group, shift, "float32", f"{stage}, float32")
             except NotPositiveDefiniteError as error:
-                self._context.storage.set_note(f"{family}-broken", error.row)
-                self._context.progress.note(self.breakdown(family))
-        return self._factored(group, shift, "float64", name)
+                context.storage.set_note(f"{family}-broken", error.row)
+                context.progress.note(self.breakdown(family))
+        if factor is None:
+            factor = self._in_store.factor(group, shift, "float64", stage)
+        if resources.cluster_is_running:
+            return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
+        return LocalFactor(factor, resources.local_threads, context.record)
 
     def breakdown(self, family: str) -> str:
         """Message that float32 did not hold a factor of a family; empty where it did."""
         row = self._context.storage.note(f"{family}-broken")
         return "" if row is None else BROKE_DOWN.format(row=row)
 
-    def _factored(
-        self, group: str, shift: Array, dtype: Literal["float64", "float32"], stage: str
-    ) -> LocalFactor | SharedFactor:
-        context, storage, grid = self._context, self._context.stored, self._grid
-        columns_per_task = self._plan.chosen.segment
-        system = TiledSystem(
-            source=self._scaled_tiles,
-            shift=storage.vectors(group, "shift", grid, 1, shift),
-            factor=storage.matrix(group, "factor", grid, dtype),
-            segment=columns_per_task,
-            partial=tuple(
-                PartialSums(storage.matrix(group, f"sum-{k}", grid, dtype))
-                for k in range(n_segments(grid.n_tiles - 1, columns_per_task) - 1)
-            ),
-        )
-        tasks = cholesky_tasks(system)
-        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, columns_per_task))
-        try:
-            context.run_tasks(stage, tasks, total - sum(t.flops for t in tasks))
-        except NotPositiveDefiniteError:
-            storage.delete(group)
-            raise
-        for k in range(len(system.partial)):
-            storage.delete(f"{group}/sum-{k}")
-        resources = self._plan.resources
-        if resources.cluster_is_running:
-            return SharedFactor(system.factor, context.executor, storage.store, group, context.slots, context.record)
-        return LocalFactor(system.factor, resources.local_threads, context.record)
+    def factors_of_step(self, shifts: Array, models: NDArray[np.intp]) -> list[Callable[[Array], Array]]:
+        """Solvers of the matrix + diag(s) for every column of shifts, in one step of Newton's method.
+
+        Parameters
+        ----------
+        shifts : ndarray of shape (n, k)
+        models : ndarray of shape (k,)
+            Numbers of the models that the columns belong to.
+        """
+        if self._context.in_memory:
+            return self._in_memory.factors(shifts)
+        solvers: list[Callable[[Array], Array]] = []
+        for model, shift in zip(models, np.ascontiguousarray(shifts.T), strict=True):
+            # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
+            self._groups_of_step.append(f"newton-{model}-{digest_of(shift)[:12]}")
+            stage = f"factorisation, model {model + 1}"
+            solvers.append(self.factor(self._groups_of_step[-1], shift, "newton", stage).apply)
+        return solvers
+
+    def delete_factors(self) -> None:
+        """Delete the factors of the step."""
+        while self._groups_of_step:
+            self._context.storage.delete(self._groups_of_step.pop())
 
     def partial_factor(
         self, importance: Array | None, shift: float, tol: float, n_products: float = 1.0

@@ -185,7 +185,7 @@ def _preconditioners(data: LabelledData, plan: Plan, matrix: GramMatrix) -> Newt
 
 def _primal(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
     """Objectives in the primal form, which pass over the same segments of the rows."""
-    rows = NormalRows(data, plan, context, "labels", data.codes[:, None])
+    rows = NormalRows(data, plan, context, "labels", data.codes[:, None].astype(np.float64))
     curvature = "matrix" if plan.solver == "cholesky" else "diagonal"
     passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
     segments, settings = rows.segments(plan.chosen.row_parts), settings_of(plan)

@@ -12,8 +12,9 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.sampled import by_name
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
-from dkrr.linalg.incore import DenseSystem, mirror_lower_blocks
+from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_part, normal_tasks, primal_residual
 from dkrr.linalg.normal_product import (
     NormalOperator,
@@ -148,13 +149,14 @@ class FormedRows(NormalRows):
         """ΦᵀWΦ as a direct solver takes it, and the moments ΦᵀWy, of shape (D, t)."""
         context, grid = self._context, self._grid
         if context.in_memory:
-            (matrix, moments), *rest = self._each("normal matrix", normal_part, self._cut, self.centre)
+            (matrix, moments), *rest = self._each("normal matrix", normal_part, self._cut, self.centre, grid)
             while rest:
                 one, other = rest.pop(0)
-                matrix += one
+                matrix.add(one)
                 moments += other
-            mirror_lower_blocks(matrix)
-            return MemorySystems(DenseSystem(matrix)), moments
+            for i in range(grid.n_tiles):
+                mirror_lower(matrix.room(i, i))
+            return MemorySystems.kept(KeptTiles(matrix), self._plan, context), moments
         storage, width = context.stored, self._targets.shape[1]
         parts = NormalParts(
             segments=self._cut,

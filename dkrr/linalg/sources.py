@@ -15,11 +15,11 @@ from dkrr.cost import Cost
 from dkrr.errors import KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
+from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, mirror_lower
 from dkrr.rows import Rows
 from dkrr.rows.sources import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.runtime.task import Meter
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
@@ -180,9 +180,9 @@ class MatrixTiles(TileSource):
 
 @dataclass(frozen=True)
 class SummedTiles(TileSource):
-    """Sum of matrices stored as tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
+    """Sum of matrices in tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
 
-    parts: tuple[TiledMatrix, ...]
+    parts: tuple[TiledMatrix | MemoryMatrix, ...]
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
@@ -294,12 +294,6 @@ def tile_diagonal(meter: Meter, source: TileSource, grid: TileGrid, i: int) -> N
     tile = np.empty((grid.height(i), grid.height(i)))
     source.fill(meter, tile, grid.rows(i), grid.rows(i))
     return tile.diagonal().copy()
-
-
-def mirror_lower(tile: NDArray[Any]) -> None:
-    """Make a square tile symmetric from its lower triangle, row by row: a mask would be as large as the tile."""
-    for r in range(tile.shape[0]):
-        tile[r, r + 1 :] = tile[r + 1 :, r]
 
 
 def clear_upper(tile: NDArray[Any]) -> None:
