@@ -53,7 +53,8 @@ class DualRidge:
         self.scale, self._means = data.dual_scale(), data.target_means()
         self.matrix = GramMatrix(data, plan, context, self.scale)
         self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
-        self._squares, self._checks = np.empty(len(self._means)), list[Check]()
+        self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
+        self._checks = list[Check]()
 
     def systems(self) -> Iterator[RidgeSystem]:
         """One system after another."""
@@ -140,6 +141,7 @@ class DualRidge:
             outcome = replace(outcome, status=Status.CONVERGED)
         targets = np.concatenate([columns for columns, _ in groups])
         self._note(targets, Check(float(residuals.max()), squares, outcome.condition))
+        self._residuals[targets] = residuals
         return outcome
 
     def _checked(
@@ -176,6 +178,6 @@ class DualRidge:
             rows=self.matrix.rows,
             residual=float(np.max([c.residual for c in self._checks])),
             condition=worst([c.condition for c in self._checks]),
-            outcome=outcome,
+            outcome=None if outcome is None else replace(outcome, residuals=self._residuals),
             squares=self._squares,
         )

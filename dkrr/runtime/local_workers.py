@@ -6,6 +6,7 @@ meet, and a script without ``if __name__ == "__main__"`` is not imported by the 
 them.
 """
 
+import importlib
 import json
 import os
 import pickle
@@ -222,7 +223,9 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Any]:
-    """Client of `LocalWorkers`, for the time of a block; not the ambient one.
+    """Client of `LocalWorkers` that have imported what tasks need, for the time of a block; not the ambient one.
+
+    What is timed on them is then work alone.
 
     Parameters
     ----------
@@ -230,4 +233,9 @@ def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[An
         As for `LocalWorkers`.
     """
     with LocalWorkers(n_workers, memory_bytes, scratch) as workers, workers.client() as client:
+        client.run(_import, "dkrr.linalg.cholesky")
         yield client
+
+
+def _import(name: str) -> None:
+    importlib.import_module(name)  # a module itself cannot be sent back

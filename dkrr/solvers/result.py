@@ -94,8 +94,7 @@ class SolveResult:
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
     residuals: tuple[float, ...] = ()
-    """The same for every right-hand side of an iterative solver (one for each target and, with a free intercept, one
-    for the constant of each value of alpha)."""
+    """The same for every target, of an iterative solver."""
     condition: float = math.nan
     """Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
     where none is known. Of a direct solver, and of conjugate gradient in primal form with its preconditioner, it is of
