@@ -28,6 +28,7 @@ from benchmarks import machine
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
+from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan, Problem, make_plan
 from dkrr.planning.plan import Candidate
 from dkrr.planning.resources import Resources
@@ -195,7 +196,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
         stack.enter_context(dask.config.set(settings))
         if case.client:
             limit = parse_bytes(case.memory_limit) // case.workers
-            client = stack.enter_context(local_client(case.workers, limit, str(folder)))
+            client = stack.enter_context(local_client(case.workers, limit, str(folder), TASK_MODULES))
             stack.enter_context(client.as_current())
         if case.force:
             stack.enter_context(mock.patch("dkrr.planning.planner.TINY_SECONDS", 0.0))  # everything is priced

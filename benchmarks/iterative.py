@@ -66,7 +66,7 @@ def solver(name: str, rank: int | None, precision: str, most: int) -> Any:
         return name
     kind = PRECONDITIONERS[name.removeprefix("cg-")]
     value = kind if kind in ("auto", None) else kind() if kind is Float32Cholesky else kind(rank=rank)
-    return ConjugateGradient(preconditioner=value, precision=precision, max_iterations=most)  # type: ignore[arg-type]
+    return ConjugateGradient(preconditioner=value, precision=precision, max_iter=most)  # type: ignore[arg-type]
 
 
 @click.group()

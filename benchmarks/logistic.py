@@ -33,6 +33,7 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr.config import setting
+from dkrr.linalg import TASK_MODULES
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes
 from dkrr.solvers.result import NewtonStep
@@ -203,7 +204,7 @@ def _surroundings(fit: Fit) -> Iterator[None]:
                 tempfile.TemporaryDirectory(prefix="dkrr-benchmark-", dir=setting("temporary-directory"))
             )
             stack.enter_context(dask.config.set({"dkrr.local.workers": fit.workers}))
-            client = stack.enter_context(local_client(fit.workers, limit, scratch))
+            client = stack.enter_context(local_client(fit.workers, limit, scratch, TASK_MODULES))
             stack.enter_context(client.as_current())
         if fit.force_workers:
             stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))

@@ -34,6 +34,7 @@ from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr import blas
 from dkrr.config import setting
+from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.normal import STRIP_BYTES, STRIP_ROWS
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
@@ -197,7 +198,7 @@ def _workers(n_workers: int, limit_bytes: int) -> Iterator[Any]:
     """Workers as dkrr starts them for itself."""
     with (
         tempfile.TemporaryDirectory(prefix="dkrr-benchmark-", dir=setting("temporary-directory")) as scratch,
-        local_client(n_workers, limit_bytes, scratch) as client,
+        local_client(n_workers, limit_bytes, scratch, TASK_MODULES) as client,
     ):
         yield client
 

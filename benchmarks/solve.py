@@ -39,6 +39,7 @@ from benchmarks.machine import (
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peer
 from dkrr.config import setting
 from dkrr.errors import DkrrError
+from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.runtime import TaskRecord
 from dkrr.runtime.local_workers import local_client
@@ -207,7 +208,7 @@ def _workers(settings: Settings) -> Iterator[Any]:
     """Workers as dkrr starts them for itself."""
     with (
         tempfile.TemporaryDirectory(prefix="dkrr-benchmark-", dir=setting("temporary-directory")) as scratch,
-        local_client(settings.workers, settings.worker_limit_bytes, scratch) as client,
+        local_client(settings.workers, settings.worker_limit_bytes, scratch, TASK_MODULES) as client,
     ):
         yield client
 

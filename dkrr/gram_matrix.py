@@ -45,7 +45,7 @@ def gram(
     Y : the same, of shape (m, d), optional
         None means Y = X; blocks on the diagonal are then exactly symmetric.
     kernel : str, Kernel or callable
-        As in KernelRidge.
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels, or a function of two blocks of rows.
     chunks : int or (int, int), optional
         Rows and columns of a block; default 2,048.
     gamma, degree, coef0, kernel_params

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.errors import DkrrError, InputError, StoreError
+from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
-from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict
+from dkrr.features import CallableMap, FeatureMap, Nystroem, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
-from dkrr.kernels import CallableKernel, Kernel, kernel_from_dict
+from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
@@ -179,8 +179,13 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     StoreError
         If there is no model, or it is damaged or of another format.
     InputError
-        If the kernel's function is needed and not given.
+        If the kernel's function is needed and not given, or what is given does not make the kernel that was saved.
     """
+    if not (kernel is None or callable(kernel) or isinstance(kernel, FeatureMap)):
+        raise InputTypeError(
+            f"kernel={kernel!r} is not a function, Kernel, FeatureMap or class; expected what fit was given as kernel, "
+            f"or None for a model of dkrr's own kernels"
+        )
     url = str(path)
     found = describe_model(url)
     try:

@@ -1,32 +1,216 @@
-"""From a user's arguments to a checked problem and its plan."""
+"""What is asked for: settings, data and targets of a fit, and the plan for it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.arguments import (
+    checked_alphas,
+    checked_count,
+    checked_form,
+    checked_kernel,
+    checked_multi_class,
+    checked_path,
+    checked_solver,
+    checked_tile,
+    checked_tol,
+)
 from dkrr.errors import InputError, StoreError
-from dkrr.features import FeatureMap, feature_map
+from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
-from dkrr.kernels import CallableKernel, Kernel, as_kernel
+from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Loss, Spectrum
-from dkrr.rows import DaskRows, Rows, as_rows, load_array, load_labels
+from dkrr.rows import DaskRows, Rows, as_rows, load_labels
 from dkrr.rows.open import open_path
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
+from dkrr.solvers.newton import Point
 from dkrr.tiles import RunStore
 from dkrr.tiles.mapped import is_mapped
 
-SMALLEST_TOL = 1e-15
+Array = NDArray[np.float64]
+
 SAMPLED_FROM = 4 * SAMPLE
 """Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
 SAMPLED_BYTES = 64 * 2**20
 """Most memory that the rows of a sample may take: planning has no part of a memory limit."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Checked settings that both estimators and `dkrr.plan` have."""
+
+    kernel: Kernel
+    fit_intercept: bool
+    form: Form | None
+    """None: the planner chooses."""
+    solver: Cholesky | ConjugateGradient | None
+    """None: the planner chooses."""
+    tol: float
+    tile: int | None
+    """None: the planner chooses."""
+    memory_limit: int | str | None
+    store: str | None
+    """Store that the user gave; None: a temporary one."""
+    max_iter: int = 100
+    """Newton steps of kernel logistic regression."""
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        kernel: Kernel,
+        fit_intercept: Any,
+        form: Any,
+        solver: Any,
+        tol: Any,
+        tile: Any,
+        memory_limit: Any,
+        store: Any,
+    ) -> Self:
+        """Settings from a user's arguments.
+
+        Raises
+        ------
+        InputError
+            If one cannot be used.
+        """
+        return cls(
+            kernel=kernel,
+            fit_intercept=bool(fit_intercept),
+            form=checked_form(form),
+            tile=checked_tile(tile),
+            solver=checked_solver(solver),
+            tol=checked_tol(tol),
+            memory_limit=memory_limit,
+            store=None if store is None else str(store),
+        )
+
+    def problem_fields(self) -> dict[str, Any]:
+        """Fields of Problem that they determine."""
+        return {
+            "fit_intercept": self.fit_intercept,
+            "form": self.form,
+            "tile": self.tile,
+            "solver": self.solver,
+            "tol": self.tol,
+            "keeps_store": self.store is not None,
+            "layout": None if self.store is None else stored_layout(self.store),
+        }
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets of a ridge regression."""
+
+    values: Array
+    """y, of shape (n, t)."""
+    alphas: Array
+    """λ of every target, of shape (t,)."""
+
+    retried: ClassVar[tuple[Status, ...]] = (Status.STALLED, Status.MAX_ITERATIONS)
+    """Outcomes of conjugate gradient, where the planner chose it, after which a direct solver takes its place."""
+    retry_message: ClassVar[str] = "conjugate gradient stopped at a residual of {residual:.1e}: factoring instead"
+
+    def problem_fields(self) -> dict[str, Any]:
+        """Fields of Problem that they determine."""
+        return _fields_of_targets(self.values.shape[1], self.alphas) | place_of_targets(self.values)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of a classification."""
+
+    codes: NDArray[np.intp]
+    """Number of each row's class, of shape (n,)."""
+    classes: NDArray[Any]
+    """Labels in order, of shape (n_classes,)."""
+    alphas: tuple[float, ...]
+    """λ, one model after the other."""
+    is_multinomial: bool
+    """More than two classes are one softmax, not a model for each."""
+
+    retried: ClassVar[tuple[Status, ...]] = (Status.STALLED,)
+    retry_message: ClassVar[str] = (
+        "Newton's method with conjugate gradient stopped at a relative gradient of {residual:.1e}: factoring"
+    )
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Likelihood of the labels."""
+        return likelihood_of(len(self.classes), is_multinomial=self.is_multinomial)
+
+    def problem_fields(self) -> dict[str, Any]:
+        """Fields of Problem that they determine."""
+        return _fields_of_classes(self.likelihood, self.alphas)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Solution of an earlier classification with the same classes."""
+
+    point: Point
+    plan: Plan
+
+    def for_plan(self, plan: Plan) -> Point | None:
+        """Point to begin at; None if form, kernel or sizes differ."""
+        size = plan.problem.n if plan.form == "dual" else plan.problem.dimension
+        is_same = _what_is_fitted(plan) == _what_is_fitted(self.plan)
+        return self.point if is_same and self.point.coef.shape == (size, plan.problem.n_targets) else None
+
+
+def _what_is_fitted(plan: Plan) -> tuple[Any, ...]:
+    p = plan.problem
+    return plan.form, p.kernel.to_dict(), p.fit_intercept, p.is_coupled
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """Checked arguments of one fit."""
+
+    settings: Settings
+    rows: Rows
+    """X, of shape (n, d); for a precomputed kernel the Gram matrix itself."""
+    outputs: Targets | Labels
+    weights: Array | None
+    """Sample weights (times class weights), of shape (n,); None: ones."""
+    start: WarmStart | None = None
+
+    def with_settings(self, **changes: Any) -> Self:
+        """Return the same request with other settings."""
+        return replace(self, settings=replace(self.settings, **changes))
+
+    def problem(self) -> Problem:
+        """What its cost depends on."""
+        return Problem.of_rows(
+            self.rows,
+            self.settings.kernel,
+            n_counting=None if self.weights is None else int(np.count_nonzero(self.weights)),
+            **self.settings.problem_fields(),
+            **self.outputs.problem_fields(),
+        )
+
+
+def plan_of(request: FitRequest) -> Plan:
+    """Plan of a fit.
+
+    Raises
+    ------
+    PlanError
+        If none stays within the limits.
+    """
+    settings, rows = request.settings, request.rows
+    refuse_more_components_than_rows(settings.kernel, rows.shape[0])
+    problem = request.problem()
+    resources = detect(settings.memory_limit, settings.store)  # before the sample, some of whose memory stays in use
+    return make_plan(_with_spectrum(problem, rows), resources)
 
 
 def plan(
@@ -58,25 +242,57 @@ def plan(
 
     Parameters
     ----------
-    X, y : as in KernelRidge.fit, optional
-        Instead of n, d and n_targets.
-    n, d, n_targets : int
-        Rows, columns and targets, instead of X and y.
-    kernel, gamma, degree, coef0, kernel_params, alpha, fit_intercept, form, solver, tol, memory_limit,
-    tile, store
-        As in KernelRidge; fit_intercept=None is that estimator's default.
+    X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, d), optional
+        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
+    y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets), optional
+        Targets or labels, instead of n_targets or n_classes; they count only where X is given (labels always).
+    n : int, optional
+        Number of rows, where X is not given.
+    d : int, optional
+        Number of columns of X, where it is not given.
+    n_targets : int, default=1
+        Number of targets of a regression, where y is not given.
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
+        rows.
+    gamma : float, optional
+        γ > 0 of the named kernels that have one; None means 1 / d (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    alpha : float or array-like, default=1.0
+        λ: of a regression one for all targets or one for each; of a classification > 0, or several for a path.
+    fit_intercept : bool, optional
+        Whether a constant that is not penalised is fitted; None: only in a classification.
+    form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: weights of features, coefficients of rows, or whichever should be faster.
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        Direct solver or conjugate gradient; "auto" takes whichever should be faster.
+    tol : float, default=1e-8
+        Accuracy asked of conjugate gradient (true relative residual), or of Newton's method (relative gradient).
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the calling process where the
+        work is done there. None: what the workers report, or 0.8 of the memory that is available.
+    tile : int, optional
+        Number of rows in a tile of the matrix; None: the planner chooses.
+    store : str or Path, optional
+        Path or URL of the Zarr store that the fit would be given; a run in it that has begun is resumed.
     workers : int, optional
         Worker processes on this machine; None takes the ambient Dask client's, else one for each core.
-    loss : {"squared", "logistic"}
-        Of KernelRidge, or of KernelLogisticRegression.
+    loss : {"squared", "logistic"}, default="squared"
+        Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
-        Of a classification, where `y` does not say it; None: 2.
-    multi_class : {"multinomial", "ovr"}
-        As in KernelLogisticRegression.
+        Number of classes of a classification, where y is not given; None: 2.
+    multi_class : {"multinomial", "ovr"}, default="multinomial"
+        With more than two classes: one softmax of all, or a model of each class against the rest.
 
     Returns
     -------
     Plan
+        What would be done, what it would cost, and why; print it.
 
     Raises
     ------
@@ -101,54 +317,45 @@ def plan(
     if X is not None and encodes(value):
         value = value.fitted(X)
         X = value.encode(X)
-    settings: dict[str, Any] = {
-        "fit_intercept": loss == "logistic" if fit_intercept is None else bool(fit_intercept),
-        "form": checked_form(form),
-        "tile": checked_tile(tile),
-        "solver": checked_solver(solver),
-        "tol": checked_tol(tol),
-        "keeps_store": store is not None,
-        "layout": None if store is None else stored_layout(str(store)),
-    }
-    columns = n_targets
-    if loss == "logistic":
-        columns, settings["is_coupled"] = _columns_of_classes(y, n_classes, multi_class)
-        settings["loss"] = loss
-    if X is not None:
-        rows = as_rows(X)
-        refuse_more_components_than_rows(value, rows.shape[0])
-        targets = columns if y is None or loss == "logistic" else _width(y)
-        alphas = checked_alphas(alpha, targets) if loss == "squared" else np.array(checked_path(np.atleast_1d(alpha)))
-        settings |= {} if y is None or loss == "logistic" else place_of_targets(y)
-        problem = Problem.of_rows(rows, value, n_targets=targets, alphas=tuple(np.unique(alphas).tolist()), **settings)
+    settings = Settings.checked(
+        kernel=value,
+        fit_intercept=loss == "logistic" if fit_intercept is None else fit_intercept,
+        form=form,
+        solver=solver,
+        tol=tol,
+        tile=tile,
+        memory_limit=memory_limit,
+        store=store,
+    )
+    likelihood = None if loss == "squared" else _likelihood_of_labels(y, n_classes, multi_class)
+    rows = None if X is None else as_rows(X)
+    n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
+    refuse_more_components_than_rows(value, n)
+    if likelihood is not None:
+        path = np.unique(checked_path(np.atleast_1d(alpha)))
+        outputs = _fields_of_classes(likelihood, tuple(path.tolist()))
     else:
-        n, d, targets = (_size(v, name) for v, name in ((n, "n"), (d, "d"), (columns, "n_targets")))
-        refuse_more_components_than_rows(value, n)
-        alphas = checked_alphas(alpha, targets) if loss == "squared" else np.array(checked_path(np.atleast_1d(alpha)))
-        value = value.resolved(d)
+        t = checked_count(n_targets, "n_targets") if rows is None or y is None else _width(y)
+        outputs = _fields_of_targets(t, checked_alphas(alpha, t))
+    if rows is None:
+        known = value.resolved(d)
         problem = Problem(
             n=n,
             d=d,
-            n_targets=targets,
-            kernel=value,
-            feature_map=feature_map(value, d),
+            kernel=known,
+            feature_map=feature_map(known, d),
             y_in_memory=False,
-            alphas=tuple(np.unique(alphas).tolist()),
-            **settings,
+            **settings.problem_fields(),
+            **outputs,
         )
-    resources = detect(memory_limit, None if store is None else str(store), workers)
-    if X is not None:
+    else:
+        if y is not None and likelihood is None:
+            outputs |= place_of_targets(y)
+        problem = Problem.of_rows(rows, value, **settings.problem_fields(), **outputs)
+    resources = detect(memory_limit, settings.store, workers)
+    if rows is not None:
         problem = _with_spectrum(problem, rows)
     return make_plan(problem, replace(resources, enforce_disk=X is not None or store is not None))
-
-
-def plan_for_rows(rows: Rows, kernel: Kernel, memory_limit: Any, store: str | None, **settings: Any) -> Plan:
-    """Plan of a fit whose arguments have been checked; `settings` are fields of Problem."""
-    refuse_more_components_than_rows(kernel, rows.shape[0])
-    layout = None if store is None else stored_layout(store)
-    problem = Problem.of_rows(rows, kernel, keeps_store=store is not None, layout=layout, **settings)
-    resources = detect(memory_limit, store)  # before the sample, which leaves some memory with the process
-    return make_plan(_with_spectrum(problem, rows), resources)
 
 
 def _with_spectrum(problem: Problem, rows: Rows) -> Problem:
@@ -183,142 +390,16 @@ def stored_layout(store: str) -> Layout | None:
         raise StoreError(f"the run in {store} was begun by another version of dkrr; give another store=") from error
 
 
-def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
-    """Kernel that was asked for, by any argument of `as_kernel` or by a feature map in its place."""
-    return as_kernel(kernel.kernel() if isinstance(kernel, FeatureMap) else kernel, **settings)
+def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
+    """Likelihood of labels: one column of scores for two classes, else one for each class."""
+    if n_classes == 2:
+        return Bernoulli(1)
+    return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
 
 
-def checked_form(form: Any) -> Form | None:
-    """Form that was asked for; None for "auto"."""
-    if form not in ("auto", *get_args(Form)):
-        raise InputError(f"form={form!r} is unknown; use 'auto', 'primal' or 'dual'")
-    return None if form == "auto" else form
-
-
-def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
-    """Solver that was asked for; None for "auto"."""
-    if isinstance(solver, Cholesky | ConjugateGradient):
-        return solver
-    named: dict[str, Cholesky | ConjugateGradient | None] = {
-        "auto": None,
-        "cholesky": Cholesky(),
-        "cg": ConjugateGradient(),
-    }
-    if not isinstance(solver, str) or solver not in named:
-        raise InputError(
-            f"solver={solver!r} is unknown; use 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
-            f"dkrr.solvers.ConjugateGradient(...)"
-        )
-    return named[solver]
-
-
-def checked_tol(tol: Any) -> float:
-    """Relative residual that was asked for.
-
-    Raises
-    ------
-    InputError
-        If it is not a number between what float64 can mean and 1.
-    """
-    number = isinstance(tol, float | int | np.floating | np.integer) and not isinstance(tol, bool)
-    if not number or not SMALLEST_TOL <= tol < 1:
-        raise InputError(
-            f"tol={tol!r} must be a relative residual of at least {SMALLEST_TOL:g} (float64 has no digits below) and "
-            f"less than 1"
-        )
-    return float(tol)
-
-
-def checked_tile(tile: Any) -> int | None:
-    """Tile size that was asked for."""
-    if tile is None:
-        return None
-    if isinstance(tile, bool) or not isinstance(tile, int | np.integer) or tile < 1:
-        raise InputError(f"tile={tile!r} must be a whole number of rows, at least 1, or None")
-    return int(tile)
-
-
-def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
-    """λ of every target, of shape (n_targets,).
-
-    Raises
-    ------
-    InputError
-        If a value is negative or not finite, or the shape is neither () nor (n_targets,).
-    """
-    try:
-        values = np.asarray(alpha, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"alpha={alpha!r} must be a number, or one for each target") from error
-    if values.ndim > 1 or values.size not in (1, n_targets):
-        raise InputError(f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one a target")
-    if not np.isfinite(values).all() or (values < 0).any():
-        raise InputError(f"alpha == {alpha}, must be >= 0 and finite; 0 is kernel least squares")
-    return np.broadcast_to(values.ravel(), (n_targets,)).copy()
-
-
-def checked_path(alphas: Any) -> tuple[float, ...]:
-    """Values of λ of a logistic regression, one model after the other.
-
-    Raises
-    ------
-    InputError
-        If there is none, or one is not a finite number > 0.
-    """
-    try:
-        values = np.asarray(alphas, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"alpha={alphas!r} must be a number > 0 (and alphas a sequence of them)") from error
-    if values.ndim != 1 or values.size == 0:
-        raise InputError(f"alpha has shape {values.shape[1:] or values.shape}; expected one number > 0 for a model")
-    if not (np.isfinite(values) & (values > 0)).all():
-        bad = values[~(np.isfinite(values) & (values > 0))][0]
-        raise InputError(
-            f"alpha == {bad:g}, must be > 0 and finite: without a penalty the solution of separable classes is infinite"
-        )
-    return tuple(values.tolist())
-
-
-def checked_max_iter(max_iter: Any) -> int:
-    """Steps of Newton's method that are allowed."""
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int | np.integer) or max_iter < 1:
-        raise InputError(f"max_iter={max_iter!r} must be a whole number of Newton steps, at least 1")
-    return int(max_iter)
-
-
-def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
-    """Sample weights of shape (n,), or None where all are 1.
-
-    Raises
-    ------
-    InputError
-        If the shape is wrong, or a weight is negative or not finite, or all are 0.
-    """
-    if sample_weight is None:
-        return None
-    weights = load_array(sample_weight, "sample_weight")
-    if weights.ndim == 0:
-        weights = np.full(n, float(weights))
-    if weights.shape != (n,):
-        raise InputError(f"sample_weight has shape {weights.shape}; expected ({n},), one for each row of X")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        row = int(np.argmin(np.where(np.isfinite(weights), weights, -np.inf)))
-        raise InputError(f"sample_weight must be finite and >= 0; row {row} has {weights[row]}")
-    if not (weights > 0).any():
-        raise InputError("sample_weight is zero everywhere; at least one row must count")
-    return None if (weights == 1).all() else weights
-
-
-def checked_multi_class(multi_class: Any) -> bool:
-    """Whether more than two classes make one softmax."""
-    if multi_class not in ("multinomial", "ovr"):
-        raise InputError(f"multi_class={multi_class!r} is unknown; use 'multinomial' or 'ovr'")
-    return bool(multi_class == "multinomial")
-
-
-def _columns_of_classes(y: Any, n_classes: int | None, multi_class: str) -> tuple[int, bool]:
-    """Columns of scores, and whether they are one softmax."""
-    is_softmax = checked_multi_class(multi_class)
+def _likelihood_of_labels(y: Any, n_classes: int | None, multi_class: str) -> Likelihood:
+    """Likelihood of labels, or of their number of classes where there are none."""
+    is_multinomial = checked_multi_class(multi_class)
     if y is not None:
         labels = load_labels(y)
         if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
@@ -330,9 +411,22 @@ def _columns_of_classes(y: Any, n_classes: int | None, multi_class: str) -> tupl
         if n_classes < 2:
             raise InputError("y has 1 class; a classifier needs samples of at least 2 classes")
     n_classes = 2 if n_classes is None else n_classes
-    if _size(n_classes, "n_classes") < 2:
+    if checked_count(n_classes, "n_classes") < 2:
         raise InputError(f"n_classes={n_classes!r} must be at least 2")
-    return (1, False) if n_classes == 2 else (n_classes, is_softmax)
+    return likelihood_of(n_classes, is_multinomial=is_multinomial)
+
+
+def _fields_of_targets(n_targets: int, alphas: Array) -> dict[str, Any]:
+    return {"n_targets": n_targets, "alphas": tuple(np.unique(alphas).tolist())}
+
+
+def _fields_of_classes(likelihood: Likelihood, alphas: tuple[float, ...]) -> dict[str, Any]:
+    return {
+        "n_targets": likelihood.n_columns,
+        "alphas": alphas,
+        "loss": "logistic",
+        "is_coupled": isinstance(likelihood, Softmax),
+    }
 
 
 def place_of_targets(y: Any) -> dict[str, Any]:
@@ -348,9 +442,3 @@ def _width(y: Any) -> int:
         return as_rows(y, "y").shape[1]
     shape = np.shape(y) if not hasattr(y, "shape") else y.shape
     return int(shape[1]) if len(shape) == 2 else 1
-
-
-def _size(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name}={value!r} must be a whole number, at least 1 (or give X and y instead of sizes)")
-    return int(value)

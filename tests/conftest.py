@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from dkrr.linalg import TASK_MODULES
 from dkrr.runtime.local_workers import local_client
 
 WORKER_MEMORY = 2**30
@@ -29,7 +30,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, no_profile: None) -> Itera
     """Two worker processes for all tests that need some: starting them takes seconds."""
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # each death takes a start of a worker
-        local_client(2, WORKER_MEMORY, str(tmp_path_factory.mktemp("scratch"))) as client,
+        local_client(2, WORKER_MEMORY, str(tmp_path_factory.mktemp("scratch")), TASK_MODULES) as client,
     ):
         yield client
 

@@ -2,10 +2,13 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import dkrr
@@ -59,6 +62,22 @@ def test_exported_names():
         module = importlib.import_module(f"dkrr.{name}")
         for public in module.__all__:
             assert getattr(module, public).__doc__ or not callable(getattr(module, public)), public
+
+
+@pytest.mark.parametrize(
+    "public", [dkrr.KernelRidge, dkrr.KernelLogisticRegression, dkrr.plan], ids=lambda p: p.__name__
+)
+def test_every_parameter_and_attribute_is_described(public):
+    entries = re.findall(r"^ {4}(\w+) : .+\n {8}(\S.+)", public.__doc__, re.M)
+    described = {name for name, text in entries if not text.lower().startswith("as in")}
+    names = set(inspect.signature(public).parameters)
+    if isinstance(public, type):
+        X = pd.DataFrame(np.eye(4), columns=list("abcd"))
+        for form in ("primal", "dual"):
+            names |= {
+                name for name in vars(public(form=form).fit(X, [0, 1, 0, 1])) if re.fullmatch(r"[a-zA-Z].*_", name)
+            }
+    assert names <= described
 
 
 def test_version_is_the_projects():

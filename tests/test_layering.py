@@ -1,10 +1,13 @@
 """Imports run downwards only, and each heavy dependency has one gateway."""
 
 import ast
+import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import dkrr
+from dkrr.linalg import TASK_MODULES
 
 PACKAGE = Path(dkrr.__file__).parent
 
@@ -19,7 +22,9 @@ LEVELS = [
     {"solvers"},
     {"planning"},
     {"machine", "model"},
-    {"requests", "fitting", "prediction"},
+    {"arguments"},
+    {"requests"},
+    {"fitting", "prediction"},
     {"estimators", "gram_matrix", "preload"},
     {"persistence"},
     {"cli"},
@@ -38,25 +43,32 @@ GATEWAYS = {
 }
 
 
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p != PACKAGE / "__init__.py"]
+MODULES = {module(path): path for path in FILES}
+
+
 @cache
 def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, anywhere in it."""
+    """Full names of all modules that a file imports, anywhere in it, or names in a string of its own."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import in {path}"
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            assert node.level == 0 and node.module is not None, f"relative import in {path}"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else node.module for name in named}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if re.fullmatch(r"dkrr(\.\w+)+", node.value) else set()
     return found
-
-
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p != PACKAGE / "__init__.py"]
 
 
 def test_imports_run_downwards() -> None:
@@ -69,6 +81,23 @@ def test_imports_run_downwards() -> None:
             if there in LEVEL and there != here and LEVEL[there] >= LEVEL[here]:
                 wrong.append(f"{path.relative_to(PACKAGE)} must not import {name}")
     assert not wrong
+
+
+def test_only_the_command_uses_names_of_the_package_itself() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dkrr":
+                assert room(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {name: imports(path) & set(MODULES) - {name} for name, path in MODULES.items()}
+    graph["dkrr.kernels.base"].remove("dkrr.kernels.composite")  # the operators of Kernel make sums of kernels
+    TopologicalSorter(graph).prepare()
+
+
+def test_modules_that_workers_import_exist() -> None:
+    assert set(TASK_MODULES) <= set(MODULES)
 
 
 def test_heavy_libraries_have_one_gateway() -> None:

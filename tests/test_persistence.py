@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 import dkrr
 from dkrr import KernelRidge
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import RBF, Linear, Matern, Polynomial
 
 
@@ -75,6 +75,14 @@ def test_custom_kernel_must_be_given_again(data, tmp_path):
         dkrr.load(tmp_path / "m.zarr")
     again = dkrr.load(tmp_path / "m.zarr", kernel=difference)
     assert np.array_equal(again.predict(data.X_new), model.predict(data.X_new))
+
+
+@pytest.mark.parametrize("wrong", [5, "rbf", [difference]], ids=str)
+def test_a_wrong_argument_is_not_damage(data, tmp_path, wrong):
+    for kernel in ("rbf", difference):
+        dkrr.save(KernelRidge(kernel=kernel).fit(data.X, data.y), tmp_path / "m.zarr", overwrite=True)
+        with pytest.raises(InputTypeError, match="is not a function, Kernel, FeatureMap or class; expected"):
+            dkrr.load(tmp_path / "m.zarr", kernel=wrong)
 
 
 def test_nothing_is_pickled(data, tmp_path):

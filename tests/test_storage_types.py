@@ -13,7 +13,7 @@ from dkrr.features import (
     ConcatenatedMap,
     IdentityMap,
     InteractionMap,
-    NormalisedMap,
+    NormalizedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
@@ -34,7 +34,7 @@ def product_of_rows(X, Y):
 
 MAPS = [
     IdentityMap(),
-    NormalisedMap(),
+    NormalizedMap(),
     PolynomialMap(3, gamma=1 / 3.6),
     ScaledMap(PolynomialMap(2, gamma=0.1, coef0=0.0), 0.3),
     TaylorMap(5, gamma=0.07),

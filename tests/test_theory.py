@@ -17,7 +17,7 @@ from dkrr.features import (
     ConcatenatedMap,
     IdentityMap,
     InteractionMap,
-    NormalisedMap,
+    NormalizedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
@@ -63,7 +63,7 @@ KERNELS = [
 ]
 MAPS = [
     IdentityMap(),
-    NormalisedMap(),
+    NormalizedMap(),
     PolynomialMap(3),
     PolynomialMap(2, gamma=0.7, coef0=0.0),
     InteractionMap(),

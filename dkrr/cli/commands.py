@@ -98,7 +98,7 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="True relative residual asked of cg; with --logistic the relative gradient.",
         ),
-        click.option("--max-iterations", type=int, help="Of cg.  [default: 1000]"),
+        click.option("--solver-max-iter", type=int, help="Iterations of --solver cg.  [default: 1000]"),
         click.option("--memory-limit", help="For this fit on one machine, e.g. 4GiB."),
         click.option("--tile", type=int, help="Rows in a tile; default: the planner chooses."),
         click.option("--store", help="Run store, kept and resumed from; default: a temporary one."),
@@ -110,7 +110,7 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settings(**options: Any) -> dict[str, Any]:
-    alpha, most = options.pop("alpha"), options.pop("max_iterations")
+    alpha, most = options.pop("alpha"), options.pop("solver_max_iter")
     if options["multi_class"] is None:
         del options["multi_class"]
     elif not options["logistic"]:
@@ -119,8 +119,8 @@ def _settings(**options: Any) -> dict[str, Any]:
         options["fit_intercept"] = options["logistic"]
     if most is not None:
         if options["solver"] != "cg":
-            raise InputError("--max-iterations is of conjugate gradient; give --solver cg with it")
-        options["solver"] = ConjugateGradient(max_iterations=most)
+            raise InputError("--solver-max-iter is of conjugate gradient; give --solver cg with it")
+        options["solver"] = ConjugateGradient(max_iter=most)
     return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}
 
 

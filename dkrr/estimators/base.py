@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dkrr.arguments import checked_kernel
 from dkrr.errors import InputError, InputTypeError
+from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.model import FittedFunction
+from dkrr.planning import Plan
 from dkrr.prediction import predict
-from dkrr.requests import checked_kernel
-from dkrr.rows import Rows, as_rows, is_dask_frame, unframed
+from dkrr.requests import Settings
+from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, unframed
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_zarr_array
 
@@ -47,6 +50,18 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0, kernel_params=self.kernel_params
         )
 
+    def _settings(self, kernel: Kernel) -> Settings:
+        return Settings.checked(
+            kernel=kernel,
+            fit_intercept=self.fit_intercept,
+            form=self.form,
+            tile=self.tile,
+            solver=self.solver,
+            tol=self.tol,
+            memory_limit=self.memory_limit,
+            store=self.store,
+        )
+
     def _encoded(self, kernel: Kernel, X: Any) -> tuple[Kernel, Any]:
         """Return the kernel with what it learns from the training data, and those as rows of numbers."""
         X = self._table(kernel, X, reset=True)
@@ -62,6 +77,12 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     @abstractmethod
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
         """Set the fitted attributes from what `_description` gave."""
+
+    def _finish(self, fitted: Fit, rows: Rows, X: Any) -> None:
+        """Set the fitted attributes of every model."""
+        self.X_fit_ = rows.array if isinstance(rows, MemoryRows) else X
+        self.plan_: Plan = fitted.plan
+        self.n_features_in_ = rows.shape[1]
 
     def _set_coefficients(
         self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)

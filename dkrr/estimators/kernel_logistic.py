@@ -1,6 +1,5 @@
 """Kernel logistic regression with scikit-learn's interface."""
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -10,32 +9,18 @@ from sklearn.base import ClassifierMixin, clone
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import validate_data
 
-from dkrr.errors import InputError, PlanError
+from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path, checked_weights
+from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weights, encoded
-from dkrr.fitting import Fitted, LabelledData, about_the_rows, drawn, fit_path, warn_of
+from dkrr.fitting import Fit, Solved, fit
 from dkrr.kernels import Kernel
-from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.model import FittedFunction
-from dkrr.planning import Plan
-from dkrr.requests import (
-    checked_form,
-    checked_max_iter,
-    checked_multi_class,
-    checked_path,
-    checked_solver,
-    checked_tile,
-    checked_tol,
-    checked_weights,
-    plan_for_rows,
-)
-from dkrr.rows import MemoryRows, Rows, as_rows, load_labels
-from dkrr.runtime import Progress, make_progress
-from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.requests import FitRequest, Labels, Settings, WarmStart, likelihood_of
+from dkrr.rows import Rows, as_rows, load_labels
+from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
-
-QUIET_SECONDS = 2.0
-"""Fits projected to be shorter say nothing unless asked to."""
 
 
 class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
@@ -49,48 +34,79 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     ----------
     alpha : float, default=1.0
         λ > 0. scikit-learn's ``LogisticRegression(C=1 / (2 * alpha))`` on the kernel's features is the same model.
-    kernel, gamma, degree, coef0, kernel_params
-        As in KernelRidge.
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
+        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
+        "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map: your
+        own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
+        one.
+    gamma : float, optional
+        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
     fit_intercept : bool, default=True
         Whether to fit constants that are not penalised.
     class_weight : dict or "balanced", optional
-        Factors of the rows of each class, or with n for the sum of all weights n / (number of classes × sum of those
-        of the class).
+        Factors by which the rows of each class are weighted, by label (1 for classes that are not named); "balanced"
+        gives all classes the same total weight. None: 1 for every class.
     multi_class : {"multinomial", "ovr"}, default="multinomial"
         With more than two classes: one softmax of all, or a model of each class against the rest.
     form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
+        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
-        Of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky" factors the
-        system of every class, and conjugate gradient does the rest.
+        Solver of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky"
+        factors the system of every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
         Norm of the gradient of the objective that is asked for, relative to that where all scores are 0. The part of
         the objective that Newton's decrement says is left has to be as small, and a further step may change no
         probability by more than its root.
     max_iter : int, default=100
-        Newton steps.
+        Largest number of Newton steps, for each λ.
     warm_start : bool, default=False
         Begin at the solution of the last fit, if that had as many rows, and the same classes, kernel and form.
-    memory_limit, tile, store, progress
-        As in KernelRidge. With `store` every Newton step is kept, and a fit that was killed goes on after the last one.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
+        them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
+        memory that is available.
+    tile : int, optional
+        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
+    store : str, optional
+        Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again, after the last
+        Newton step that was finished. None: a temporary one, and none at all if the work fits in memory.
+    progress : bool, optional
+        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
+        every fit, also in a log file; False nowhere.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
+        Labels of the classes, in order.
     dual_coef_ : ndarray of shape (n_samples, n_models)
         α, after a fit in dual form; one model for two classes, else one for each class.
     coef_ : ndarray of shape (D, n_models)
-        Only where the model predicts in primal form.
+        w, the weights of the D features. Only where the model predicts in primal form.
     intercept_ : ndarray of shape (n_models,)
+        Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
         Newton steps (1 where none was needed).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `plan_`
+        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `plan_`
         and `solve_result_`.
     n_features_in_ : int
+        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X is a DataFrame whose column names are all strings.
     plan_ : Plan
+        What was chosen and why; print it.
     solve_result_ : SolveResult
-        Status, relative gradient (`residual`), what is left of the objective and to change in a probability
-        (`decrement`, `probability_change`), every Newton step (`steps`), seconds, bytes and peak memory.
+        Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in `steps`), iterations of
+        conjugate gradient within them (`inner_iterations`), what is left of the objective and to change in a
+        probability (`decrement`, `probability_change`), messages, seconds, bytes and peak memory.
 
     References
     ----------
@@ -165,9 +181,10 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
-        y : the same, of shape (n_samples,)
+        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
             Labels: numbers, strings or booleans, of at least two classes.
         sample_weight : float or array-like of shape (n_samples,), optional
+            Weights ≥ 0, positive for rows of at least two classes; None: 1 for every row.
 
         Returns
         -------
@@ -185,7 +202,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         StoreError
             If the store is damaged or belongs to another problem.
         """
-        self._fit(X, y, sample_weight, checked_path([self.alpha]))
+        labels, request, X = self._request(X, y, sample_weight, checked_path([self.alpha]))
+        self._set_labelled(labels, fit(request, self.progress), request.rows, X)
         return self
 
     def fit_path(self, X: Any, y: Any, alphas: Any, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
@@ -193,10 +211,14 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X, y, sample_weight
-            As in `fit`.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+            Training rows, or whatever the kernel takes.
+        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
+            Labels.
         alphas : sequence of float
             Values of λ, in the order in which they are fitted; from the largest to the smallest is fastest.
+        sample_weight : float or array-like of shape (n_samples,), optional
+            Weights ≥ 0; None: 1 for every row.
 
         Returns
         -------
@@ -205,114 +227,50 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
             each λ, and the bytes of all.
         """
         first = clone(self)
-        fitted = first._fit(X, y, sample_weight, checked_path(alphas))
+        labels, request, X = first._request(X, y, sample_weight, checked_path(alphas))
+        fitted = fit(request, self.progress)
+        first._set_labelled(labels, fitted, request.rows, X)
+        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax")
         models = []
-        for one in fitted:
+        for alpha, solved in zip(labels.alphas, fitted.solved, strict=True):
             # The store belongs to the path.
-            model = type(self)(**{**self.get_params(deep=False), "alpha": one.alpha, "store": None})
-            shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", "_last_key")
+            model = type(self)(**{**self.get_params(deep=False), "alpha": alpha, "store": None})
             model.__dict__.update({name: first.__dict__[name] for name in shared if name in first.__dict__})
-            model._take(one)
+            model._take(solved)
             models.append(model)
         return models
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> list[Fitted]:
+    def _settings(self, kernel: Kernel) -> Settings:
+        return replace(super()._settings(kernel), max_iter=checked_max_iter(self.max_iter))
+
+    def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
+        """Labels, what is asked for with them, and X as rows of numbers."""
         kernel, X = self._encoded(self._kernel(), X)
-        form, tile = checked_form(self.form), checked_tile(self.tile)
-        solver, tol, max_iter = checked_solver(self.solver), checked_tol(self.tol), checked_max_iter(self.max_iter)
+        settings = self._settings(kernel)
         is_multinomial = checked_multi_class(self.multi_class)
-        rows, labels = self._training(X, y)
-        n, d = rows.shape
-        check_sizes(kernel, rows, len(labels))
-        classes, codes = encoded(labels)
-        weights = checked_weights(sample_weight, n)
+        rows, y = self._training(X, y)
+        check_sizes(kernel, rows, len(y))
+        classes, codes = encoded(y)
+        weights = checked_weights(sample_weight, len(y))
         weights = class_weights(self.class_weight, classes, codes, weights)
-        store = None if self.store is None else str(self.store)
-        is_softmax = is_multinomial and len(classes) > 2
-        settings: dict[str, Any] = {
-            "n_targets": 1 if len(classes) == 2 else len(classes),
-            "alphas": alphas,
-            "fit_intercept": bool(self.fit_intercept),
-            "form": form,
-            "tile": tile,
-            "solver": solver,
-            "tol": tol,
-            "loss": "logistic",
-            "is_coupled": is_softmax,
-        }
-        plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
-        known = drawn(plan.problem.kernel, rows)
-        if known is not plan.problem.kernel:
-            plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-        data = LabelledData(
-            rows=rows,
-            codes=codes,
-            n_classes=len(classes),
-            weights=weights,
-            alphas=alphas,
-            kernel=plan.problem.kernel,
-            feature_map=plan.problem.feature_map,
-            fit_intercept=bool(self.fit_intercept),
-            is_multinomial=is_softmax,
-        )
-        if self.fit_intercept:
-            data = about_the_rows(data, store)
-        progress = self._progress(plan)
-        fitted = fit_path(data, plan, store, progress, max_iter, self._start(plan, classes))
-        if solver is None and store is None and any(f.result.status is Status.STALLED for f in fitted):
-            # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
-            with suppress(PlanError):
-                plan, fitted = self._again(known, settings, data, fitted, max_iter)
-        for one in fitted:
-            warn_of(one.result, plan)
-        self.classes_ = classes
-        self._has_softmax = is_softmax
-        self._take(fitted[-1])
-        self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
-        self.plan_: Plan = plan
-        self.n_features_in_ = d
-        self._last_key = self._key(plan)
-        return fitted
+        labels = Labels(codes, classes, alphas, is_multinomial)
+        return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X
 
-    def _again(
-        self, kernel: Kernel, settings: dict[str, Any], data: LabelledData, before: list[Fitted], max_iter: int
-    ) -> tuple[Plan, list[Fitted]]:
-        """Fit once more, with a direct solver."""
-        plan = plan_for_rows(data.rows, kernel, self.memory_limit, None, **(settings | {"solver": Cholesky()}))
-        worst = max(f.result.residual for f in before)
-        message = f"Newton's method with conjugate gradient stopped at a relative gradient of {worst:.1e}: factoring"
-        progress = self._progress(plan)
-        progress.note(message)
-        fitted = fit_path(data, plan, None, progress, max_iter)
-        return plan, [replace(f, result=replace(f.result, messages=(message, *f.result.messages))) for f in fitted]
-
-    def _progress(self, plan: Plan) -> Progress:
-        if self.progress is None and plan.seconds < QUIET_SECONDS:
-            return Progress()
-        return make_progress(self.progress)
-
-    def _start(self, plan: Plan, classes: NDArray[Any]) -> Point | None:
-        """Solution of the last fit, where this one may begin there."""
-        start: Point | None = getattr(self, "_last", None)
-        if not self.warm_start or start is None or not np.array_equal(classes, self.classes_):
+    def _warm_start(self, classes: NDArray[Any]) -> WarmStart | None:
+        """Solution of the last fit, if it had the same classes."""
+        last: Point | None = getattr(self, "_last", None)
+        if not self.warm_start or last is None or not np.array_equal(classes, self.classes_):
             return None
-        size = plan.problem.n if plan.form == "dual" else plan.problem.dimension
-        same = self._last_key == self._key(plan)
-        return start if same and start.coef.shape == (size, plan.problem.n_targets) else None
-
-    @staticmethod
-    def _key(plan: Plan) -> tuple[Any, ...]:
-        """What must be the same for a fit to begin where another one ended."""
-        p = plan.problem
-        return plan.form, p.kernel.to_dict(), p.fit_intercept, p.is_coupled
+        return WarmStart(last, self.plan_)
 
     def decision_function(self, X: Any) -> Any:
         """Scores of rows.
 
         Parameters
         ----------
-        X : as in fit, of shape (n, n_features)
-            With kernel == "precomputed": the kernel of the new rows with the training rows.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
+            training rows, of shape (n, n_samples).
 
         Returns
         -------
@@ -326,7 +284,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -339,7 +298,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -352,7 +312,8 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
 
         Parameters
         ----------
-        X : as in decision_function
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `decision_function`.
 
         Returns
         -------
@@ -361,23 +322,28 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return by_rows(self._scores(X), LabelOf(self.classes_), None, self.classes_.dtype)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy: the part of the rows whose most probable class is their label.
+        """Accuracy: the fraction of the rows whose most probable class is their label.
 
         Parameters
         ----------
-        X, y, sample_weight : as in fit
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            Rows, as for `decision_function`.
+        y : array-like, Dask array, Zarr array, or path, of shape (n,)
+            Their labels.
+        sample_weight : float or array-like of shape (n,), optional
+            Weights ≥ 0; None: 1 for every row.
 
         Returns
         -------
         float
+            Between 0 and 1.
         """
         labels = np.asarray(y) if is_local(y) else load_labels(y)
         weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))
         return float(accuracy_score(labels, np.asarray(self.predict(X)), sample_weight=weights))
 
-    def _likelihood(self) -> Bernoulli | Softmax:
-        n = len(self.classes_)
-        return Softmax(n) if self._has_softmax else Bernoulli(1 if n == 2 else n)
+    def _likelihood(self) -> Likelihood:
+        return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         """Rows, and labels of shape (n,)."""
@@ -388,13 +354,20 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
         return as_rows(X), labels
 
-    def _take(self, fitted: Fitted) -> None:
+    def _set_labelled(self, labels: Labels, fitted: Fit, rows: Rows, X: Any) -> None:
+        """Set the fitted attributes; the coefficients are those of the last λ."""
+        self.classes_ = labels.classes
+        self._has_softmax = isinstance(labels.likelihood, Softmax)
+        self._take(fitted.solved[-1])
+        self._finish(fitted, rows, X)
+
+    def _take(self, solved: Solved) -> None:
         """Set the fitted attributes of one λ."""
-        self._set_coefficients(fitted.function, fitted.dual_coef)
-        self.intercept_ = fitted.function.plain_intercept
-        self.n_iter_ = max(1, fitted.result.iterations)
-        self.solve_result_: SolveResult = fitted.result
-        self._last = fitted.start
+        self._set_coefficients(solved.model, solved.dual_coef)
+        self.intercept_ = solved.model.plain_intercept
+        self.n_iter_ = max(1, solved.result.iterations)
+        self.solve_result_: SolveResult = solved.result
+        self._last = solved.start
 
     def _description(self) -> dict[str, Any]:
         labels = self.classes_.tolist()
@@ -417,8 +390,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         weight = found["class_weight"]
         self.class_weight = dict(weight) if isinstance(weight, list) else weight
         self._has_softmax, self.n_iter_ = bool(found["softmax"]), int(found["n_iter"])
-        n_models = 1 if len(self.classes_) == 2 else len(self.classes_)
-        if function.n_targets != n_models:
+        if function.n_targets != self._likelihood().n_columns:
             raise KeyError(f"{function.n_targets} models for {len(self.classes_)} classes")
         self._set_coefficients(function, dual_coef)
         self.intercept_ = function.plain_intercept

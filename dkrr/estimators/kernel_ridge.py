@@ -1,7 +1,5 @@
 """Kernel ridge regression with scikit-learn's interface."""
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,25 +7,15 @@ from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from dkrr.errors import InputError, PlanError
+from dkrr.arguments import checked_alphas, checked_weights
+from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
-from dkrr.fitting import TrainingData, about_the_rows, drawn, fit, warn_of
+from dkrr.fitting import fit
 from dkrr.model import FittedFunction
-from dkrr.planning import Plan
-from dkrr.requests import (
-    checked_alphas,
-    checked_form,
-    checked_solver,
-    checked_tile,
-    checked_tol,
-    checked_weights,
-    place_of_targets,
-    plan_for_rows,
-)
-from dkrr.rows import MemoryRows, Rows, as_rows, load_array
+from dkrr.requests import FitRequest, Targets
+from dkrr.rows import Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
-from dkrr.runtime import make_progress
-from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.solvers import SolveResult
 from dkrr.tiles.mapped import release_pages
 
 
@@ -49,16 +37,18 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
         one.
     gamma : float, optional
-        γ > 0 of the kernels that have one; None means 1 / n_features.
+        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
     degree : float, default=3
-        Of the polynomial kernel.
+        Degree of the polynomial kernel.
     coef0 : float, default=1
-        Of the polynomial and sigmoid kernels.
+        Constant of the polynomial and sigmoid kernels.
     kernel_params : dict, optional
-        Keyword arguments of a callable kernel.
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
+        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
         whichever should be faster, conjugate gradient only if it should be so by a factor of 2.
@@ -70,32 +60,39 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
         memory that is available.
     tile : int, optional
-        Rows in a tile; None: the planner chooses.
+        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
     store : str, optional
         Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again. None: a
         temporary one, and none at all if the work fits in memory.
     progress : bool, optional
-        None shows the progress of work in tiles on a terminal, True also in a log file, False nowhere.
+        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
+        every fit, also in a log file; False nowhere.
 
     Attributes
     ----------
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        α. Not there after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
+        α. Missing after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
         where `solve_result_.condition` is large, although predictions are right; a message of `solve_result_` says so.
     coef_ : ndarray of shape (D,) or (D, n_targets)
-        w. Only where the model predicts in primal form. Its digits are as certain as those of `dual_coef_`.
+        w, the weights of the D features. Only where the model predicts in primal form. Its digits are as certain as
+        those of `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
+        Constant that is added to predictions; 0 without `fit_intercept`.
     norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα). Of αᵀKα rounding in K hides what is below
         about ε √n Σ Kᵢᵢ αᵢ²; such a norm is 0, and a message of `solve_result_` says how large it may be.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". Not there in a loaded model, nor are `norm_`,
+        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `norm_`,
         `plan_` and `solve_result_`.
     n_features_in_ : int
+        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, where X is a DataFrame whose column names are all strings.
     plan_ : Plan
         What was chosen and why; print it.
     solve_result_ : SolveResult
-        Status, true residual, condition number, messages, seconds, bytes and peak memory.
+        Status, true residual (`residual`), iterations of conjugate gradient, estimated condition number, messages,
+        seconds, bytes and peak memory.
 
     References
     ----------
@@ -154,10 +151,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects where the kernel takes such.
-        y : the same, of shape (n_samples,) or (n_samples, n_targets)
-            The path of a .npy file of float64 in C order is not read into memory by the primal form; `dual_coef_` is
-            then in a temporary file as well, mapped into memory.
+        y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n_samples,) or (n_samples, n_targets)
+            Targets. The path of a .npy file of float64 in C order is not read into memory by the primal form;
+            `dual_coef_` is then in a temporary file as well, mapped into memory.
         sample_weight : float or array-like of shape (n_samples,), optional
+            wᵢ ≥ 0, not all 0; None: 1 for every row.
 
         Returns
         -------
@@ -178,73 +176,32 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
             If the store is damaged or belongs to another problem.
         """
         kernel, X = self._encoded(self._kernel(), X)
-        form, tile = checked_form(self.form), checked_tile(self.tile)
-        solver, tol = checked_solver(self.solver), checked_tol(self.tol)
-        rows, targets = self._training(X, y)
-        n, d = rows.shape
-        check_sizes(kernel, rows, targets.shape[0])
-        weights = checked_weights(sample_weight, n)
-        check_finite(targets, "y")
-        release_pages(targets)  # which would count as what this process holds
-        is_vector = targets.ndim == 1
-        columns = np.ascontiguousarray(targets[:, None] if is_vector else targets)
-        alphas = checked_alphas(self.alpha, columns.shape[1])
-        store = None if self.store is None else str(self.store)
-        settings: dict[str, Any] = {
-            "n_targets": columns.shape[1],
-            "alphas": tuple(np.unique(alphas).tolist()),
-            "fit_intercept": bool(self.fit_intercept),
-            "n_counting": None if weights is None else int(np.count_nonzero(weights)),
-            "form": form,
-            "tile": tile,
-            "solver": solver,
-            "tol": tol,
-        } | place_of_targets(columns)
-        plan = plan_for_rows(rows, kernel, self.memory_limit, store, **settings)
-        # What has no plan is refused above, before anything is drawn; what is drawn may be smaller.
-        known = drawn(plan.problem.kernel, rows)
-        if known is not plan.problem.kernel:
-            plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-        data = TrainingData(
-            rows=rows,
-            targets=columns,
-            weights=weights,
-            alphas=alphas,
-            kernel=plan.problem.kernel,
-            feature_map=plan.problem.feature_map,
-            fit_intercept=bool(self.fit_intercept),
-        )
-        if self.fit_intercept:
-            data = about_the_rows(data, store)
-        direct = plan.execution == "memory" and plan.solver == "cholesky"
-        progress = make_progress(False if direct else self.progress)
-        solved = fit(data, plan, store, progress)
-        result = solved.result
-        if solver is None and store is None and result.status in (Status.STALLED, Status.MAX_ITERATIONS):
-            # Nobody asked for conjugate gradient; the direct solver does not depend on the spectrum.
-            with suppress(PlanError):
-                settings |= {"solver": Cholesky()}
-                plan = plan_for_rows(rows, known, self.memory_limit, store, **settings)
-                message = f"conjugate gradient stopped at a residual of {result.residual:.1e}: factoring instead"
-                progress.note(message)
-                solved = fit(data, plan, store, progress)
-                result = replace(solved.result, messages=(message, *solved.result.messages))
-        warn_of(result, plan)
+        settings = self._settings(kernel)
+        rows, y = self._training(X, y)
+        check_sizes(kernel, rows, len(y))
+        weights = checked_weights(sample_weight, len(y))
+        check_finite(y, "y")
+        release_pages(y)  # which would count as what this process holds
+        is_vector = y.ndim == 1
+        values = np.ascontiguousarray(y[:, None] if is_vector else y)
+        targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
+        fitted = fit(FitRequest(settings, rows, targets, weights), self.progress)
+        (solved,) = fitted.solved
+        assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.X_fit_ = X if not isinstance(rows, MemoryRows) else rows.array
-        self.plan_: Plan = plan
-        self.solve_result_: SolveResult = result
-        self.n_features_in_ = d
+        self.solve_result_: SolveResult = solved.result
+        self._finish(fitted, rows, X)
         return self
 
     def predict(self, X: Any) -> Any:
-        """Predict.
+        """Predict targets.
 
         Parameters
         ----------
-        X : as in fit, of shape (n, n_features)
-            With kernel == "precomputed": the kernel of the new rows with the training rows.
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
+            training rows, of shape (n, n_samples).
 
         Returns
         -------

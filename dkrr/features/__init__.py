@@ -1,13 +1,18 @@
 """Explicit feature maps: immutable values that turn blocks of rows into blocks of Φ."""
 
-from dkrr.features.base import FeatureMap
+from dkrr.features.base import FeatureMap, MapKernel
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.custom import CallableMap
-from dkrr.features.descriptions import arrays_of, feature_map, feature_map_from_dict
+from dkrr.features.descriptions import (
+    arrays_of,
+    feature_map,
+    feature_map_from_dict,
+    kernel_from_dict,
+    required_feature_map,
+)
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
-from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
 from dkrr.features.taylor import TaylorMap
 
@@ -19,7 +24,7 @@ __all__ = [
     "IdentityMap",
     "InteractionMap",
     "MapKernel",
-    "NormalisedMap",
+    "NormalizedMap",
     "Nystroem",
     "NystroemMap",
     "PolynomialMap",
@@ -30,5 +35,7 @@ __all__ = [
     "arrays_of",
     "feature_map",
     "feature_map_from_dict",
+    "kernel_from_dict",
+    "required_feature_map",
     "whitened",
 ]

@@ -122,22 +122,6 @@ class CallableMap(FeatureMap):
         return block
 
 
-def check_own_class(value: FeatureMap) -> None:
-    """Refuse a map of a user's own class whose value is not determined by its fields.
-
-    Raises
-    ------
-    InputTypeError
-        If its class is not a frozen dataclass.
-    """
-    parameters = vars(type(value)).get("__dataclass_params__")  # of the class itself, not of a parent
-    if parameters is None or not parameters.frozen:
-        raise InputTypeError(
-            f"the feature map {type(value).__qualname__} is not a frozen dataclass; put @dataclass(frozen=True) before "
-            "its class and make its settings fields, so that values can be compared, described and sent to workers"
-        )
-
-
 def given_map(description: Mapping[str, Any], given: Mapping[str, Any]) -> FeatureMap:
     """Return a user's own feature map, for what was given under the name in its description.
 
@@ -197,7 +181,15 @@ def _of_class(description: Mapping[str, Any], name: str, value: Any) -> FeatureM
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if set(settings) != set(known):
         raise InputError(f"the feature map {name!r} was saved with the fields {sorted(settings)}; {kind} has {known}")
-    return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+    try:
+        return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+    except DkrrError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{kind} is given for the feature map {name!r}, and cannot be made with the settings that were saved, "
+            f"{dict(settings)}: {type(error).__qualname__}: {error}"
+        ) from error
 
 
 def _tuples(value: Any) -> Any:

@@ -6,14 +6,13 @@ from functools import singledispatch
 from typing import Any
 
 from dkrr.errors import InputError
-from dkrr.features.base import OWN_CLASS, FeatureMap
+from dkrr.features.base import OWN_CLASS, FeatureMap, MapKernel
 from dkrr.features.centred import CentredMap
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.custom import CallableMap, given_map
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
-from dkrr.features.map_kernel import MapKernel
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.features.nystroem import Nystroem, NystroemMap
 from dkrr.features.taylor import TaylorMap
 from dkrr.kernels import (
@@ -27,16 +26,14 @@ from dkrr.kernels import (
     Scaled,
     Sum,
     TaylorRBF,
-    kernel_from_dict,
 )
-from dkrr.kernels.base import FINITE_MAPS
+from dkrr.kernels import kernel_from_dict as kernel_without_maps
 from dkrr.kernels.centring import CentredLinear
-from dkrr.kernels.descriptions import MADE_ELSEWHERE
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
     for feature_map in (
-        IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
+        IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
         InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap, CentredMap,
     )
 }  # fmt: skip
@@ -85,7 +82,7 @@ def _(kernel: CentredLinear, n_features: int) -> FeatureMap | None:  # noqa: ARG
 
 @feature_map.register
 def _(kernel: Cosine, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalisedMap()
+    return NormalizedMap()
 
 
 @feature_map.register
@@ -101,7 +98,7 @@ def _(kernel: Columns, n_features: int) -> FeatureMap | None:
 
 @feature_map.register
 def _(kernel: BagOfWords, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalisedMap() if kernel.cosine else IdentityMap()
+    return NormalizedMap() if kernel.cosine else IdentityMap()
 
 
 @feature_map.register
@@ -135,13 +132,45 @@ def _(kernel: Sum, n_features: int) -> FeatureMap | None:
 def _(kernel: Normalized, n_features: int) -> FeatureMap | None:
     base = feature_map(kernel.base, n_features)
     if isinstance(base, IdentityMap):
-        return NormalisedMap()
+        return NormalizedMap()
     return None if base is None else UnitLengthMap(base)
 
 
 @feature_map.register
 def _(kernel: TaylorRBF, n_features: int) -> FeatureMap | None:
     return TaylorMap(kernel.degree, 1.0 / n_features if kernel.gamma is None else kernel.gamma)
+
+
+def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
+    """Return the finite feature map φ of a kernel, ⟨φ(x), φ(z)⟩ = k(x, z); its `kernel()` leads back.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    n_features : int
+        d, number of columns of X; an open gamma becomes 1 / d.
+
+    Raises
+    ------
+    InputError
+        If there is none, or none is known: `feature_map` returns None then.
+
+    Examples
+    --------
+    >>> from dkrr.features import required_feature_map
+    >>> from dkrr.kernels import Linear, Polynomial
+    >>> required_feature_map(Linear() + Polynomial(degree=2), 3).dimension(3)
+    13
+    """
+    found = feature_map(kernel.resolved(n_features), n_features)
+    if found is None:
+        raise InputError(
+            f"{kernel!r} has no finite feature map, or none is known; expected a linear, cosine or Taylor kernel, a "
+            "polynomial of whole degree with coef0 of at least 0, the kernel of a feature map, or sums, multiples "
+            "and normalisations of these: use the kernel itself (form='dual'), or approximate it by name with "
+            "dkrr.features.RandomFourier, Nystroem or (RBF of few columns) TaylorMap"
+        )
+    return found
 
 
 def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
@@ -174,6 +203,28 @@ def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:
                 f"Nystroem has n_components={part.n_components}, but there are only {n_rows} training rows; expected "
                 f"at most {n_rows}: use fewer, or the kernel itself, which is exact"
             )
+
+
+def kernel_from_dict(
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> Kernel:
+    """Return the kernel that `Kernel.to_dict` described, also where a feature map is part of it.
+
+    Parameters
+    ----------
+    description : mapping
+        For example ``{"kernel": "rbf", "gamma": 0.1}``; sums, products and multiples nest.
+    callables, arrays : mapping, optional
+        As for `feature_map_from_dict`.
+
+    Raises
+    ------
+    InputError
+        If the description is damaged, or a function or an array is needed and not given.
+    """
+    return kernel_without_maps(description, callables, arrays, {MapKernel.tag: _map_kernel})
 
 
 def feature_map_from_dict(
@@ -248,8 +299,3 @@ def _map_kernel(
     settings: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
 ) -> Kernel:
     return MapKernel(feature_map_from_dict(settings.get("feature_map", {}), callables, arrays))
-
-
-# Kernels lie below feature maps and cannot know them.
-MADE_ELSEWHERE[MapKernel.tag] = _map_kernel
-FINITE_MAPS[:] = [feature_map]

@@ -11,8 +11,7 @@ from scipy.special import ndtri
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap
-from dkrr.features.map_kernel import MapKernel
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import RBF, Kernel, Laplacian, Matern
 from dkrr.kernels.blocks import STRIP_ROWS, Rows, is_sparse

@@ -50,18 +50,18 @@ class IdentityMap(FeatureMap):
 
 
 @dataclass(frozen=True)
-class NormalisedMap(FeatureMap):
+class NormalizedMap(FeatureMap):
     """φ(x) = x / ‖x‖, for the cosine kernel; a row of zeros stays.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from dkrr.features import NormalisedMap
-    >>> NormalisedMap().transform(np.array([[3.0, 4.0]]))
+    >>> from dkrr.features import NormalizedMap
+    >>> NormalizedMap().transform(np.array([[3.0, 4.0]]))
     array([[0.6, 0.8]])
     """
 
-    tag: ClassVar[str] = "normalised"
+    tag: ClassVar[str] = "normalized"
     keeps_sparse: ClassVar[bool] = True
 
     def dimension(self, n_features: int) -> int:
@@ -239,7 +239,7 @@ class UnitLengthMap(FeatureMap):
     """φ(x) = φ₁(x) / ‖φ₁(x)‖, for the kernel k₁ normalised; 0 where φ₁ is 0.
 
     Lengths come from the kernel, ‖φ₁(x)‖² = k₁(x, x), so some of the features need no others wherever k₁(x, x) has a
-    closed form (not where it is an approximation's, a `MapKernel`). `NormalisedMap` is that of the columns themselves.
+    closed form (not where it is an approximation's, a `MapKernel`). `NormalizedMap` is that of the columns themselves.
 
     Parameters
     ----------

@@ -8,8 +8,7 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap
-from dkrr.features.map_kernel import MapKernel
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows, checksum

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
 from dkrr.fitting.workers import dask_executor, dask_workers
 from dkrr.linalg.operator import ResidentRows
@@ -103,12 +103,12 @@ class Context:
         self.record.add(record)
         return np.asarray(value)
 
-    def whole_rows(self, data: TrainingData | LabelledData, rows_per_chunk: int, *, stay: bool = False) -> Rows:
+    def whole_rows(self, data: FitData, rows_per_chunk: int, *, stay: bool = False) -> Rows:
         """Rows of the data, checked, as tasks read any of them: in this process's memory, or shared by all workers.
 
         Parameters
         ----------
-        data : TrainingData or LabelledData
+        data : FitData
         rows_per_chunk : int
             Of a copy in the store.
         stay : bool
@@ -134,7 +134,7 @@ class Context:
         self._resident.append(rows)
         return ResidentRows(rows, self.run)
 
-    def streamed_rows(self, data: TrainingData | LabelledData, rows_per_chunk: int) -> Rows:
+    def streamed_rows(self, data: FitData, rows_per_chunk: int) -> Rows:
         """Rows of the data as tasks read them one block after another; not checked if everything is in memory.
 
         Parameters and errors are those of `whole_rows`.

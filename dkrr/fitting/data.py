@@ -11,8 +11,10 @@ from dkrr.config import setting
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
-from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
+from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
+from dkrr.planning import Plan
+from dkrr.requests import FitRequest, Targets
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.tiles.mapped import is_mapped, mapped_array
@@ -29,18 +31,14 @@ ORIGINS = "origins"
 """Name of the note in a store that holds the origins of the kernel of its run."""
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """Checked arguments of one fit."""
+@dataclass(frozen=True, kw_only=True)
+class FitData:
+    """Data of one fit, with the kernel as it is computed."""
 
     rows: Rows
     """X, of shape (n, d); for a precomputed kernel the Gram matrix itself."""
-    targets: Array
-    """y, of shape (n, t)."""
     weights: Array | None
-    """Sample weights, of shape (n,)."""
-    alphas: Array
-    """λ of every target, of shape (t,)."""
+    """Sample weights (times class weights), of shape (n,); None: ones."""
     kernel: Kernel
     feature_map: FeatureMap | None
     fit_intercept: bool
@@ -51,6 +49,30 @@ class TrainingData:
     def n(self) -> int:
         """Number of rows."""
         return self.rows.shape[0]
+
+    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
+        """What must be the same for a run to be resumed."""
+        return {
+            "X": rows_digest,
+            "shape": list(self.rows.shape),
+            "dtype": str(np.dtype(self.rows.dtype)),
+            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
+            "fit_intercept": self.fit_intercept,
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """What a resumed run takes over from the one that began."""
+        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData(FitData):
+    """Data of a ridge regression."""
+
+    targets: Array
+    """y, of shape (n, t)."""
+    alphas: Array
+    """λ of every target, of shape (t,)."""
 
     def in_range(self) -> tuple["TrainingData", Array | None]:
         """The same problem with targets whose sums and squares neither overflow nor underflow.
@@ -144,61 +166,29 @@ class TrainingData:
         return alpha if scale is None else alpha * scale[:, None], constants
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
-        return {
-            "X": rows_digest,
-            "shape": list(self.rows.shape),
-            "dtype": str(np.dtype(self.rows.dtype)),
+        """What must be the same for a run to be resumed."""
+        return super().fingerprint(rows_digest) | {
             "y": digest_of(self.targets),
             "sample_weight": None if self.weights is None else digest_of(self.weights),
-            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": self.alphas.tolist(),
-            "fit_intercept": self.fit_intercept,
         }
-
-    def notes(self) -> dict[str, Any]:
-        """What a run that goes on takes over from the one that began."""
-        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
 
 
 def _weighted_sum(vectors: Array, scale: Array | None) -> Array:
     return vectors.sum(axis=0) if scale is None else scale @ vectors
 
 
-@dataclass(frozen=True)
-class LabelledData:
-    """Checked arguments of one classification."""
+@dataclass(frozen=True, kw_only=True)
+class LabelledData(FitData):
+    """Data of a classification."""
 
-    rows: Rows
-    """X, of shape (n, d); for a precomputed kernel the Gram matrix itself."""
     codes: NDArray[np.intp]
     """Numbers of the classes, of shape (n,)."""
-    n_classes: int
-    weights: Array | None
-    """Sample weights times class weights, of shape (n,); None: ones."""
+    likelihood: Likelihood
     alphas: tuple[float, ...]
     """λ, one model after the other."""
-    kernel: Kernel
-    feature_map: FeatureMap | None
-    fit_intercept: bool
-    is_multinomial: bool
-    """One softmax of all classes, not a model for each."""
     unit: float = 1.0
     """Power of two that weights and alphas have been divided by, and with them the objective."""
-    centring: Centring | None = None
-    """What `about_the_rows` did to the kernel; None: nothing."""
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        return self.rows.shape[0]
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Of the labels."""
-        if self.n_classes == 2:
-            return Bernoulli(1)
-        return Softmax(self.n_classes) if self.is_multinomial else Bernoulli(self.n_classes)
 
     def in_range(self) -> "LabelledData":
         """The same problem with weights whose squares neither overflow nor underflow.
@@ -222,19 +212,25 @@ class LabelledData:
         return replace(self, weights=weights, alphas=alphas, unit=ldexp(1.0, exponent))
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
-        return {
-            "X": rows_digest,
-            "shape": list(self.rows.shape),
-            "dtype": str(np.dtype(self.rows.dtype)),
+        """What must be the same for a run to be resumed."""
+        return super().fingerprint(rows_digest) | {
             "classes": digest_of(self.codes),
             "weight": None if self.weights is None else digest_of(self.weights * self.unit),
-            "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),
             "alpha": [alpha * self.unit for alpha in self.alphas],
-            "fit_intercept": self.fit_intercept,
-            "multinomial": self.is_multinomial,
+            "multinomial": isinstance(self.likelihood, Softmax),
         }
 
-    def notes(self) -> dict[str, Any]:
-        """What a run that goes on takes over from the one that began."""
-        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
+
+def data_of(request: FitRequest, plan: Plan) -> TrainingData | LabelledData:
+    """Data of a fit; the kernel is the plan's, in which nothing is left open."""
+    common: dict[str, Any] = {
+        "rows": request.rows,
+        "weights": request.weights,
+        "kernel": plan.problem.kernel,
+        "feature_map": plan.problem.feature_map,
+        "fit_intercept": request.settings.fit_intercept,
+    }
+    outputs = request.outputs
+    if isinstance(outputs, Targets):
+        return TrainingData(targets=outputs.values, alphas=outputs.alphas, **common)
+    return LabelledData(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **common)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.norms import gram_diagonal
@@ -45,7 +45,7 @@ class GramMatrix:
 
     Parameters
     ----------
-    data : TrainingData or LabelledData
+    data : FitData
     plan : Plan
     context : Context
     scale : ndarray of shape (n,), optional
@@ -59,9 +59,7 @@ class GramMatrix:
         If the store belongs to another problem.
     """
 
-    def __init__(
-        self, data: TrainingData | LabelledData, plan: Plan, context: Context, scale: Array | None = None
-    ) -> None:
+    def __init__(self, data: FitData, plan: Plan, context: Context, scale: Array | None = None) -> None:
         c, kernel = plan.chosen, data.kernel
         self.n, self._scale, self._plan, self._context = data.n, scale, plan, context
         self._tiles: Callable[..., TileSource]
@@ -245,7 +243,7 @@ class GramMatrix:
             capacity=plan.chosen.rank_limit,
             pivots=settings.pivots,
             importance=importance,
-            seed=settings.seed,
+            seed=settings.random_state,
             dtype=np.float32,
             record=context.record,
         )

@@ -40,7 +40,7 @@ def iteration_of(
         right_sides=right_sides,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
-        max_iterations=settings_of(plan).max_iterations,
+        max_iterations=settings_of(plan).max_iter,
         mixed=mixed,
         deflate=deflate,
         progress=context.progress,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,16 +15,14 @@ from dkrr.fitting.gram import GramMatrix
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.normal_rows import NormalRows
-from dkrr.fitting.results import Solution, fitted_function, result_of
+from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
-from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
-from dkrr.solvers import SolveResult
 from dkrr.solvers.dual_objective import DualObjective
 from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
@@ -36,22 +34,9 @@ ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 """Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """One model of a path."""
-
-    alpha: float
-    function: FittedFunction
-    result: SolveResult
-    dual_coef: Array | None
-    """α, of shape (n, m); None after a fit in primal form."""
-    start: Point
-    """From which the next one may begin."""
-
-
 def fit_path(
     data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Point | None = None
-) -> list[Fitted]:
+) -> list[Solved]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
     Parameters
@@ -76,17 +61,15 @@ def fit_path(
     with open_context(plan, store, progress) as context:
         rows, objective_at = FORMS[plan.form](scaled, plan, context)
         found = _minimise(scaled, plan, context, objective_at, max_iter, start)
-    models = [_fitted(data, plan, context, rows, *one) for one in zip(data.alphas, found, strict=True)]
+    models = [_solved(data, plan, context, rows, one) for one in found]
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
-    if context.temporary is not None and all(m.function.keep_alive is None for m in models):
+    if context.temporary is not None and all(m.model.keep_alive is None for m in models):
         context.temporary.delete()
     return models
 
 
-def _fitted(
-    data: LabelledData, plan: Plan, context: Context, rows: Rows | None, alpha: float, found: PathPoint
-) -> Fitted:
+def _solved(data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint) -> Solved:
     outcome, state, point, is_dual = found.outcome, found.outcome.state, found.point, plan.form == "dual"
     solution = Solution(
         dual_coef=point.coef if is_dual else None,
@@ -109,7 +92,8 @@ def _fitted(
         decrement=outcome.decrement,
         probability_change=outcome.probability_change,
     )
-    return Fitted(alpha, fitted_function(data, plan, solution, context.temporary), result, solution.dual_coef, point)
+    model = fitted_function(data, plan, solution, context.temporary)
+    return Solved(model, result, solution.dual_coef, start=point)
 
 
 def _minimise(
@@ -163,7 +147,7 @@ def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None
             preconditioners=preconditioners,
             largest=largest,
             mixed=c.precision == "float32" and not matrix.makes_factors,
-            max_iterations=settings_of(plan).max_iterations,
+            max_iterations=settings_of(plan).max_iter,
             start=start,
             progress=context.progress,
             unit=data.unit,
@@ -197,7 +181,7 @@ def _primal(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | No
             segments=segments,
             executor=context.executor,
             alpha=alpha,
-            max_iterations=settings.max_iterations,
+            max_iterations=settings.max_iter,
             is_preconditioned=settings.preconditioner is not None,
             start=start,
             progress=context.progress,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.features import IdentityMap
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
@@ -37,7 +37,7 @@ class NormalRows:
 
     Parameters
     ----------
-    data : TrainingData or LabelledData
+    data : FitData
     plan : Plan
     context : Context
     group : str
@@ -50,7 +50,7 @@ class NormalRows:
 
     def __init__(
         self,
-        data: TrainingData | LabelledData,
+        data: FitData,
         plan: Plan,
         context: Context,
         group: str,

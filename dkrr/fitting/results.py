@@ -13,7 +13,7 @@ from dkrr import blas
 from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.features.centred import difference_at_zero
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import LabelledData, TrainingData
+from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.norms import function_norms
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
@@ -22,7 +22,7 @@ from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.conjugate_gradient import Outcome
-from dkrr.solvers.newton import PROBABILITY_POWER
+from dkrr.solvers.newton import PROBABILITY_POWER, Point
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ SHIFT_ROWS = 1024
 NEWTON_ADVICE = {
     Status.STALLED: (
         "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
-        "increase tol or alpha; with conjugate gradient raise its max_iterations, or use solver='cholesky'"
+        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
     ),
     Status.MAX_ITERATIONS: (
         "stopped at max_iter. Raise it (with store= a fit goes on where it stopped), or increase alpha: where the "
@@ -68,14 +68,16 @@ class Solution:
 
 @dataclass(frozen=True)
 class Solved:
-    """What a fit gives."""
+    """What a fit gives for one model."""
 
     model: FittedFunction
     result: SolveResult
     dual_coef: Array | None
     """α, of shape (n, t); also where the model predicts in primal form."""
-    norms: Array
-    """‖f‖ in the kernel's space, of shape (t,)."""
+    norms: Array | None = None
+    """‖f‖ in the kernel's space, of shape (t,); None for a classification."""
+    start: Point | None = None
+    """Where a later classification may begin."""
 
 
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
@@ -185,7 +187,7 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
 
 
 def warn_of(result: SolveResult, plan: Plan) -> None:
-    """Warn of a result that is less accurate than was asked for."""
+    """Warn of a result that is less accurate than was asked for, where the caller of an estimator's `fit` is."""
     if result.status in (Status.SOLVED, Status.CONVERGED):
         return
     asked = f"where {plan.problem.tol:.1e} was asked"
@@ -195,7 +197,7 @@ def warn_of(result: SolveResult, plan: Plan) -> None:
     else:
         after = f" after {result.iterations} iterations, {asked}" if result.iterations else ""
         text = f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
-    warnings.warn(text, ConvergenceWarning, stacklevel=3)
+    warnings.warn(text, ConvergenceWarning, stacklevel=4)
 
 
 def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
@@ -212,7 +214,7 @@ def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
     )
 
 
-def fitted_function(data: TrainingData | LabelledData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:
+def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:
     """Return what predicts, in the plan's form; it keeps the owner of a temporary folder only if it reads from it."""
     coef, feature_map, rows, keep = None, None, None, None
     if solution.coef is not None:
@@ -241,7 +243,7 @@ def fitted_function(data: TrainingData | LabelledData, plan: Plan, solution: Sol
 
 
 def _shift(
-    data: TrainingData | LabelledData,
+    data: FitData,
     plan: Plan,
     centring: Centring,
     coef: Array | None,
@@ -259,7 +261,7 @@ def _shift(
     return total
 
 
-def primal_coefficients(data: TrainingData | LabelledData, solution: Solution) -> Array:
+def primal_coefficients(data: FitData, solution: Solution) -> Array:
     """Coefficients w = Φᵀα, a block of rows at a time; shape (D, t)."""
     rows = solution.rows
     assert data.feature_map is not None and rows is not None and solution.dual_coef is not None

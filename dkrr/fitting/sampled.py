@@ -13,7 +13,7 @@ from dkrr.features.base import Array
 from dkrr.features.descriptions import parts_of
 from dkrr.features.nystroem import entry_seconds, held_bytes
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import ORIGINS, LabelledData, TrainingData
+from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.kernels import Kernel, Linear, centring
 from dkrr.linalg.pivots import choose_pivots
 from dkrr.rows import MemoryRows, Rows, scan, write_rows
@@ -25,7 +25,7 @@ ORIGIN_BYTES = 16 * 2**20
 """Rows, and their bytes, whose mean is the origin: any point near the rows will do, so they need not all be read."""
 
 Value = TypeVar("Value", bound=Kernel | FeatureMap)
-Data = TypeVar("Data", bound=TrainingData | LabelledData)
+Data = TypeVar("Data", bound=FitData)
 
 
 def drawn(value: Value, rows: Rows) -> Value:
@@ -58,7 +58,7 @@ def about_the_rows(data: Data, store: str | None = None) -> Data:
 
     Parameters
     ----------
-    data : TrainingData or LabelledData
+    data : FitData
         Some rows are read. The kernel is resolved.
     store : str, optional
         Store of the fit. A run that is there goes on with its own origins, whatever container holds the rows now.
@@ -79,7 +79,7 @@ def about_the_rows(data: Data, store: str | None = None) -> Data:
     return replace(data, kernel=about, feature_map=phi, centring=centring.Centring(kernel, origins))
 
 
-def _found(data: TrainingData | LabelledData) -> centring.Origins:
+def _found(data: FitData) -> centring.Origins:
     """Origins near the rows that count."""
     rows, weights = data.rows, data.weights
     n, d = rows.shape

@@ -10,6 +10,7 @@ from typing import Any
 
 from dkrr.config import setting
 from dkrr.errors import InputError, MemoryLimitError
+from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.runtime import Executor
 from dkrr.runtime.local_workers import LocalWorkers
@@ -72,7 +73,7 @@ def _checked_workers(
     """
     prepare = dask_executor().held_when_ready
     with ThreadPoolExecutor(1) as aside:
-        held = aside.submit(prepare, client, plan.problem.kernel, [store.url])
+        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES)
         executor: Executor = dask_executor().DaskExecutor(
             client, lambda: _memory(plan, held.result()), None if workers is None else workers.ended
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -40,9 +39,6 @@ FIXED_WORKSPACE_BYTES = 512 * 1024
 
 # Copies of CSR rows that are there at a time: cut out (or scaled), and transposed (measured: up to 1.9).
 CSR_COPIES = 2
-
-FINITE_MAPS: list[Callable[[Kernel, int], Any]] = []
-"""From a kernel and a number of columns to its feature map or None: dkrr.features, a higher room, enrols here."""
 
 
 @dataclass(frozen=True)
@@ -225,43 +221,6 @@ class Kernel(ABC):
         if getattr(self, "gamma", 1.0) is None:
             return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]
         return self
-
-    def feature_map(self, n_features: int) -> Any:
-        """Return the finite feature map φ of the kernel, ⟨φ(x), φ(z)⟩ = k(x, z); its `kernel()` leads back.
-
-        Parameters
-        ----------
-        n_features : int
-            d, number of columns of X; an open gamma becomes 1 / d.
-
-        Returns
-        -------
-        dkrr.features.FeatureMap
-
-        Raises
-        ------
-        InputError
-            If there is none, or none is known: `dkrr.features.feature_map` returns None then.
-
-        Examples
-        --------
-        >>> from dkrr.kernels import Linear, Polynomial
-        >>> (Linear() + Polynomial(degree=2)).feature_map(3).dimension(3)
-        13
-        """
-        self.resolved(n_features)  # n_features is at least 1
-        if not FINITE_MAPS:
-            # By name, as imports run downwards: whoever has kernels alone need not have loaded the maps.
-            import_module("dkrr.features")
-        found = FINITE_MAPS[0](self, n_features)
-        if found is None:
-            raise InputError(
-                f"{self!r} has no finite feature map, or none is known; expected a linear, cosine or Taylor kernel, a "
-                "polynomial of whole degree with coef0 of at least 0, the kernel of a feature map, or sums, multiples "
-                "and normalisations of these: use the kernel itself (form='dual'), or approximate it by name with "
-                "dkrr.features.RandomFourier, Nystroem or (RBF of few columns) TaylorMap"
-            )
-        return found
 
     @abstractmethod
     def entry_cost(self, n_features: int) -> EntryCost:

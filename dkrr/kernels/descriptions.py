@@ -19,6 +19,9 @@ from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
 
+Maker = Callable[[Mapping[str, Any], Mapping[str, Callable[..., Any]], Mapping[str, Any]], Kernel]
+"""From settings, functions and arrays to a kernel."""
+
 _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
     for kernel in (
@@ -27,11 +30,6 @@ _DESCRIBED: dict[str, type[Kernel]] = {
         Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk,
     )
 }  # fmt: skip
-
-MADE_ELSEWHERE: dict[
-    str, Callable[[Mapping[str, Any], Mapping[str, Callable[..., Any]], Mapping[str, Any]], Kernel]
-] = {}
-"""From settings, functions and arrays to the kernels of higher rooms (dkrr.features), which enrol here by tag."""
 
 # scikit-learn's metric names, and "matern"; which of its three settings each takes (the others are ignored,
 # as there, so that a grid search may vary gamma over several kernels).
@@ -107,8 +105,9 @@ def kernel_from_dict(
     description: Mapping[str, Any],
     callables: Mapping[str, Callable[..., Any]] | None = None,
     arrays: Mapping[str, Any] | None = None,
+    makers: Mapping[str, Maker] | None = None,
 ) -> Kernel:
-    """Return the kernel that `Kernel.to_dict` described.
+    """Return the kernel that `Kernel.to_dict` described; `dkrr.features.kernel_from_dict` also those of feature maps.
 
     Parameters
     ----------
@@ -118,6 +117,8 @@ def kernel_from_dict(
         The functions of callable kernels, by the names in the description.
     arrays : mapping from checksum to array, optional
         The arrays of feature maps and kernels, by the checksums in the description.
+    makers : mapping from tag to callable, optional
+        What makes the kernels that are defined above `dkrr.kernels`.
 
     Returns
     -------
@@ -139,8 +140,8 @@ def kernel_from_dict(
     name = settings.pop("kernel")
     if name == CallableKernel.tag:
         return _given_function(settings, callables or {})
-    if name in MADE_ELSEWHERE:
-        return MADE_ELSEWHERE[name](settings, callables or {}, arrays or {})
+    if makers is not None and name in makers:
+        return makers[name](settings, callables or {}, arrays or {})
     if name not in _DESCRIBED:
         raise InputError(
             f"unknown kernel {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come "
@@ -148,16 +149,19 @@ def kernel_from_dict(
         )
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            settings[key] = _part(value, callables, arrays or {})
+            settings[key] = _part(value, callables, arrays or {}, makers)
     return _made(_DESCRIBED[name], name, settings)
 
 
 def _part(
-    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any]
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None,
+    arrays: Mapping[str, Any],
+    makers: Mapping[str, Maker] | None,
 ) -> Any:
     """Return the kernel or the array that is part of a kernel."""
     if "array" not in description:
-        return kernel_from_dict(description, callables, arrays)
+        return kernel_from_dict(description, callables, arrays, makers)
     if description["array"] not in arrays:
         raise InputError(f"the array {description['array']!r} of a kernel is missing; expected it in `arrays`")
     return arrays[description["array"]]

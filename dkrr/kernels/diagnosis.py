@@ -66,7 +66,7 @@ class SampledSpectrum:
         return f"{found}: positive definite, condition {self.largest / self.smallest:.2g}{suffix}"
 
 
-def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, seed: int = 0) -> SampledSpectrum:
+def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
     """Return the extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
 
     Takes O(m²) memory and O(m³) time for a sample of m rows: about a second for 1,000.
@@ -78,8 +78,8 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, seed: int 
         The Gram matrix, for a precomputed kernel.
     n_sample : int
         Rows that are drawn without replacement, at least 1; all of them if there are fewer.
-    seed : int
-        Of the draw.
+    random_state : int
+        Seed of the sample.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, seed: int 
     """
     if not isinstance(kernel, Kernel):
         raise InputTypeError(f"{kernel!r} is not a kernel; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
-    for name, value, least in (("n_sample", n_sample, 1), ("seed", seed, 0)):
+    for name, value, least in (("n_sample", n_sample, 1), ("random_state", random_state, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
     kernel = kernel.fitted(X)
@@ -112,7 +112,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, seed: int 
     if kernel.is_precomputed and rows.shape[1] != n:
         raise InputError(f"the precomputed Gram matrix has shape {rows.shape}; expected a square one")
     if n > n_sample:
-        chosen = np.sort(np.random.default_rng(seed).choice(n, n_sample, replace=False))
+        chosen = np.sort(np.random.default_rng(random_state).choice(n, n_sample, replace=False))
         rows = rows[chosen]
         if kernel.is_precomputed:
             rows = rows[:, chosen]

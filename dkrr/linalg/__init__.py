@@ -1,1 +1,9 @@
 """Algorithms on tiles; each module states its cost beside its code."""
+
+TASK_MODULES = (
+    "dkrr.linalg.cholesky",
+    "dkrr.linalg.residual",
+    "dkrr.linalg.preconditioner",
+    "dkrr.linalg.likelihood_pass",
+)
+"""Modules that import all libraries that tasks need: workers import them before anything is planned or timed."""

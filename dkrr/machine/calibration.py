@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from dkrr.config import setting
 from dkrr.errors import InputError
+from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, cluster_of, local_workers
 from dkrr.machine.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
@@ -62,8 +62,6 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         raise InputError(f"the folder {where} is not there; give one that every worker can write to")
     begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     client = ambient_client()
-    from dkrr.runtime.dask_executor import on_every_worker
-
     with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
         here = measure_threads(seconds)
         if client is not None:
@@ -72,7 +70,6 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         else:
             fingerprint, started = machine_fingerprint(), time.perf_counter()
             with _local(scratch) as client:
-                on_every_worker(client, import_module, "dkrr.fitting.solve")  # what every fit waits for
                 ready = time.perf_counter()
                 measured, kernels, shared = _of_workers(client, scratch, seconds)
                 done = time.perf_counter()
@@ -95,7 +92,9 @@ def _local(scratch: str) -> Iterator[Any]:
     from dkrr.runtime.local_workers import local_client
 
     n_workers = local_workers(None)
-    with local_client(n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch) as client:
+    with local_client(
+        n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch, TASK_MODULES
+    ) as client:
         yield client
 
 

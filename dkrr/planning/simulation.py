@@ -115,7 +115,7 @@ class Cluster:
     """Until the first worker is there."""
     start_spread_seconds: float = 0.0
     """From the first worker to the last; they come evenly."""
-    seed: int = 0
+    random_state: int = 0
 
     @classmethod
     def ideal(cls, slots: int) -> Self:
@@ -301,7 +301,9 @@ class _Run:
         )
         self.links = [link for link in (self.reading, self.writing) if link is not None]
         # Streams of their own, so that one kind of misfortune does not change the others.
-        tasks, workers, self.losses = (random.Random(f"{kind} {c.seed}") for kind in ("tasks", "workers", "losses"))
+        tasks, workers, self.losses = (
+            random.Random(f"{kind} {c.random_state}") for kind in ("tasks", "workers", "losses")
+        )
         sigma = c.straggler_sigma
         self.seconds = [w.seconds * (math.exp(sigma * abs(tasks.gauss(0, 1))) if sigma else 1.0) for w in self.work]
         self.speed = [c.slow_factor if workers.random() < c.slow_share else 1.0 for _ in range(c.workers)]

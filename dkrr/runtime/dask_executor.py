@@ -391,7 +391,7 @@ class Held:
     """With those of the fit's kernel and store as well."""
 
 
-def held_when_ready(client: Client, kernel: Any, urls: Sequence[str]) -> Held:
+def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
     """Let every worker import what its tasks need, and ask what it holds then.
 
     Parameters
@@ -401,19 +401,22 @@ def held_when_ready(client: Client, kernel: Any, urls: Sequence[str]) -> Held:
         A user's own may import a library.
     urls : sequence of str
         Stores that tasks will open; those of another machine take libraries of their own.
+    modules : sequence of str
+        Modules that tasks will need.
     """
     # As bytes, which the worker makes a kernel of when it has measured itself.
-    held = client.run(_prepare, dumps(kernel), list(urls))
+    held = client.run(_prepare, dumps(kernel), list(urls), list(modules))
     environments, ready = zip(*held.values(), strict=True)
     return Held(max(environments), max(ready))
 
 
-async def _prepare(kernel: bytes, urls: list[str]) -> tuple[int, int]:
-    return await asyncio.to_thread(_held, kernel, urls)  # the worker's loop goes on
+async def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
+    return await asyncio.to_thread(_held, kernel, urls, modules)  # the worker's loop goes on
 
 
-def _held(kernel: bytes, urls: list[str]) -> tuple[int, int]:
-    importlib.import_module("dkrr.fitting.solve")
+def _held(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
+    for name in modules:
+        importlib.import_module(name)
     this = psutil.Process()
     environment = this.memory_info().rss
     loads(kernel)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
 from pathlib import Path
@@ -222,7 +222,7 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[Any]:
+def local_client(n_workers: int, memory_bytes: int, scratch: str, modules: Sequence[str]) -> Iterator[Any]:
     """Client of `LocalWorkers` that have imported what tasks need, for the time of a block; not the ambient one.
 
     What is timed on them is then work alone.
@@ -231,11 +231,14 @@ def local_client(n_workers: int, memory_bytes: int, scratch: str) -> Iterator[An
     ----------
     n_workers, memory_bytes, scratch
         As for `LocalWorkers`.
+    modules : sequence of str
+        Modules that tasks need.
     """
     with LocalWorkers(n_workers, memory_bytes, scratch) as workers, workers.client() as client:
-        client.run(_import, "dkrr.linalg.cholesky")
+        client.run(_import, list(modules))
         yield client
 
 
-def _import(name: str) -> None:
-    importlib.import_module(name)  # a module itself cannot be sent back
+def _import(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)

@@ -24,8 +24,8 @@ class Status(Enum):
         "more memory, or use solver='cholesky'"
     )
     MAX_ITERATIONS = (
-        "stopped at max_iterations with a true residual above what was asked for: raise max_iterations (with store= "
-        "a fit goes on where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
+        "stopped at max_iter with a true residual above what was asked for: raise max_iter (with store= a fit goes on "
+        "where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
     )
 
 

@@ -17,19 +17,20 @@ class Pivoted:
     ----------
     rank : int, optional
         Columns of the factor; None: as many as pay, found while it is built, within the memory.
-    seed : int
-        Of the random pivots.
+    random_state : int, default=0
+        Seed of the random pivots.
     """
 
     pivots: ClassVar[Pivots]
 
     rank: int | None = None
-    seed: int = 0
+    random_state: int = 0
 
     def __post_init__(self) -> None:
-        rank = self.rank
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1):
-            raise InputError(f"rank={rank!r} must be a whole number, at least 1, or None")
+        if self.rank is not None and not _is_whole(self.rank, 1):
+            raise InputError(f"rank={self.rank!r} must be a whole number, at least 1, or None")
+        if not _is_whole(self.random_state, 0):
+            raise InputError(f"random_state={self.random_state!r} must be a whole number, at least 0")
 
 
 class RPCholesky(Pivoted):
@@ -72,8 +73,8 @@ class ConjugateGradient:
     precision : {"auto", "mixed", "float64"}
         "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
         what is asked for is met in float64 all the same. "auto": the planner takes what should be faster.
-    max_iterations : int
-        Over all cycles.
+    max_iter : int, default=1000
+        Largest number of iterations, over all cycles.
 
     Examples
     --------
@@ -81,7 +82,7 @@ class ConjugateGradient:
     >>> from dkrr import KernelRidge
     >>> from dkrr.solvers import ConjugateGradient, RPCholesky
     >>> X = np.random.default_rng(0).normal(size=(500, 3))
-    >>> solver = ConjugateGradient(RPCholesky(rank=50), max_iterations=200)
+    >>> solver = ConjugateGradient(RPCholesky(rank=50), max_iter=200)
     >>> model = KernelRidge(kernel="rbf", alpha=0.1, solver=solver, tol=1e-6).fit(X, X[:, 0])
     >>> model.solve_result_.status.name, model.solve_result_.residual <= 1e-6
     ('CONVERGED', True)
@@ -89,7 +90,7 @@ class ConjugateGradient:
 
     preconditioner: PreconditionerSettings | Literal["auto"] | None = "auto"
     precision: Literal["auto", "mixed", "float64"] = "auto"
-    max_iterations: int = 1000
+    max_iter: int = 1000
 
     def __post_init__(self) -> None:
         if not (self.preconditioner in ("auto", None) or isinstance(self.preconditioner, PreconditionerSettings)):
@@ -99,11 +100,14 @@ class ConjugateGradient:
             )
         if self.precision not in ("auto", "mixed", "float64"):
             raise InputError(f"precision={self.precision!r} is unknown; use 'auto', 'mixed' or 'float64'")
-        most = self.max_iterations
-        if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
-            raise InputError(f"max_iterations={most!r} must be a whole number, at least 1")
+        if not _is_whole(self.max_iter, 1):
+            raise InputError(f"max_iter={self.max_iter!r} must be a whole number, at least 1")
 
     @property
     def rank(self) -> int | None:
         """Rank of the preconditioner's factor that was asked for; None: nobody said."""
         return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)

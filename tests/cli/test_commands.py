@@ -157,7 +157,7 @@ def test_overwrite(data, files):
 
 
 def test_a_fit_that_does_not_converge_is_a_failure(files):
-    cg = ["--kernel", "rbf", "--alpha", 1e-9, "--solver", "cg", "--max-iterations", 1, "--tol", 1e-12]
+    cg = ["--kernel", "rbf", "--alpha", 1e-9, "--solver", "cg", "--solver-max-iter", 1, "--tol", 1e-12]
     for kind in (cg, ["--logistic", "--kernel", "rbf", "--max-iter", 1]):
         model = files / f"{len(kind)}.zarr"
         y = "data.zarr/labels" if "--logistic" in kind else "d.npz::w"

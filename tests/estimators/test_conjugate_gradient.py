@@ -342,8 +342,8 @@ class TestAccuracyThatIsNotReached:
     def test_too_few_iterations(self, data, tmp_path, place):
         more = {} if place == "memory" else {"store": str(tmp_path / "run.zarr")}
         settings = {"alpha": 1e-3, "kernel": "rbf", **more}
-        few = ConjugateGradient(RPCholesky(31), max_iterations=3)
-        with pytest.warns(ConvergenceWarning, match="after 3 iterations.*max_iterations") as caught:
+        few = ConjugateGradient(RPCholesky(31), max_iter=3)
+        with pytest.warns(ConvergenceWarning, match="after 3 iterations.*max_iter") as caught:
             model = KernelRidge(solver=few, **settings).fit(data.X, data.y)
         result = model.solve_result_
         assert (result.status, result.iterations) == (Status.MAX_ITERATIONS, 3)
@@ -466,9 +466,11 @@ def test_bad_settings(data, change, message):
         (lambda: ConjugateGradient("x"), "preconditioner='x' is unknown.*RPCholesky"),
         (lambda: ConjugateGradient(RPCholesky), "preconditioner="),
         (lambda: ConjugateGradient(precision="half"), "precision='half'"),
-        (lambda: ConjugateGradient(max_iterations=0), "max_iterations=0"),
-        (lambda: ConjugateGradient(max_iterations=2.5), r"max_iterations=2\.5"),
-        (lambda: ConjugateGradient(max_iterations=True), "max_iterations=True"),
+        (lambda: RPCholesky(random_state=-1), "random_state=-1"),
+        (lambda: RPCholesky(random_state=None), "random_state=None"),
+        (lambda: ConjugateGradient(max_iter=0), "max_iter=0"),
+        (lambda: ConjugateGradient(max_iter=2.5), r"max_iter=2\.5"),
+        (lambda: ConjugateGradient(max_iter=True), "max_iter=True"),
         (lambda: RPCholesky(0), "rank=0"),
         (lambda: UniformNystroem(-3), "rank=-3"),
         (lambda: GreedyCholesky(2.0), r"rank=2\.0"),

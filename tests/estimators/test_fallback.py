@@ -18,7 +18,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(planner, "SURELY_FASTER", 1e-6)
     monkeypatch.setattr(planner, "TINY_SECONDS", 0.0)
     monkeypatch.setattr(planner, "SMALL_SECONDS", 0.0)
-    monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iterations=2))
+    monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
 
 
 @pytest.fixture

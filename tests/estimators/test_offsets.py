@@ -13,7 +13,7 @@ import dkrr
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
-from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict
+from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
 from dkrr.features.centred import CentredMap, difference_at_zero
 from dkrr.fitting.data import ORIGINS
 from dkrr.kernels import (
@@ -24,7 +24,6 @@ from dkrr.kernels import (
     Linear,
     Polynomial,
     Precomputed,
-    kernel_from_dict,
 )
 from dkrr.kernels.centring import FAR, CentredLinear, origins_near, with_origins
 from dkrr.tiles import RunStore

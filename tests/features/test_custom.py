@@ -133,6 +133,16 @@ class TestDescriptions:
         with pytest.raises(InputError, match=r"size is a function too.*CallableMap\(function, size\)"):
             dkrr.load(tmp_path / "function.zarr", kernel=waves)
 
+    def test_a_class_that_fails_is_not_damage(self, tmp_path):
+        @dataclass(frozen=True)
+        class Narrow(type(POWERS)):
+            def __post_init__(self):
+                raise ValueError("degree of 2 at most")
+
+        dkrr.save(KernelRidge(0.3, kernel=POWERS).fit(X, Y), tmp_path / "m.zarr")
+        with pytest.raises(InputError, match="cannot be made with the settings that were saved.*degree of 2 at most"):
+            dkrr.load(tmp_path / "m.zarr", kernel=Narrow)
+
     def test_another_source_is_noticed(self, tmp_path):
         def other(X):
             return waves(X) + 1

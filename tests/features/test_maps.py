@@ -23,7 +23,7 @@ from dkrr.features import (
     ConcatenatedMap,
     IdentityMap,
     InteractionMap,
-    NormalisedMap,
+    NormalizedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
@@ -48,7 +48,7 @@ from tests.oracles import naive_gram
 
 MAPS = [
     IdentityMap(),
-    NormalisedMap(),
+    NormalizedMap(),
     PolynomialMap(),
     PolynomialMap(degree=0),
     PolynomialMap(degree=1, gamma=0.7, coef0=3.0),
@@ -59,10 +59,10 @@ MAPS = [
     TaylorMap(6, 0.3),
     UnitLengthMap(PolynomialMap(3)),
     ColumnsMap(PolynomialMap(2), start=0, stop=1),
-    ConcatenatedMap(ColumnsMap(IdentityMap(), [0]), ScaledMap(ColumnsMap(NormalisedMap(), start=0, stop=1), 0.5)),
+    ConcatenatedMap(ColumnsMap(IdentityMap(), [0]), ScaledMap(ColumnsMap(NormalizedMap(), start=0, stop=1), 0.5)),
     ScaledMap(PolynomialMap(2), 2.5),
     ConcatenatedMap(IdentityMap(), PolynomialMap(3, coef0=0.0)),
-    ConcatenatedMap(ScaledMap(ConcatenatedMap(PolynomialMap(2), NormalisedMap()), 0.3), IdentityMap()),
+    ConcatenatedMap(ScaledMap(ConcatenatedMap(PolynomialMap(2), NormalizedMap()), 0.3), IdentityMap()),
     RandomFourier(RBF(), 30),
     RandomFourier(Laplacian(gamma=0.3), 24, random_state=3),
     ConcatenatedMap(RandomFourier(Matern(nu=2.5), 14), IdentityMap()),
@@ -138,7 +138,7 @@ def test_no_rows(phi):
 
 
 def test_dimensions():
-    assert IdentityMap().dimension(13) == NormalisedMap().dimension(13) == 13
+    assert IdentityMap().dimension(13) == NormalizedMap().dimension(13) == 13
     assert PolynomialMap(5).dimension(13) == comb(13 + 5, 5)
     assert PolynomialMap(5, coef0=0.0).dimension(13) == comb(13 + 5 - 1, 5)
     assert ScaledMap(PolynomialMap(3), 2.0).dimension(11) == comb(14, 3)
@@ -200,7 +200,7 @@ def test_kernels_without_a_finite_map(kernel):
 
 def test_maps_of_kernels():
     assert feature_map(Linear(), 3) == IdentityMap()
-    assert feature_map(Cosine(), 3) == NormalisedMap()
+    assert feature_map(Cosine(), 3) == NormalizedMap()
     assert feature_map(Polynomial(degree=2.0), 4) == PolynomialMap(2, 0.25, 1.0)
     assert feature_map(3 * Linear() + Polynomial(), 2) == ConcatenatedMap(
         ScaledMap(IdentityMap(), 3.0), PolynomialMap(3, 0.5, 1.0)

@@ -20,10 +20,11 @@ from dkrr.features import (
     arrays_of,
     feature_map,
     feature_map_from_dict,
+    kernel_from_dict,
     nystroem,
     whitened,
 )
-from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, kernel_from_dict
+from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
 KERNELS = [RBF(gamma=0.4), Laplacian(gamma=0.3), Matern(nu=2.5), 2 * RBF(gamma=1.0) + Linear(), Polynomial(degree=5)]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=str)

@@ -11,7 +11,7 @@ from dkrr.errors import InputError
 from dkrr.features import (
     ConcatenatedMap,
     IdentityMap,
-    NormalisedMap,
+    NormalizedMap,
     PolynomialMap,
     RandomFourier,
     ScaledMap,
@@ -27,9 +27,9 @@ def numbers(*shape, seed=0):
 
 MAPS = [
     IdentityMap(),
-    NormalisedMap(),
+    NormalizedMap(),
     PolynomialMap(3),
-    ScaledMap(NormalisedMap(), 2.5),
+    ScaledMap(NormalizedMap(), 2.5),
     ConcatenatedMap(IdentityMap(), ScaledMap(PolynomialMap(2), 0.3)),
     RandomFourier(Matern(), 22),
     whitened(RBF(), numbers(19, 5, seed=9)),
@@ -60,7 +60,7 @@ def test_products(phi, t, kind, monkeypatch):
 
 @pytest.mark.parametrize(
     "phi",
-    [IdentityMap(), NormalisedMap(), ScaledMap(IdentityMap(), 2.0), ConcatenatedMap(IdentityMap(), NormalisedMap())],
+    [IdentityMap(), NormalizedMap(), ScaledMap(IdentityMap(), 2.0), ConcatenatedMap(IdentityMap(), NormalizedMap())],
     ids=str,
 )
 def test_sparse_rows_of_millions_of_columns(phi):

@@ -9,6 +9,7 @@ from distributed import Client
 from dkrr.errors import MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
+from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import make_plan
 from dkrr.runtime import Progress, Task
@@ -34,14 +35,14 @@ def _arrive():
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     with (
-        local_client(1, GIB, str(tmp_path_factory.mktemp("scratch"))) as client,
+        local_client(1, GIB, str(tmp_path_factory.mktemp("scratch")), TASK_MODULES) as client,
         Client(client.scheduler.address) as mine,
     ):
         yield mine
 
 
 def test_what_is_imported(client, tmp_path):
-    held = held_when_ready(client, RBF(), [str(tmp_path)])
+    held = held_when_ready(client, RBF(), [str(tmp_path)], TASK_MODULES)
     assert 40 * MIB < held.environment < WORKER_BASELINE_BYTES, "what dkrr imports itself is planned for"
     assert held.ready - held.environment < 8 * MIB
     (large,) = client.run(lambda: [m for m in ("dask.array", "pandas", "sklearn") if m in sys.modules]).values()

@@ -8,6 +8,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.fitting.data import LabelledData
 from dkrr.kernels import Linear
+from dkrr.linalg.likelihood import Bernoulli
 from dkrr.rows import as_rows
 
 TINY = float(np.finfo(float).tiny)
@@ -16,7 +17,16 @@ TINY = float(np.finfo(float).tiny)
 def labelled(weights, alphas):
     codes = np.arange(len(weights)) % 2
     weights = None if weights[0] is None else np.array(weights)
-    return LabelledData(as_rows(np.eye(len(codes))), codes, 2, weights, alphas, Linear(), None, True, False)
+    return LabelledData(
+        rows=as_rows(np.eye(len(codes))),
+        weights=weights,
+        kernel=Linear(),
+        feature_map=None,
+        fit_intercept=True,
+        codes=codes,
+        likelihood=Bernoulli(1),
+        alphas=alphas,
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on(tmp_path, cg):
 
 def fit(store, **more):
     X, y = problem(307, 4)
-    settings = {**SETTINGS, "store": str(store), "solver": ConjugateGradient(RPCholesky(31), max_iterations=12), **more}
+    settings = {**SETTINGS, "store": str(store), "solver": ConjugateGradient(RPCholesky(31), max_iter=12), **more}
     return KernelRidge(**settings).fit(X, y)
 
 
@@ -215,7 +215,7 @@ def test_a_preconditioner_that_grew_is_resumed(tmp_path):
     y = np.sin(X[:, 0])
     settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.3, "tol": 1e-7, "store": str(tmp_path / "run.zarr")}
     with pytest.warns(ConvergenceWarning, match="after 130 iterations"):
-        first = KernelRidge(**settings, solver=ConjugateGradient(max_iterations=130)).fit(X, y).solve_result_
+        first = KernelRidge(**settings, solver=ConjugateGradient(max_iter=130)).fit(X, y).solve_result_
     assert any("rank grows" in m for m in first.messages)
     again = KernelRidge(**settings, solver="cg").fit(X, y).solve_result_
     assert again.status is Status.CONVERGED and again.rank >= first.rank

@@ -69,7 +69,15 @@ def test_what_rounding_hides(kind):
     if kind == "precomputed":
         kernel, rows = Precomputed(), as_rows(K)
     coef = np.random.default_rng(1).standard_normal((30, 3))
-    data = TrainingData(rows, coef, None, np.ones(3), kernel, None, fit_intercept=False)
+    data = TrainingData(
+        rows=rows,
+        weights=None,
+        kernel=kernel,
+        feature_map=None,
+        fit_intercept=False,
+        targets=coef,
+        alphas=np.ones(3),
+    )
     errors = 2 * np.finfo(float).eps * np.sqrt(30) * np.einsum("i,ij,ij->j", K.diagonal(), coef, coef)
     norms, messages = function_norms(data, rows, coef, errors * [0.9, 1.1, -1.0])
     assert_allclose(norms, [0.0, np.sqrt(1.1 * errors[1]), 0.0], rtol=1e-12)

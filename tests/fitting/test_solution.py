@@ -19,7 +19,15 @@ from dkrr.solvers import ConjugateGradient, Status
 def test_moments_that_are_only_rounding(weight):
     X, y = np.array([[1.0, 1e-25], [1.0, -1e-25]]), np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]])
     weights = None if weight is None else np.full(2, weight)
-    data = TrainingData(as_rows(X), y, weights, np.ones(3), Linear(), IdentityMap(), fit_intercept=False)
+    data = TrainingData(
+        rows=as_rows(X),
+        weights=weights,
+        kernel=Linear(),
+        feature_map=IdentityMap(),
+        fit_intercept=False,
+        targets=y,
+        alphas=np.ones(3),
+    )
     root = 1.0 if weight is None else np.sqrt(weight)
     lengths = np.sqrt(2) * root * np.array([1.0, 1e-25])
     # Of the second target the part in the first feature is rounding, not that in the other; the third is zero.

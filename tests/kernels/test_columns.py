@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.features import feature_map_from_dict
+from dkrr.features import feature_map_from_dict, required_feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Linear, Polynomial, Precomputed, Scaled, kernel_from_dict
 from dkrr.kernels.columns import encodes
 
@@ -94,13 +94,13 @@ def test_descriptions():
     ids=repr,
 )
 def test_finite_maps_of_columns(kernel):
-    phi = kernel.feature_map(5)
+    phi = required_feature_map(kernel, 5)
     assert_allclose(phi.transform(X) @ phi.transform(Z).T, kernel(X, Z), atol=1e-12)
     again = feature_map_from_dict(json.loads(json.dumps(phi.to_dict())))
     assert_array_equal(again.transform(X), phi.transform(X))
     assert_allclose(phi.kernel()(X, Z), kernel(X, Z), atol=1e-12)
     with pytest.raises(InputError, match="finite feature map"):
-        (kernel + Columns(RBF(), [0])).feature_map(5)
+        required_feature_map(kernel + Columns(RBF(), [0]), 5)
 
 
 def test_costs_are_those_of_the_part():

@@ -39,13 +39,13 @@ def test_a_sample_bounds_the_whole():
     X = rows(400, 3)
     values = np.linalg.eigvalsh(Sigmoid()(X))
     for seed in range(3):
-        found = smallest_eigenvalue(Sigmoid(), X, n_sample=60, seed=seed)
+        found = smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=seed)
         assert values[0] <= found.smallest <= found.largest <= values[-1]  # Cauchy's interlacing
         assert (found.n_sampled, found.n_rows) == (60, 400)
         assert found.verdict == "indefinite"
         assert "60 of 400 rows" in str(found) and "indefinite" in str(found) and "alpha must exceed" in str(found)
-    assert found == smallest_eigenvalue(Sigmoid(), X, n_sample=60, seed=2)
-    assert found != smallest_eigenvalue(Sigmoid(), X, n_sample=60, seed=1)
+    assert found == smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=2)
+    assert found != smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=1)
 
 
 @pytest.mark.parametrize("kernel", [Linear(), Polynomial(degree=2), Normalized(Linear())], ids=str)
@@ -93,7 +93,7 @@ def test_immutable():
         (lambda: smallest_eigenvalue(RBF(), rows(0, 2)), "no rows"),
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2), n_sample=0), "n_sample is 0"),
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2), n_sample=2.0), "n_sample is 2.0"),
-        (lambda: smallest_eigenvalue(RBF(), rows(3, 2), seed=-1), "seed is -1"),
+        (lambda: smallest_eigenvalue(RBF(), rows(3, 2), random_state=-1), "random_state is -1"),
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2) * np.nan), "NaN"),
         (lambda: smallest_eigenvalue(Precomputed(), rows(3, 2)), "expected a square one"),
         (lambda: smallest_eigenvalue(CallableKernel(lambda X, Y: X @ Y[::-1].T), rows(3, 2)), "not symmetric"),

@@ -9,7 +9,7 @@ import dkrr
 from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import NotFiniteError
-from dkrr.features import IdentityMap, NormalisedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features import IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from tests.pairs import every_pair
 
@@ -106,7 +106,7 @@ def test_cosines_at_any_scale(kernel, scale, convert):
 @pytest.mark.parametrize(
     "phi",
     [
-        NormalisedMap(),
+        NormalizedMap(),
         UnitLengthMap(IdentityMap()),
         UnitLengthMap(ScaledMap(IdentityMap(), 3.0)),
         UnitLengthMap(PolynomialMap(2, coef0=0.0)),

@@ -129,7 +129,7 @@ clusters = st.builds(
     losses_per_worker_hour=st.sampled_from([0.0, 2000.0]),
     replacement_seconds=st.just(0.2),
     start_spread_seconds=st.sampled_from([0.0, 0.1]),
-    seed=st.integers(0, 99),
+    random_state=st.integers(0, 99),
 )
 
 
@@ -175,7 +175,9 @@ def test_efficiency_falls_with_slots(segment):
 def test_no_trouble_changes_nothing():
     calm = factorisation(12, 3, Cluster(6), COSTS)
     for seed in (1, 2):
-        assert factorisation(12, 3, Cluster(6, slow_factor=9.0, replacement_seconds=1.0, seed=seed), COSTS) == calm
+        assert (
+            factorisation(12, 3, Cluster(6, slow_factor=9.0, replacement_seconds=1.0, random_state=seed), COSTS) == calm
+        )
 
 
 def test_slow_workers_take_longer():
@@ -187,18 +189,18 @@ def test_slow_workers_take_longer():
 @pytest.mark.parametrize("seed", range(5))
 def test_trouble_only_lengthens(seed):
     calm = factorisation(16, 3, Cluster(8), COSTS, tile=500)
-    stragglers = factorisation(16, 3, Cluster(8, straggler_sigma=0.5, seed=seed), COSTS, tile=500)
+    stragglers = factorisation(16, 3, Cluster(8, straggler_sigma=0.5, random_state=seed), COSTS, tile=500)
     # E exp(σ|z|) = 2 exp(σ²/2) Φ(σ) = 1.567 for σ = 1/2.
     assert 1.3 < stragglers.busy_seconds / calm.busy_seconds < 1.9
     assert stragglers.seconds > calm.seconds
-    losses = Cluster(8, losses_per_worker_hour=1000.0, replacement_seconds=0.5, seed=seed)
+    losses = Cluster(8, losses_per_worker_hour=1000.0, replacement_seconds=0.5, random_state=seed)
     lossy = factorisation(16, 3, losses, COSTS, tile=500)
     assert lossy.lost_tasks > 0 and lossy.seconds > calm.seconds
     assert lossy.busy_seconds == pytest.approx(calm.busy_seconds + lossy.lost_seconds)
 
 
 def test_other_seeds_are_other_runs():
-    found = {factorisation(9, 0, Cluster(3, straggler_sigma=0.3, seed=seed)).seconds for seed in range(4)}
+    found = {factorisation(9, 0, Cluster(3, straggler_sigma=0.3, random_state=seed)).seconds for seed in range(4)}
     assert len(found) == 4
 
 

@@ -14,6 +14,7 @@ import pytest
 from distributed import Client
 
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.linalg import TASK_MODULES
 from dkrr.runtime import Progress, SerialExecutor, Task
 from dkrr.runtime.dask_executor import (
     WINDOW_PER_THREAD,
@@ -203,7 +204,7 @@ class TestKilledWorkers:
     def test_of_memory(self, tmp_path):
         with (
             dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-            local_client(1, 200 * 2**20, str(tmp_path)) as client,
+            local_client(1, 200 * 2**20, str(tmp_path), TASK_MODULES) as client,
         ):
             executor = DaskExecutor(client, lambda: "60 MiB planned, limit 200 MiB")
             executor.run([Task("first", square, (2,))], Progress())

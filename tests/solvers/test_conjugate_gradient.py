@@ -808,8 +808,8 @@ class TestSettings:
 
     @pytest.mark.parametrize("value", [0, -5, 1.5, True, None])
     def test_max_iterations(self, value):
-        with pytest.raises(InputError, match="max_iterations=.* must be a whole number"):
-            ConjugateGradient(max_iterations=value)
+        with pytest.raises(InputError, match="max_iter=.* must be a whole number"):
+            ConjugateGradient(max_iter=value)
 
     def test_are_values(self):
         assert ConjugateGradient(RPCholesky(3)) == ConjugateGradient(RPCholesky(3)) != ConjugateGradient(RPCholesky(4))
