@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
-from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners
+from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.planning import Plan
@@ -109,14 +109,18 @@ def _minimise(
     path = PathState.resumed(checkpoints, tol, max_iter)
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
+    if start is None:
+        n, m = data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns
+        start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
-        objective = objective_at(alpha, path.point or start or _zero(data, plan), path.references)
+        objective = objective_at(alpha, path.point or start, path.references)
         save = partial(_save_step, checkpoints, objective, path.done)
         outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
         outcome.state.messages += objective.messages
-        found = PathPoint(objective.point.without_scores(), outcome, time.perf_counter() - begun)
-        path = PathState((*path.done, found), found.point, None, objective.references)
+        point = Point(objective.point.coef, objective.point.intercept)  # scores and gradients are those of this λ
+        found = PathPoint(point, outcome, time.perf_counter() - begun)
+        path = PathState((*path.done, found), point, None, objective.references)
         path.save(checkpoints)
     return path.done
 
@@ -125,10 +129,6 @@ def _save_step(
     checkpoints: Checkpoints | None, objective: Objective, done: tuple[PathPoint, ...], state: NewtonState
 ) -> None:
     PathState(done, objective.point, state, objective.references).save(checkpoints)
-
-
-def _zero(data: LabelledData, plan: Plan) -> Point:
-    return Point.zero(data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns)
 
 
 def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
@@ -157,10 +157,25 @@ def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None
     return matrix.rows, objective
 
 
+@dataclass
+class _GramFactors(ByCompleteFactors):
+    """Factors of K + diag(s), deleted after their step."""
+
+    matrix: GramMatrix
+
+    def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
+        """See base class."""
+        return self.matrix.factors_of_step(shifts, models)
+
+    def end_step(self) -> None:
+        """See base class."""
+        self.matrix.delete_factors()
+
+
 def _preconditioners(data: LabelledData, plan: Plan, matrix: GramMatrix) -> NewtonPreconditioners:
     """What preconditions Newton systems, with the factors of K that the plan makes."""
     if matrix.makes_factors:
-        return ByCompleteFactors(matrix.factors_of_step, matrix.delete_factors)
+        return _GramFactors(matrix)
     if plan.chosen.rank_limit == 0:
         return NoPreconditioners()
     shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)

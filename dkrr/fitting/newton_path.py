@@ -1,7 +1,7 @@
 """Paths of kernel logistic regression: solutions for several λ, each from the one before, and their checkpoints."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class PathState:
         else:
             assert self.point is not None
             arrays |= self.point.arrays()
-        state = None if self.newton is None else self.newton.to_plain()
+        state = None if self.newton is None else asdict(self.newton)
         checkpoints.write(arrays, {"state": state, "done": [one.to_plain() for one in self.done]})
 
     @classmethod

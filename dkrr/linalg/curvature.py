@@ -59,6 +59,11 @@ class Curvature:
         root = self.root
         return np.hstack([root.stack(self.project(root.project(root.unstack(part)))) for part in root.split(x)])
 
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        """Preconditioner of Π Cᵀ K C Π + s from those of diag(c) K diag(c) + s, one for each column of c."""
+        found = self.root.precondition(base)
+        return found if self.inverse_total is None else Constrained(found, self)
+
     def constant(self, b: Array) -> Array:
         """Ĉ b = Cᵀ (1 bᵀ), of shape (n, m)."""
         return self.root.adjoint(np.broadcast_to(b, self.root.scale.shape))
@@ -139,7 +144,7 @@ class Constrained(Wrapped):
 
     def __post_init__(self) -> None:
         self.is_complete = self.base.is_complete
-        self._constraint = self.curvature.root.constraint(self.base)
+        self._correction = self.curvature.root.correction(self.base)
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
         """See base class."""
@@ -147,9 +152,7 @@ class Constrained(Wrapped):
         # and grow iteration by iteration.
         c = self.curvature.of_columns(columns)
         residuals = c.within(residuals)
-        z = self.base.apply(residuals, columns)
-        z -= self._constraint.correction(residuals, columns)
-        return c.within(z)
+        return c.within(self.base.apply(residuals, columns) - self._correction(residuals, columns))
 
     def grow(self) -> bool:
         """See base class."""
@@ -173,24 +176,8 @@ class NewtonPreconditioners(ABC):
     """Whether they are made of complete factors, which there is room for one at a time."""
 
     @abstractmethod
-    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:
-        """Approximate inverses of diag(c) K diag(c) + s, one for each column of c.
-
-        Parameters
-        ----------
-        scale : ndarray of shape (n, k)
-            c.
-        shift : float
-            s.
-        models : ndarray of shape (k,)
-            Numbers of the models that the columns belong to.
-        """
-
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
-        """Approximate inverses of Π Cᵀ K C Π + s."""
-        root = curvature.root
-        found = root.precondition(self.for_scale(root.scale, shift, models))
-        return found if curvature.inverse_total is None else Constrained(found, curvature)
+        """Approximate inverse of Π Cᵀ K C Π + s; `models` are the numbers of the columns' models, of shape (k,)."""
 
     def end_step(self) -> None:  # noqa: B027
         """Release what belongs to one Newton step."""
@@ -199,13 +186,9 @@ class NewtonPreconditioners(ABC):
 class NoPreconditioners(NewtonPreconditioners):
     """None at all."""
 
-    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
+    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
         """See base class."""
         return Identity()
-
-    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
-        """See base class; systems are consistent as they are."""
-        return self.for_scale(curvature.root.scale, shift, models)
 
 
 @dataclass
@@ -214,32 +197,21 @@ class ByPartialFactor(NewtonPreconditioners):
 
     factor: PivotedCholesky
 
-    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
+    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
         """See base class."""
-        return LowRank(self.factor, np.array([[shift]]), scale)
+        return curvature.precondition(LowRank(self.factor, np.array([[shift]]), curvature.root.scale))
 
 
-@dataclass
 class ByCompleteFactors(NewtonPreconditioners):
-    """Made of complete factors of K + diag(s), s of every step and model.
+    """Made of complete factors of K + diag(s), with other s for every step and model."""
 
-    Parameters
-    ----------
-    factor : callable
-        From shifts (n, k), and the numbers (k,) of their models, to what solves each system.
-    clear : callable
-        Deletes the factors of a step.
-    """
-
-    factor: Callable[[Array, Columns], list[Solve]]
-    clear: Callable[[], None] = lambda: None
     is_complete = True
 
-    def for_scale(self, scale: Array, shift: float, models: Columns) -> Preconditioner:
-        """See base class."""
-        c = factor_scale(scale)
-        return ScaledFactors(self.factor(shift / c**2, models), c)
+    @abstractmethod
+    def solvers(self, shifts: Array, models: Columns) -> list[Solve]:
+        """Factor K + diag(s) for every column s of shifts, of shape (n, k), of the models with these numbers (k,)."""
 
-    def end_step(self) -> None:
+    def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
         """See base class."""
-        self.clear()
+        c = factor_scale(curvature.root.scale)
+        return curvature.precondition(ScaledFactors(self.solvers(shift / c**2, models), c))

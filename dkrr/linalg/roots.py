@@ -8,8 +8,9 @@ vectors are *stacked*, of shape (n m, 1), row after row.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,11 @@ from dkrr.linalg.preconditioner import Preconditioner, Wrapped
 
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]
+Correction = Callable[[Array, Columns], Array]
+"""From residuals r of some columns to M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, for Ĉ = Cᵀ1 of every system."""
 
 RANK_TOLERANCE = 1e-12
 """Of ΣW, relative to its largest eigenvalue: equal scores for all classes make no difference."""
-
-
-class Constraint(Protocol):
-    """What keeps M⁻¹ r within Ĉᵀ x = 0, for Ĉ = Cᵀ1 of every system."""
-
-    def correction(self, residuals: Array, columns: Columns) -> Array:
-        """M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, to be subtracted from M⁻¹ r; of the shape of r."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +93,8 @@ class Root(ABC):
         """Preconditioner of the systems from one of every diag(c) K diag(c) + s by itself."""
 
     @abstractmethod
-    def constraint(self, base: Preconditioner) -> Constraint:
-        """Constraint Cᵀ1 for the preconditioner M⁻¹ of the systems."""
+    def correction(self, base: Preconditioner) -> Correction:
+        """What to subtract from the preconditioner M⁻¹ of the systems, so that Ĉᵀ M⁻¹ r = 0."""
 
     @property
     def system_size(self) -> int:
@@ -176,12 +172,18 @@ class DiagonalRoot(Root):
         """See base class."""
         return base
 
-    def constraint(self, base: Preconditioner) -> Constraint:
+    def correction(self, base: Preconditioner) -> Correction:
         """See base class."""
         m = self.scale.shape[1]
         solved = base.apply(self.scale, np.arange(m))
         sizes = (self.scale * solved).sum(axis=0)
-        return ColumnConstraints(solved, np.divide(1.0, sizes, out=np.zeros(m), where=sizes > 0))
+        inverse = np.divide(1.0, sizes, out=np.zeros(m), where=sizes > 0)
+
+        def correction(residuals: Array, columns: Columns) -> Array:
+            own = solved[:, columns]
+            return np.asarray(own * ((own * residuals).sum(axis=0) * inverse[columns]))
+
+        return correction
 
 
 @dataclass(frozen=True)
@@ -251,47 +253,19 @@ class SoftmaxRoot(Root):
         """See base class."""
         return Classwise(base, self)
 
-    def constraint(self, base: Preconditioner) -> Constraint:
+    def correction(self, base: Preconditioner) -> Correction:
         """See base class."""
         n, m = self.scale.shape
         constants = [self.adjoint(np.broadcast_to(unit, (n, m))) for unit in np.eye(m)]
         directions = np.stack(constants, axis=2).reshape(n * m, m)
         solved = base.apply(directions, np.zeros(m, np.intp))
         products = directions.T @ solved
-        return CoupledConstraint(solved, _pseudo_inverse((products + products.T) / 2))
+        inverse = _pseudo_inverse((products + products.T) / 2)
+        return lambda residuals, _: np.asarray(solved @ (inverse @ (solved.T @ residuals)))
 
 
 def _pseudo_inverse(matrix: Array) -> Array:
     return np.asarray(np.linalg.pinv(matrix, rcond=RANK_TOLERANCE, hermitian=True), np.float64)
-
-
-@dataclass(frozen=True)
-class ColumnConstraints:
-    """One constraint for each of independent columns."""
-
-    solved: Array
-    """M⁻¹ Ĉ, of shape (n, m)."""
-    inverse: Array
-    """(Ĉᵀ M⁻¹ Ĉ)⁺ of every column, of shape (m,)."""
-
-    def correction(self, residuals: Array, columns: Columns) -> Array:
-        """See `Constraint`."""
-        solved = self.solved[:, columns]
-        return np.asarray(solved * ((solved * residuals).sum(axis=0) * self.inverse[columns]))
-
-
-@dataclass(frozen=True)
-class CoupledConstraint:
-    """All constraints of one system."""
-
-    solved: Array
-    """M⁻¹ Ĉ, of shape (n m, m)."""
-    inverse: Array
-    """(Ĉᵀ M⁻¹ Ĉ)⁺, of shape (m, m)."""
-
-    def correction(self, residuals: Array, columns: Columns) -> Array:  # noqa: ARG002
-        """See `Constraint`."""
-        return np.asarray(self.solved @ (self.inverse @ (self.solved.T @ residuals)))
 
 
 @dataclass

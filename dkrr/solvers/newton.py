@@ -62,15 +62,6 @@ class Point:
     gradients: Array | None = None
     """Norms of the gradient, of shape (n_systems,)."""
 
-    def without_scores(self) -> "Point":
-        """Coefficients and intercepts alone, from which a fit of another λ may begin."""
-        return Point(self.coef, self.intercept)
-
-    @classmethod
-    def zero(cls, n_coefficients: int, n_models: int) -> "Point":
-        """Where all scores are 0."""
-        return cls(np.zeros((n_coefficients, n_models)), np.zeros(n_models))
-
     def arrays(self) -> dict[str, Array]:
         """All that is known, as matrices by name."""
         known = {"coef": self.coef, "intercept": self.intercept, "scores": self.scores, "gradients": self.gradients}
@@ -183,13 +174,9 @@ class NewtonState:
     expected: list[float] | None = None
     """Decrements to be expected at the point, of every system; None before the first step."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "NewtonState":
-        """Undo `to_plain`."""
+        """Undo `asdict`."""
         return cls(**(plain | {"history": [NewtonStep(**step) for step in plain["history"]]}))
 
 
