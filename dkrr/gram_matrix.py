@@ -8,7 +8,9 @@ import dask.array as da
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.fitting.workspace import Workspace, absolute_url, check_store_is_shared, dask_executor
+from dkrr.fitting.context import Context
+from dkrr.fitting.storage import StoredArrays, absolute_url
+from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
@@ -123,18 +125,20 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
         executor = dask_executor().DaskExecutor(client)
         check_store_is_shared(client, absolute_url(url))
     slots = 1 if client is None else sum(client.nthreads().values())
-    work = Workspace(RunStore(absolute_url(url)), executor, client, Progress(), None, True, slots)
-    work.store.open()
+    store = RunStore(absolute_url(url))
+    store.open()
     grid = TileGrid(rows.shape[0], min(tile, rows.shape[0]), min(tile, rows.shape[0]))
+    layout = {"form": "gram", "tile": grid.tile}
+    context = Context(StoredArrays(store, keeps=True), executor, Progress(), client, slots, layout=layout)
 
     def fingerprint(digest: str) -> dict[str, Any]:
         return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
 
-    source = GramTiles(kernel, work.share(rows, fingerprint, {"form": "gram", "tile": grid.tile}, grid.tile))
-    matrix = TiledMatrix.create(work.store.at("gram"), grid)
+    source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
+    matrix = TiledMatrix.create(store.at("gram"), grid)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]
-    work.run("Gram matrix", tasks)
+    context.run_tasks("Gram matrix", tasks)
     return matrix.as_dask(symmetric=True)
 
 

@@ -1,6 +1,6 @@
 """Executing a plan: from checked data to a fitted value."""
 
-from dkrr.fitting.execute import Solved
+from dkrr.fitting.results import Solved
 from dkrr.fitting.run import Fit, fit
 
 __all__ = ["Fit", "Solved", "fit"]

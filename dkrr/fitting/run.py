@@ -4,9 +4,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dkrr.errors import PlanError
-from dkrr.fitting import execute, logistic
+from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import LabelledData, TrainingData, data_of
-from dkrr.fitting.execute import Solved, warn_of
+from dkrr.fitting.results import Solved, warn_of
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.planning import Plan
 from dkrr.requests import FitRequest, plan_of
@@ -72,7 +72,7 @@ def _carry_out(
 ) -> tuple[Solved, ...]:
     settings = request.settings
     if isinstance(data, TrainingData):
-        return (execute.fit(data, plan, settings.store, progress),)
+        return (solve.fit(data, plan, settings.store, progress),)
     return tuple(logistic.fit_path(data, plan, settings.store, progress, settings.max_iter, start))
 
 

@@ -12,8 +12,8 @@ from dkrr.features import feature_map as feature_map_of
 from dkrr.features.base import Array
 from dkrr.features.descriptions import parts_of
 from dkrr.features.nystroem import entry_seconds, held_bytes
+from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
-from dkrr.fitting.workspace import Workspace
 from dkrr.kernels import Kernel, Linear, centring
 from dkrr.linalg.pivots import choose_pivots
 from dkrr.rows import MemoryRows, Rows, scan, write_rows
@@ -130,7 +130,7 @@ def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:
     return whitened(kernel, centres)
 
 
-def by_name(value: Value, work: Workspace) -> Value:
+def by_name(value: Value, context: Context) -> Value:
     """Return a kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
 
     A whitening of 2,000 centres is 32 MB, which every task would carry. Nothing changes where tasks do not travel.
@@ -138,10 +138,11 @@ def by_name(value: Value, work: Workspace) -> Value:
     Parameters
     ----------
     value : Kernel or FeatureMap
-    work : Workspace
+    context : Context
     """
-    if work.client is None:
+    if context.client is None:
         return value
+    store = context.stored.store
 
     def stored(part: Any) -> Any:
         if not isinstance(part, NystroemMap):
@@ -150,8 +151,8 @@ def by_name(value: Value, work: Workspace) -> Value:
         for digest, array in part.arrays().items():
             # A name that holds the checksum: a process never takes the arrays of one run for those of another.
             name = f"features-{digest}"
-            work.store.delete(name)  # of an earlier call, which may not have finished it
-            places.append(write_rows(MemoryRows(array), work.store.at(name)))
+            store.delete(name)  # of an earlier call, which may not have finished it
+            places.append(write_rows(MemoryRows(array), store.at(name)))
         return _StoredMap(part.base, *places)
 
     return _replaced(value, stored)

@@ -16,6 +16,7 @@ A. van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -130,3 +131,27 @@ def worst(conditions: Sequence[float]) -> float:
     """Largest of those that are known; NaN if none is."""
     known = [c for c in conditions if not math.isnan(c)]
     return max(known, default=math.nan)
+
+
+@dataclass(frozen=True)
+class SolvedProbe:
+    """What the solution for a probe says of the condition number, once its matrix multiplies D⁻¹z."""
+
+    vector: Array
+    """D⁻¹z, of shape (n,)."""
+    scaling: Array
+    """D."""
+    moments: Moments
+    """Moments of z and (A + diag(s))⁻¹ z."""
+
+    @classmethod
+    def of_solution(cls, right_side: Array, x: Array, scaling: Array) -> "SolvedProbe":
+        """From D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            moments = Moments.of_solved(right_side, x, scaling)
+        return cls(multiplied_probe(right_side, scaling), scaling, moments)
+
+    def condition(self, product: Array) -> float:
+        """Condition number of A + diag(s), from its product with `vector`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return condition_number(Moments.of_multiplied(self.vector, product, self.scaling), self.moments)

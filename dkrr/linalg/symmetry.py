@@ -8,7 +8,7 @@ from dkrr.errors import InputError
 from dkrr.kernels.blocks import SYMMETRY_TOLERANCE
 from dkrr.rows import Rows
 from dkrr.rows.sources import dense
-from dkrr.runtime.task import Meter, Task
+from dkrr.runtime import Meter, Task
 from dkrr.tiles import TileGrid
 
 

@@ -1,14 +1,12 @@
 """Cholesky: the direct solver, in memory and in tiles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
-from dkrr.linalg.residual import Check, check_tiled
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
@@ -58,40 +56,26 @@ class Cholesky:
             record.add(executor.run(tasks, progress))
         return solution, record
 
-    def check_tiled(
-        self,
-        system: TiledSystem,
-        solution: ChunkedArray,
-        constants: NDArray[np.float64] | None,
-        scaling: ChunkedArray | None,
-        executor: Executor,
-        progress: Progress,
-        slots: int,
-    ) -> tuple[Check, RunRecord]:
-        """Check a solution out of core, by the matrix and not by its factor.
 
-        Parameters
-        ----------
-        system : TiledSystem
-        solution : ChunkedArray of shape (n, m + 1)
-            X, and what the probe became.
-        constants : ndarray of shape (k, t), optional
-            See dkrr.linalg.residual.freed.
-        scaling : ChunkedArray of shape (n, 1), optional
-            D, of A + diag(s), with which the probe was made.
-        executor : Executor
-        progress : Progress
-        slots : int
-            Tasks that run at once.
-        """
-        with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
-            return check_tiled(system, solution, constants, scaling, executor, progress, slots)
+@contextmanager
+def in_terms_of_alpha(alphas: Iterable[float], form: Literal["dual", "primal"]) -> Iterator[None]:
+    """Raise an error of a matrix that is not positive definite in the terms of the user's problem.
+
+    Parameters
+    ----------
+    alphas : iterable of float
+        Values of λ that are solved for.
+    form : {"dual", "primal"}
+    """
+    try:
+        yield
+    except NotPositiveDefiniteError as error:
+        raise NotPositiveDefiniteError(_explained(error, alphas, form), error.row) from None
 
 
-def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:
-    """Return the same error, in the terms of the user's problem."""
+def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: Literal["dual", "primal"]) -> str:
     matrix, what = ("K + λI", "row") if form == "dual" else ("ΦᵀΦ + λI", "feature")
-    if alpha > 0:
+    if min(alphas) > 0:
         remedy = (
             "The kernel is not positive semidefinite on these rows, or λ is below what rounding in K allows: increase "
             "alpha, or use a positive semidefinite kernel"
@@ -103,8 +87,8 @@ def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: s
         )
     else:
         remedy = "With λ = 0 the features must be linearly independent: remove dependent columns, or set alpha > 0"
-    return NotPositiveDefiniteError(
-        f"{matrix} is not positive definite with λ = alpha = {alpha:g}: the pivot of {what} {error.row} (counted "
-        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own",
-        error.row,
+    found = str(error) if error.row < 0 else f"the pivot of {what} {error.row} (counted from 0) is not positive"
+    return (
+        f"{matrix} is not positive definite with λ = alpha = {', '.join(f'{a:g}' for a in alphas)}: {found}. {remedy}. "
+        f"dkrr never adds a jitter of its own"
     )

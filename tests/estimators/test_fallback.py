@@ -5,7 +5,7 @@ import pytest
 
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning
-from dkrr.fitting import iterative
+from dkrr.fitting import iteration
 from dkrr.planning import planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
 
@@ -18,7 +18,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(planner, "SURELY_FASTER", 1e-6)
     monkeypatch.setattr(planner, "TINY_SECONDS", 0.0)
     monkeypatch.setattr(planner, "SMALL_SECONDS", 0.0)
-    monkeypatch.setattr(iterative, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
+    monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
 
 
 @pytest.fixture

@@ -122,7 +122,8 @@ def test_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_travels_is_small(sparse, tmp_path):
-    from dkrr.fitting.workspace import Workspace
+    from dkrr.fitting.context import Context
+    from dkrr.fitting.storage import StoredArrays
     from dkrr.runtime import SerialExecutor, make_progress
     from dkrr.tiles import RunStore
 
@@ -130,11 +131,11 @@ def test_what_travels_is_small(sparse, tmp_path):
     X = sp.csr_array(np.where(X > 0, X, 0.0)) if sparse else X
     store = RunStore(str(tmp_path / "run.zarr"))
     store.open()
-    work = Workspace(store, SerialExecutor(), None, make_progress(False), None, True, 1)
+    context = Context(StoredArrays(store, keeps=True), SerialExecutor(), make_progress(False))
     value = drawn(SAMPLED, MemoryRows(X))
-    assert by_name(value, work) is value  # tasks stay in this process
-    work.client = "a cluster"
-    named = by_name(value, work)
+    assert by_name(value, context) is value  # tasks stay in this process
+    context.client = "a cluster"
+    named = by_name(value, context)
     assert isinstance(named.right, _StoredMap)
     assert len(pickle.dumps(named)) < 1500 < len(pickle.dumps(value))
     again = pickle.loads(pickle.dumps(named))
@@ -142,7 +143,7 @@ def test_what_travels_is_small(sparse, tmp_path):
     assert_array_equal(again.transform(X), value.transform(X))
     assert_array_equal(again.multiply(X, w), value.multiply(X, w))
     assert_array_equal(again.adjoint(X, v), value.adjoint(X, v))
-    assert_array_equal(by_name(value.kernel(), work)(X), value.kernel()(X))
+    assert_array_equal(by_name(value.kernel(), context)(X), value.kernel()(X))
     for ours, theirs in ((again, value), (again.kernel(), value.kernel())):
         assert type(ours) is type(theirs)
     assert again.entry_seconds(4) == value.entry_seconds(4)

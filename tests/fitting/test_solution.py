@@ -9,7 +9,7 @@ from benchmarks.trials import trial
 from dkrr import KernelRidge
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.solution import drop_rounding
+from dkrr.fitting.primal import drop_rounding
 from dkrr.kernels import Linear
 from dkrr.rows import as_rows
 from dkrr.solvers import ConjugateGradient, Status

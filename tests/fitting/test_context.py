@@ -7,7 +7,7 @@ import pytest
 from distributed import Client
 
 from dkrr.errors import MemoryLimitError
-from dkrr.fitting.workspace import open_workspace
+from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import WORKER_BASELINE_BYTES
@@ -51,13 +51,13 @@ def test_what_is_imported(client, tmp_path):
 
 def test_refused_where_there_is_no_room(client, tmp_path):
     plan = make_plan(direct(3000, 5, tile=512, form="dual"), cluster(worker_limit=GIB, workers=1))
-    with open_workspace(plan, str(tmp_path / "a"), Progress()) as work:
-        assert work.client is client
+    with open_context(plan, str(tmp_path / "a"), Progress()) as context:
+        assert context.client is client
     tight = int(1.05 * plan.peak_bytes / 0.7)
     plan = make_plan(replace(plan.problem, kernel=Heavy(gamma=1.0)), cluster(worker_limit=tight, workers=1))
     with (
         pytest.raises(MemoryLimitError, match=r"holds \d+ MiB before its first task.*allowed for 160 MiB.*at least"),
-        open_workspace(plan, str(tmp_path / "b"), Progress()) as work,
+        open_context(plan, str(tmp_path / "b"), Progress()) as context,
     ):
-        work.executor.run([Task("a", int)], Progress())
+        context.executor.run([Task("a", int)], Progress())
     assert not (tmp_path / "b" / "system-0").exists()

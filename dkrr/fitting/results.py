@@ -1,4 +1,4 @@
-"""One entry: run the plan, and make the fitted value and the result of what it found."""
+"""What a fit found: the solution, and the fitted value and the result that are made of it."""
 
 import math
 import time
@@ -12,19 +12,16 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.features.centred import difference_at_zero
-from dkrr.fitting import iterative, memory, tiled
+from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.norms import function_norms
-from dkrr.fitting.solution import DualSolution, PrimalSolution
-from dkrr.fitting.workspace import open_workspace
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime import Meter, Progress, RunRecord
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
+from dkrr.solvers.conjugate_gradient import Outcome
 from dkrr.solvers.newton import PROBABILITY_POWER, Point
 from dkrr.solvers.result import caution, direct_status
 
@@ -46,6 +43,30 @@ NEWTON_ADVICE = {
 
 
 @dataclass(frozen=True)
+class Solution:
+    """What was found of one model, before it becomes a fitted value."""
+
+    dual_coef: Array | None
+    """α, of shape (n, t); None where the primal form does not determine it (some λ is 0)."""
+    coef: Array | None
+    """w, of shape (D, t); None in the dual form."""
+    intercept: Array
+    """b, of shape (t,)."""
+    rows: Rows | None
+    """The training rows, readable after the fit; None in the primal form."""
+    residual: float
+    """Largest true relative residual."""
+    condition: float = math.nan
+    """Estimate of κ₂ of the matrix."""
+    outcome: Outcome | None = None
+    """What an iterative solver reports besides."""
+    squares: Array | None = None
+    """αᵀKα as computed, of shape (t,)."""
+    messages: tuple[str, ...] = ()
+    """What was done other than planned."""
+
+
+@dataclass(frozen=True)
 class Solved:
     """What a fit gives for one model."""
 
@@ -59,86 +80,73 @@ class Solved:
     """Where a later classification may begin."""
 
 
-def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -> Solved:
-    """Carry out a plan.
+def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
+    """Report of a solution: how good it is, and what the run took; `facts` are other fields of SolveResult."""
+    record, outcome, messages = context.record, solution.outcome, solution.messages
+    reported: dict[str, Any] = {"status": direct_status(solution.residual), "iterations": 0} | facts
+    if outcome is not None:
+        messages += outcome.messages
+        reported |= {
+            "status": outcome.status,
+            "iterations": outcome.iterations,
+            "residuals": tuple(outcome.residuals.tolist()),
+            "rank": outcome.rank,
+            "history": outcome.history,
+        }
+    return SolveResult(
+        residual=solution.residual,
+        condition=solution.condition,
+        bytes_read=context.bytes_read,
+        bytes_written=context.bytes_written,
+        peak_bytes=context.peak_bytes,
+        seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
+        messages=caution(solution.condition, plan.form) + messages,
+        record=record,
+        **reported,
+    )
+
+
+def solved(
+    data: TrainingData, plan: Plan, solution: Solution, sizes: Array | None, context: Context, begun: float
+) -> Solved:
+    """Return the fitted value and the result of a solution.
 
     Parameters
     ----------
     data : TrainingData
     plan : Plan
-    store : str or None
-        Store that the user gave; None works in a temporary one.
-    progress : Progress
+    solution : Solution
+    sizes : ndarray of shape (t,), optional
+        Powers of two that the targets of `data` have been divided by.
+    context : Context
+    begun : float
+        Start of the fit, by `time.perf_counter`.
 
     Raises
     ------
-    DkrrError
-        See the errors of dkrr.errors; what is finished stays in a store that the user gave.
+    NotFiniteError
+        If float64 does not hold the answer.
     """
-    start = time.perf_counter()
-    data, sizes = data.in_range()
-    solution: DualSolution | PrimalSolution
-    record, owner, meter = RunRecord(), None, Meter()
-    if plan.execution != "dask":
-        reset_peak()
-    if plan.execution == "memory" and plan.solver == "cg":
-        here = iterative.fit_dual_here if plan.form == "dual" else iterative.fit_primal_here
-        solution, record = here(data, plan, progress, meter)
-        peak = peak_resident_bytes()
-    elif plan.execution == "memory":
-        with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
-            if plan.form == "dual":
-                solution = memory.fit_dual(data, meter)
-            else:
-                solution, record = memory.fit_primal(data, plan.chosen.row_block, plan.chosen.row_parts)
-        peak = peak_resident_bytes()
-    else:
-        # In one process, threads pay for large tiles only.
-        threads = plan.uses_threads
-        small = plan.execution == "serial" and (threads or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS)
-        room = iterative if threads else tiled
-        with blas.one_thread(small), open_workspace(plan, store, progress) as work:
-            fit_here = {"dual": room.fit_dual_shared, "primal": room.fit_primal_shared}[plan.form]
-            solution = fit_here(data, plan, work)
-            record, meter, peak, owner = work.record, work.meter, work.record.peak_bytes, work.temporary
+    owner = context.temporary
     model, dual_coef = fitted_function(data, plan, solution, owner), solution.dual_coef
     if sizes is not None:
         model, dual_coef = _multiplied(model, dual_coef, sizes)
     _refuse_overflow(model, dual_coef)
     norms, doubts = _norms(model, solution, data, sizes)
+    solution = replace(solution, messages=doubts + solution.messages)
     if owner is not None and model.keep_alive is None:
         owner.delete()
-    outcome = solution.outcome
-    result = SolveResult(
-        status=direct_status(solution.residual) if outcome is None else outcome.status,
-        residual=solution.residual,
-        condition=solution.condition,
-        iterations=0 if outcome is None else outcome.iterations,
-        seconds=time.perf_counter() - start,
-        bytes_read=record.bytes_read + meter.bytes_read,
-        bytes_written=record.bytes_written + meter.bytes_written,
-        peak_bytes=peak,
-        seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
-        residuals=() if outcome is None else tuple(outcome.residuals.tolist()),
-        rank=0 if outcome is None else outcome.rank,
-        history=() if outcome is None else outcome.history,
-        messages=caution(solution.condition, plan.form)
-        + doubts
-        + solution.messages
-        + (() if outcome is None else outcome.messages),
-        # What the tasks returned has been used, and may be large.
-        record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
-    )
+    result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
     return Solved(model, result, dual_coef, norms)
 
 
 def _norms(
-    model: FittedFunction, solution: DualSolution | PrimalSolution, data: TrainingData, sizes: Array | None
+    model: FittedFunction, solution: Solution, data: TrainingData, sizes: Array | None
 ) -> tuple[Array, tuple[str, ...]]:
     """‖f‖ of every target and messages, where the targets of `data` have been divided by `sizes`."""
     if model.coef is not None:
         return column_norms(model.coef), ()
-    assert isinstance(solution, DualSolution) and solution.squares is not None
+    assert solution.rows is not None and solution.dual_coef is not None and solution.squares is not None
     norms, messages = function_norms(data, solution.rows, solution.dual_coef, solution.squares)
     with np.errstate(over="ignore"):
         return norms if sizes is None else norms * sizes, messages
@@ -206,10 +214,10 @@ def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
     )
 
 
-def fitted_function(data: FitData, plan: Plan, solution: DualSolution | PrimalSolution, owner: Any) -> FittedFunction:
+def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:
     """Return what predicts, in the plan's form; it keeps the owner of a temporary folder only if it reads from it."""
     coef, feature_map, rows, keep = None, None, None, None
-    if isinstance(solution, PrimalSolution):
+    if solution.coef is not None:
         coef, feature_map = solution.coef, data.feature_map
     elif plan.prediction == "primal" and data.feature_map is not None:
         feature_map = data.feature_map
@@ -239,13 +247,13 @@ def _shift(
     plan: Plan,
     centring: Centring,
     coef: Array | None,
-    solution: DualSolution | PrimalSolution,
+    solution: Solution,
 ) -> Array:
     """Value at 0 of the fitted function without its intercept, less the same of the kernel about 0; shape (t,)."""
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
         return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef
-    assert isinstance(solution, DualSolution)
+    assert solution.rows is not None and solution.dual_coef is not None
     total = np.zeros(solution.dual_coef.shape[1])
     for start in range(0, data.n, SHIFT_ROWS):
         stop = min(start + SHIFT_ROWS, data.n)
@@ -253,10 +261,10 @@ def _shift(
     return total
 
 
-def primal_coefficients(data: FitData, solution: DualSolution) -> Array:
+def primal_coefficients(data: FitData, solution: Solution) -> Array:
     """Coefficients w = Φᵀα, a block of rows at a time; shape (D, t)."""
-    assert data.feature_map is not None
-    rows: Rows = solution.rows
+    rows = solution.rows
+    assert data.feature_map is not None and rows is not None and solution.dual_coef is not None
     dimension = data.feature_map.dimension(rows.shape[1])
     width = rows.row_bytes if rows.is_sparse and data.feature_map.keeps_sparse else 8 * max(dimension, rows.shape[1])
     block = max(1, min(data.n, 64 * 2**20 // max(width, 1)))

@@ -1,0 +1,275 @@
+"""The context of one run: its executor, its storage and its records, opened before the work and cleared up after it."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.fitting.checkpoint import Checkpoints
+from dkrr.fitting.data import FitData
+from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
+from dkrr.fitting.workers import dask_executor, dask_workers
+from dkrr.linalg.operator import ResidentRows
+from dkrr.planning import Plan
+from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan, scan_tasks, stage
+from dkrr.rows.checks import combine
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime.task import peak_resident_bytes, reset_peak
+from dkrr.tiles import RunStore
+from dkrr.tiles.chunks import local_path
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Context:
+    """Executor, storage and records of one run."""
+
+    storage: Storage
+    executor: Executor
+    progress: Progress
+    client: Any = None
+    """distributed.Client; None if the calling process does the work."""
+    slots: int = 1
+    """Tasks that run at once."""
+    slots_per_process: int = 1
+    """Tasks that run at once in one process."""
+    layout: dict[str, Any] = field(default_factory=dict)
+    """How the run cuts its matrix, for the runs that resume it."""
+    temporary: TemporaryFolder | None = None
+    peak_bytes: int = 0
+    """Highest resident memory of any process that did the work, once it is done."""
+    record: RunRecord = field(default_factory=RunRecord)
+    meter: Meter = field(default_factory=Meter)
+    """What moved outside of tasks: the copy of X, and rows that processes read once and keep."""
+    run: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex}")
+    """Name of what processes keep in memory until the end of the run."""
+    _resident: list[Rows] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.stored.store) if self.storage.keeps else None
+        """Checkpoints of an iteration, where the storage is kept."""
+
+    @property
+    def stored(self) -> StoredArrays:
+        """The storage, of a run that has a store."""
+        assert isinstance(self.storage, StoredArrays)
+        return self.storage
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether everything is in this process's memory."""
+        return not isinstance(self.storage, StoredArrays)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read by all workers, with the rows that processes read once and keep."""
+        resident = sum(rows.n_bytes for rows in self._resident) * len(self.record.peak_bytes_by_worker)
+        return self.record.bytes_read + self.meter.bytes_read + resident
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written by all workers."""
+        return self.record.bytes_written + self.meter.bytes_written
+
+    def run_tasks(self, stage_name: str, tasks: list[Task], done_flops: float = 0.0) -> dict[str, Any]:
+        """Run tasks as one stage of the progress display; their values by key.
+
+        Parameters
+        ----------
+        stage_name : str
+        tasks : list of Task
+        done_flops : float
+            Work of the stage that an earlier run has done.
+        """
+        total = done_flops + sum(t.flops for t in tasks)
+        with self.progress.stage(stage_name, total, done_flops):
+            record = self.executor.run(tasks, self.progress)
+        self.add(record)
+        return record.values()
+
+    def add(self, record: RunRecord) -> None:
+        """Take what a run of tasks reports, but for what they returned, which may be large."""
+        self.record.add(RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]))
+
+    def total(self, tasks: list[Task], shared: Any) -> Array:
+        """Sum of the values of tasks that are called with `shared` (vectors)."""
+        value, record = self.executor.total(tasks, shared)
+        self.record.add(record)
+        return np.asarray(value)
+
+    def whole_rows(self, data: FitData, rows_per_chunk: int, *, stay: bool = False) -> Rows:
+        """Rows of the data, checked, as tasks read any of them: in this process's memory, or shared by all workers.
+
+        Parameters
+        ----------
+        data : FitData
+        rows_per_chunk : int
+            Of a copy in the store.
+        stay : bool
+            Whether every process reads them once and keeps them.
+
+        Raises
+        ------
+        InputError
+            If the rows hold NaN or infinity.
+        StoreError
+            If the store belongs to something else, or some worker does not see X.
+        """
+        if self.in_memory:
+            rows = data.rows
+            if not isinstance(rows, MemoryRows):
+                self.meter.bytes_read += rows.n_bytes
+                rows = MemoryRows(rows.read(0, rows.shape[0]))
+            scan(rows, "X")
+            return rows
+        rows = self.streamed_rows(data, rows_per_chunk)
+        if not stay:
+            return rows
+        self._resident.append(rows)
+        return ResidentRows(rows, self.run)
+
+    def streamed_rows(self, data: FitData, rows_per_chunk: int) -> Rows:
+        """Rows of the data as tasks read them one block after another; not checked if everything is in memory.
+
+        Parameters and errors are those of `whole_rows`.
+        """
+        if self.in_memory:
+            return data.rows
+        return self.share(data.rows, data.fingerprint, rows_per_chunk, data.notes())
+
+    def share(
+        self,
+        rows: Rows,
+        fingerprint: Callable[[str], dict[str, Any]],
+        rows_per_chunk: int,
+        notes: dict[str, Any] | None = None,
+    ) -> Rows:
+        """Check the rows, claim the store for this problem, and give rows that every worker can read.
+
+        Parameters
+        ----------
+        rows : Rows
+        fingerprint : callable
+            From the checksum of the rows to what must be the same for a run to go on.
+        rows_per_chunk : int
+            Of a copy in the store: where tiles and segments of rows begin at multiples of it, reads waste nothing.
+        notes : dict, optional
+            What runs that go on take over.
+
+        Raises
+        ------
+        InputError
+            If the rows hold NaN or infinity.
+        StoreError
+            If the store belongs to something else, or some worker does not see X.
+        """
+        name, store = None, self.stored.store
+        url = getattr(rows, "url", None)
+        if self.client is not None and url is not None and (path := local_path(url)) is not None:
+            dask_executor().check_path_is_shared(self.client, path, f"X at {url}")
+        if isinstance(rows, DaskRows):
+            # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
+            name = f"rows-{uuid.uuid4().hex[:8]}"
+        try:
+            if name is not None:
+                rows = self._stage(rows, name, rows_per_chunk)
+            checksum = self._scan(rows)
+            if self.storage.keeps and self.client is not None:
+                # A plan that the workers have no room for must not be what the store holds from then on.
+                self.executor.wait_until_ready()  # type: ignore[attr-defined]
+            store.claim(fingerprint(checksum), self.layout, notes)
+        except BaseException:
+            if name is not None:
+                store.delete(name)
+            raise
+        if rows.is_shared and name is None:
+            return rows
+        earlier = store.staged_rows()
+        if earlier is not None:
+            if name is not None:
+                store.delete(name)
+            url = store.at(earlier)
+            return SparseRows(url) if rows.is_sparse else ZarrRows(url)
+        if name is None:
+            name = "rows"
+            store.delete(name)  # a copy that was never finished
+            rows = self._stage(rows, name, rows_per_chunk)
+        store.set_staged_rows(name)
+        return rows
+
+    def _scan(self, rows: Rows) -> str:
+        """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store)."""
+        executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
+        tasks = scan_tasks(rows, "X", digest=self.storage.keeps, n_tasks=4 * self.slots)
+        with self.progress.stage("checking X", sum(t.flops for t in tasks)):
+            scanned = executor.run(tasks, self.progress)
+        if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
+            self.add(scanned)
+        values = scanned.values()
+        return combine([values[t.key] for t in tasks])
+
+    def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
+        with self.progress.stage("copying X", 1.0):
+            copy = stage(rows, self.stored.store.at(name), rows_per_chunk, self.client)
+        self.meter.bytes_written += 0 if copy is rows else copy.n_bytes
+        return copy
+
+
+@contextmanager
+def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[Context]:
+    """Open the storage, and start (or find) the workers, that a plan wants.
+
+    Parameters
+    ----------
+    plan : Plan
+    store : str or None
+        Store that the user gave; None: a temporary one, if any is needed.
+    progress : Progress
+    """
+    if plan.execution != "dask":
+        reset_peak()
+    with ExitStack() as stack:
+        stack.enter_context(blas.one_thread(_wants_one_blas_thread(plan)))
+        if plan.execution == "memory":
+            context = _opened(plan, MemoryStorage(), stack, progress)
+        else:
+            temporary = TemporaryFolder() if store is None else None
+            if temporary is not None:
+                stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)
+            run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else absolute_url(store or ""))
+            run_store.open()
+            context = _opened(plan, StoredArrays(run_store, keeps=store is not None), stack, progress)
+            context.temporary = temporary
+        stack.callback(context.executor.forget, context.run)
+        yield context
+        context.peak_bytes = peak_resident_bytes() if context.in_memory else context.record.peak_bytes
+
+
+def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:
+    chosen, client = plan.chosen, None
+    executor: Executor = SerialExecutor()
+    slots, slots_per_process = chosen.slots, chosen.slots
+    if isinstance(storage, StoredArrays) and plan.execution == "dask":
+        executor, client = stack.enter_context(dask_workers(plan, storage.store))
+        slots_per_process = plan.resources.worker_threads
+        slots = chosen.n_workers * slots_per_process
+    elif plan.uses_threads:
+        executor = stack.enter_context(ThreadExecutor(slots))
+    elif plan.execution == "memory" and chosen.row_parts > 1:
+        executor = stack.enter_context(ThreadExecutor(chosen.row_parts))
+    return Context(storage, executor, progress, client, slots, slots_per_process, chosen.layout())
+
+
+def _wants_one_blas_thread(plan: Plan) -> bool:
+    """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
+    if plan.execution == "dask":
+        return False
+    if plan.execution == "memory":
+        return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS
+    return plan.uses_threads or 2.0 * plan.chosen.tile**3 < blas.SMALL_FLOPS

@@ -1,0 +1,218 @@
+"""Direct solutions of (A + diag(s)) X = B for one s after another, with A and its factors in memory or in a store."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.fitting.context import Context
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, check_diagonal, cholesky_tasks, n_segments, tile_steps
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
+from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
+from dkrr.linalg.residual import Check, Solved, check_tiled, checked
+from dkrr.linalg.sources import TileSource
+from dkrr.linalg.sweeps import substituted
+from dkrr.planning import Plan
+from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
+from dkrr.solvers import Cholesky
+from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
+
+Array = NDArray[np.float64]
+Settle = Callable[[Array], Array | None]
+"""Takes a solution (n, m) and returns its free constants, with which it is then checked."""
+
+
+@dataclass(frozen=True)
+class SystemSolution:
+    """Solution of one system."""
+
+    x: Array
+    """X, of shape (n, m)."""
+    probe: SolvedProbe
+    check: Check | None = None
+    """None where the caller checks by other means."""
+
+
+class DirectSystems(Protocol):
+    """A matrix A that is factored with one diagonal after another."""
+
+    diagonal: Array
+    """Diagonal of A, of shape (n,)."""
+
+    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
+        """Solve (A + diag(s)) X = B.
+
+        Parameters
+        ----------
+        group : str
+            Name of the system in the storage.
+        shift : ndarray of shape (n,)
+        right_sides : ndarray of shape (n, m)
+        settle : callable, optional
+            Called with X before it is checked by a product with A; None: it is not checked.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
+        ...
+
+
+class MemorySystems:
+    """A in tiles of this process's memory, or formed again where it is used.
+
+    Parameters
+    ----------
+    source : TileSource
+        Tiles of A; with KeptTiles, a factor shares the squares on the diagonal with them.
+    grid : TileGrid
+    diagonal : ndarray of shape (n,)
+    plan : Plan
+    context : Context
+    """
+
+    def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, plan: Plan, context: Context) -> None:
+        check_diagonal(diagonal)
+        self.source, self.grid, self.diagonal = source, grid, diagonal
+        self._threads, self._progress = plan.resources.local_threads, context.progress
+
+    @classmethod
+    def kept(cls, kept: KeptTiles, plan: Plan, context: Context) -> "MemorySystems":
+        """A that stays in memory."""
+        return cls(kept, kept.grid, kept.diagonal, plan, context)
+
+    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:  # noqa: ARG002
+        """See DirectSystems."""
+        source, scaling = self.source, scaling_of(self.diagonal + shift)
+        both = with_probe(right_sides, scaling)
+        with tile_threads(self.grid, self._threads) as executor:
+            with self._progress.stage("factorisation", 1.0):
+                factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
+                factor_in_memory(memory_system(source, shift, factor), executor)
+                x = substituted(factor, both)
+            del factor  # makes room for what the check needs
+            found, check = x[:, :-1], None
+            probe = SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
+            if settle is None:
+                return SystemSolution(found, probe)
+            constants = settle(found)
+            with self._progress.stage("true residual", 1.0):
+                if isinstance(source, KeptTiles):
+                    check = checked(both, shift[:, None], x, source.multiply, constants, scaling)
+                else:
+                    solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
+                    check, _ = check_tiled(solved, constants, executor, Progress(), self._threads)
+        return SystemSolution(found, probe, check)
+
+    def factors(self, shifts: Array) -> list[Callable[[Array], Array]]:
+        """Solvers of A + diag(s) for every column of shifts, of shape (n, k), valid until others are made."""
+        assert isinstance(self.source, KeptTiles)
+        alone = shifts.shape[1] == 1
+        matrices = [self.source.beside() if alone else MemoryMatrix(self.grid) for _ in range(shifts.shape[1])]
+        with tile_threads(self.grid, self._threads) as executor:
+            for matrix, shift in zip(matrices, shifts.T, strict=True):
+                factor_in_memory(memory_system(self.source, shift, matrix), executor)
+        return [partial(substituted, matrix) for matrix in matrices]
+
+
+def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
+    """Threads for the tasks of several tiles in memory; one tile is left to BLAS's own."""
+    return nullcontext(SerialExecutor()) if grid.n_tiles == 1 else ThreadExecutor(n_threads)
+
+
+@dataclass
+class TiledSystems:
+    """A in tiles, its factors in a store: what an earlier run has finished there is kept."""
+
+    source: TileSource
+    """Tiles of A."""
+    grid: TileGrid
+    columns_per_task: int
+    """Tile columns that one task of a factorisation subtracts; 0 means all."""
+    diagonal: Array
+    context: Context
+
+    def _n_sums(self) -> int:
+        """Partial sums of a factorisation."""
+        return n_segments(self.grid.n_tiles - 1, self.columns_per_task) - 1
+
+    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
+        """See DirectSystems."""
+        grid, context, storage = self.grid, self.context, self.context.stored
+        scaling = scaling_of(self.diagonal + shift)
+        both = with_probe(right_sides, scaling)
+        vectors = partial(storage.vectors, group, grid=grid, width=both.shape[1])
+        kept_shift, kept_sides = storage.vectors(group, "shift", grid, 1, shift), vectors("right-sides", data=both)
+        system = TiledSystem(
+            source=self.source,
+            shift=kept_shift,
+            right_sides=kept_sides,
+            factor=storage.matrix(group, "factor", grid),
+            forward=vectors("forward"),
+            segment=self.columns_per_task,
+            partial=tuple(
+                PartialSums(storage.matrix(group, f"sum-{k}", grid), vectors(f"sum-{k}-forward"))
+                for k in range(self._n_sums())
+            ),
+        )
+        solution, record = Cholesky().solve_tiled(system, vectors, context.executor, context.progress)
+        context.add(record)
+        x, check = solution.load(), None
+        found, probe = x[:, :-1], SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
+        if settle is not None:
+            constants = settle(found)
+            kept_scaling = storage.vectors(group, "scaling", grid, 1, scaling)
+            solved = Solved(self.source, grid, kept_shift, kept_sides, solution, kept_scaling)
+            with context.progress.stage("true residual", 2.0 * grid.n**2 * both.shape[1]):
+                check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
+            context.add(record)
+        for k in range(self._n_sums()):
+            storage.delete(f"{group}/sum-{k}")
+            storage.delete(f"{group}/sum-{k}-forward")
+        if not storage.keeps:
+            storage.delete(group)
+        return SystemSolution(found, probe, check)
+
+    def factor(self, group: str, shift: Array, dtype: Literal["float64", "float32"], stage: str) -> TiledMatrix:
+        """Factor A + diag(s) alone.
+
+        Parameters
+        ----------
+        group : str
+            Place in the store; what an earlier run has finished there is kept.
+        shift : ndarray of shape (n,)
+        dtype : {"float64", "float32"}
+            Precision of the factor.
+        stage : str
+            For the display of the progress.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive; what exists of the factor is deleted.
+        """
+        grid, storage = self.grid, self.context.stored
+        system = TiledSystem(
+            source=self.source,
+            shift=storage.vectors(group, "shift", grid, 1, shift),
+            factor=storage.matrix(group, "factor", grid, dtype),
+            segment=self.columns_per_task,
+            partial=tuple(PartialSums(storage.matrix(group, f"sum-{k}", grid, dtype)) for k in range(self._n_sums())),
+        )
+        tasks = cholesky_tasks(system)
+        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, self.columns_per_task))
+        try:
+            self.context.run_tasks(stage, tasks, total - sum(t.flops for t in tasks))
+        except NotPositiveDefiniteError:
+            storage.delete(group)
+            raise
+        for k in range(self._n_sums()):
+            storage.delete(f"{group}/sum-{k}")
+        assert isinstance(system.factor, TiledMatrix)
+        return system.factor

@@ -1,0 +1,183 @@
+"""Ridge regression in the dual form: the systems (C K C + diag(s)) β = C y, C² = W, and the solution they make up."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting.context import Context
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.gram import GramMatrix
+from dkrr.fitting.iteration import iteration_of
+from dkrr.fitting.results import Solution
+from dkrr.linalg.condition import worst
+from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
+from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
+from dkrr.linalg.residual import Check, energies, freed
+from dkrr.planning import Plan
+from dkrr.solvers import Status
+from dkrr.solvers.conjugate_gradient import Iteration, Outcome, State
+
+Array = NDArray[np.float64]
+Group = tuple[NDArray[np.intp], int]
+"""Targets, and the number of right-hand sides that they have."""
+
+MAX_TIGHTENINGS = 3
+"""Times that an iteration is continued with a smaller tolerance since the coefficients did not meet the given one."""
+CANCELLED = (
+    "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
+    "increase alpha, or bring the sample weights nearer to each other"
+)
+
+
+@dataclass(frozen=True)
+class RidgeSystem:
+    """System of the targets that share one value of λ."""
+
+    number: int
+    alpha: float
+    columns: NDArray[np.intp]
+    """Numbers of the targets."""
+    shift: Array
+    """s, of shape (n,) or (D,)."""
+    right_sides: Array
+    """One for each target, and in dual form with a free intercept one for the constant."""
+
+
+class DualRidge:
+    """Systems of the dual form, and the solution while it is put together."""
+
+    def __init__(self, data: TrainingData, plan: Plan, context: Context) -> None:
+        self._data, self._plan, self._context = data, plan, context
+        self.scale, self._means = data.dual_scale(), data.target_means()
+        self.matrix = GramMatrix(data, plan, context, self.scale)
+        self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
+        self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
+        self._checks = list[Check]()
+
+    def systems(self) -> Iterator[RidgeSystem]:
+        """One system after another."""
+        data = self._data
+        for g, (alpha, columns) in enumerate(data.alpha_groups()):
+            yield RidgeSystem(g, alpha, columns, data.dual_shift(alpha), data.dual_right_sides(columns, self._means))
+
+    def solve(self, system: RidgeSystem) -> None:
+        """Solve a system directly."""
+
+        def settle(x: Array) -> Array | None:
+            return self._take(system.columns, x)
+
+        check = self.matrix.systems.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
+        assert check is not None
+        self._note(system.columns, check)
+
+    def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
+        """Take the solution for some targets; the parts of their free constants, if there are any."""
+        self._coef[:, columns], constants = self._data.dual_coefficients(beta)
+        self._intercept[columns] = self._means[columns] + constants.sum(axis=0)
+        return constants if self._data.fit_intercept else None
+
+    def _note(self, columns: NDArray[np.intp], check: Check) -> None:
+        self._squares[columns] = check.squares
+        self._checks.append(check)
+
+    def iteration(self) -> tuple[Iteration, list[Group]]:
+        """Conjugate gradient for all systems at once, with the preconditioner of the plan; and what it solves for."""
+        plan, context, systems = self._plan, self._context, list(self.systems())
+        groups = [(s.columns, s.right_sides.shape[1]) for s in systems]
+        right_sides = np.hstack([s.right_sides for s in systems])
+        shift = np.concatenate([np.full(width, s.alpha) for s, (_, width) in zip(systems, groups, strict=True)])[
+            None, :
+        ]
+        operator, preconditioner = self.matrix.operator(), self._preconditioner(shift)
+        constant = np.ones(len(right_sides)) if self.scale is None else self.scale
+        iteration = iteration_of(
+            plan,
+            context,
+            operator,
+            shift,
+            right_sides,
+            preconditioner,
+            mixed=plan.chosen.precision == "float32",
+            deflate=None if preconditioner.captures_constant else constant,
+        )
+        return iteration, groups
+
+    def _preconditioner(self, shift: Array) -> Preconditioner:
+        if self._plan.chosen.rank_limit == 0:
+            return Identity()
+        importance = None if self.scale is None else self.scale**2
+        factor = self.matrix.partial_factor(importance, float(shift.min()), self._plan.problem.tol)
+        return LowRank(factor, shift, self.scale)
+
+    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> Outcome:
+        """Take what conjugate gradient finds, until the coefficients themselves meet the tolerance.
+
+        With free constants α = u − v b; its residual exceeds those of u and v where b is large or they cancel.
+
+        Parameters
+        ----------
+        iteration : Iteration
+        groups : sequence of (ndarray of intp, int)
+            Targets that have right-hand sides, and how many right-hand sides these are, in the order of the iteration.
+        state : State, optional
+            To resume from.
+        """
+        tol, products = iteration.tol, LastProduct(iteration.operator)
+        iteration = replace(iteration, operator=products)
+        outcome = iteration.run(state=state)
+        residuals, squares = self._checked(groups, iteration, products, outcome)
+        for _ in range(MAX_TIGHTENINGS):
+            if outcome.status is not Status.CONVERGED or (residuals <= tol).all():
+                break
+            reached = min(iteration.tol, float(outcome.residuals.max()))
+            iteration.tol = 0.5 * reached * tol / float(residuals.max())
+            outcome = iteration.run(state=iteration.last)
+            residuals, squares = self._checked(groups, iteration, products, outcome)
+        if outcome.status is Status.CONVERGED and not (residuals <= tol).all():
+            outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLED))
+        elif outcome.status is not Status.CONVERGED and (residuals <= tol).all():
+            outcome = replace(outcome, status=Status.CONVERGED)
+        targets = np.concatenate([columns for columns, _ in groups])
+        self._note(targets, Check(float(residuals.max()), squares, outcome.condition))
+        self._residuals[targets] = residuals
+        return outcome
+
+    def _checked(
+        self, groups: Sequence[Group], iteration: Iteration, products: LastProduct, outcome: Outcome
+    ) -> tuple[Array, Array]:
+        """Relative residuals and squares by targets, in the order of the groups."""
+        solutions, right_sides, sizes, kept, first = list[Array](), list[Array](), list[Array](), list[int](), 0
+        for targets, width in groups:
+            where = slice(first, first + width)
+            x, b = outcome.x[:, where], iteration.right_sides[:, where]
+            constants = self._take(targets, x)
+            sizes.append(column_norms(b[:, : len(targets)]))
+            if constants is not None:
+                x, b = freed(x.copy(), constants), freed(b.copy(), constants)
+            solutions.append(x)
+            right_sides.append(b)
+            kept += range(first, first + len(targets))
+            first = where.stop
+        x, b = (np.hstack(part) if len(part) > 1 else part[0] for part in (solutions, right_sides))
+        shift = iteration.shift if iteration.shift.shape[1] == 1 else iteration.shift[:, kept]
+        unit = column_sizes(iteration.right_sides)[kept]  # with which the iteration works
+        product = products.of(x / unit) * unit
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.concatenate(sizes)
+            residuals = column_norms((b - product - shift * x) / unit) / np.where(norms > 0, norms / unit, 1.0)
+            return residuals, energies(x, product)
+
+    def solution(self, outcome: Outcome | None = None) -> Solution:
+        """Return the whole, once all systems are solved."""
+        return Solution(
+            dual_coef=self._coef,
+            coef=None,
+            intercept=self._intercept,
+            rows=self.matrix.rows,
+            residual=float(np.max([c.residual for c in self._checks])),
+            condition=worst([c.condition for c in self._checks]),
+            outcome=None if outcome is None else replace(outcome, residuals=self._residuals),
+            squares=self._squares,
+        )

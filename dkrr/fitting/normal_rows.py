@@ -1,0 +1,231 @@
+"""The rows of a fit in the primal form: cut into segments, one task each, and what passes over them add up to."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.features import IdentityMap
+from dkrr.fitting.context import Context
+from dkrr.fitting.data import FitData
+from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
+from dkrr.fitting.sampled import by_name
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg.cholesky import check_diagonal
+from dkrr.linalg.memory import KeptTiles
+from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_part, normal_tasks, primal_residual
+from dkrr.linalg.normal_product import (
+    NormalOperator,
+    normal_moments,
+    training_errors,
+    weighted_squares,
+    weighted_sums,
+)
+from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
+from dkrr.planning import Plan
+from dkrr.rows import scan
+from dkrr.runtime import Task
+from dkrr.tiles import ChunkedArray, TileGrid
+
+Array = NDArray[np.float64]
+
+
+class NormalRows:
+    """Features Φ of the training rows with weights and targets, as passes over segments of the rows see them.
+
+    Parameters
+    ----------
+    data : FitData
+    plan : Plan
+    context : Context
+    group : str
+        Name of the targets and weights in the storage.
+    targets : ndarray of shape (n, t)
+        Targets, or class codes.
+    means : ndarray of shape (t,), optional
+        Means that are subtracted from the targets where they are used.
+    """
+
+    def __init__(
+        self,
+        data: FitData,
+        plan: Plan,
+        context: Context,
+        group: str,
+        targets: Array,
+        means: Array | None = None,
+    ) -> None:
+        assert data.feature_map is not None
+        block = plan.chosen.row_block
+        self._plan, self._context, self._group, self._block = plan, context, group, block
+        self._rows = context.streamed_rows(data, block)
+        self.phi = by_name(data.feature_map, context)
+        self.n, self.dimension = data.n, self.phi.dimension(self._rows.shape[1])
+        self._by_rows = TileGrid(self.n, block, block)
+        kept = context.storage.vectors
+        self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
+        self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
+        self._means, self._total_weight = means, float(self.n if data.weights is None else data.weights.sum())
+        self._is_centred = data.fit_intercept
+
+    def check(self) -> None:
+        """Refuse NaN and infinity in rows that have not been checked, where the passes do not look for them."""
+        if self._context.in_memory:
+            scan(self._rows, "X", self._context.meter)
+
+    def segments(self, count: int, *, by_blocks: bool = True) -> tuple[Segment, ...]:
+        """Cut the rows into this many segments or fewer.
+
+        Parameters
+        ----------
+        count : int
+        by_blocks : bool
+            Cut between the blocks in which rows are read and stored.
+        """
+        unit = self._block if by_blocks else 1
+        n_units = -(-self.n // unit)
+        parts = min(count, n_units)
+        cuts = [min(self.n, round(k * n_units / parts) * unit) for k in range(parts + 1)]
+        return tuple(
+            Segment(self._rows, a, b, self._block, self._targets, self._weights, self._means)
+            for a, b in pairwise(cuts)
+            if b > a
+        )
+
+    def _each(
+        self, stage: str, function: Callable[..., Any], segments: Sequence[Segment], *arguments: Any
+    ) -> list[Any]:
+        """Values of a task function for every segment."""
+        tasks = [
+            Task(f"{function.__name__}-{k}", function, (self.phi, s, *arguments), flops=s.stop - s.start)
+            for k, s in enumerate(segments)
+        ]
+        values = self._context.run_tasks(stage, tasks)
+        return [values[t.key] for t in tasks]
+
+    def new_errors(self, room: Callable[[], Array]) -> Vectors:
+        """Vectors for the training errors, of the targets' shape; `room` gives such an array in memory."""
+        if self._context.in_memory:
+            return room()
+        return self._context.storage.vectors(self._group, "errors", self._by_rows, self._targets.shape[1])
+
+    def loaded_errors(self, errors: Vectors, room: Callable[[], Array]) -> Array:
+        """Errors in memory; what is stored of them is deleted."""
+        if isinstance(errors, np.ndarray):
+            return errors
+        found: Array = errors.load(room())
+        self._context.storage.delete(f"{self._group}/errors")
+        return found
+
+
+class FormedRows(NormalRows):
+    """Rows of which the normal matrix is formed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        c = self._plan.chosen
+        self._grid = TileGrid(self.dimension, c.tile, c.panel)
+        if self._context.in_memory:
+            self._cut = self._spread = self.segments(c.row_parts, by_blocks=False)
+        else:
+            self._cut, self._spread = self.segments(c.row_parts), self.segments(2 * self._context.slots)
+        self._stored_centre: ChunkedArray | None = None
+        self.centre = self._feature_means() if self._is_centred else None
+
+    def _feature_means(self) -> Array:
+        """Weighted means of the features, of shape (D,); kept where tasks find them."""
+        if not self._context.in_memory:
+            self._stored_centre = stored = self._context.stored.vectors(self._group, "centre", self._grid, 1)
+            if len(stored.present()) == self._grid.n_tiles:  # of an earlier run, which rounded in its own order
+                return stored.load()[:, 0]
+        means = np.sum(self._each("feature means", feature_sums, self._spread), axis=0) / self._total_weight
+        if self._stored_centre is not None:
+            self._stored_centre.fill(means[:, None])
+        return np.asarray(means)
+
+    def systems(self) -> tuple[DirectSystems, Array]:
+        """ΦᵀWΦ as a direct solver takes it, and the moments ΦᵀWy, of shape (D, t)."""
+        context, grid = self._context, self._grid
+        if context.in_memory:
+            (matrix, moments), *rest = self._each("normal matrix", normal_part, self._cut, self.centre, grid)
+            while rest:
+                one, other = rest.pop(0)
+                matrix.add(one)
+                moments += other
+            for i in range(grid.n_tiles):
+                mirror_lower(matrix.room(i, i))
+            return MemorySystems.kept(KeptTiles(matrix), self._plan, context), moments
+        storage, width = context.stored, self._targets.shape[1]
+        parts = NormalParts(
+            segments=self._cut,
+            matrices=tuple(storage.matrix(self._group, f"part-{k}", grid) for k in range(len(self._cut))),
+            moments=tuple(storage.vectors(self._group, f"moments-{k}", grid, width) for k in range(len(self._cut))),
+            centre=self._stored_centre,
+        )
+        context.run_tasks("normal matrix", normal_tasks(self.phi, parts))
+        moments = np.sum([m.load() for m in parts.moments], axis=0)
+        source = SummedTiles(parts.matrices)
+        tasks = [
+            Task(f"diagonal-{i}", tile_diagonal, (source, grid, i), flops=grid.height(i)) for i in range(grid.n_tiles)
+        ]
+        values = context.run_tasks("diagonal", tasks)
+        diagonal = np.concatenate([values[t.key] for t in tasks])
+        return TiledSystems(source, grid, self._plan.chosen.segment, diagonal, context), moments
+
+    def residuals(self, coef: Array, errors: Vectors) -> Array:
+        """Write the training errors y − Φw to `errors`, and return ΦᵀW(y − Φw), of the shape of `coef`.
+
+        Parameters
+        ----------
+        coef : ndarray of shape (D, m)
+            w; columns beyond the targets have targets of 0.
+        errors : ndarray or ChunkedArray of shape (n, t)
+        """
+        parts = self._each("training errors", primal_residual, self._spread, self.centre, coef, errors)
+        return np.asarray(sum(parts))
+
+
+class StreamedRows(NormalRows):
+    """Rows that products with the normal matrix pass over again and again."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.check()
+        self._cut = self.segments(2 * self._context.slots)
+        self.centre: Array | None = None
+        if self._is_centred:
+            self.centre = self._total(weighted_sums, None)[:, 0] / self._total_weight
+
+    def _total(self, function: Callable[..., Any], *arguments: Any) -> Array:
+        """Sum of a task function over the segments; the last argument is shared."""
+        *own, shared = arguments
+        tasks = [Task(f"{function.__name__}-{k}", function, (self.phi, s, *own)) for k, s in enumerate(self._cut)]
+        return self._context.total(tasks, shared)
+
+    def moments(self) -> Array:
+        """ΦᵀWy, of shape (D, t)."""
+        return self._total(normal_moments, self.centre, None)
+
+    def diagonal(self) -> Array | None:
+        """Diagonal of ΦᵀWΦ, of shape (D,); None where sparse rows would have to become dense for it."""
+        if self._rows.is_sparse and not isinstance(self.phi, IdentityMap):
+            return None
+        diagonal = self._total(weighted_squares, None)[:, 0]
+        check_diagonal(diagonal)
+        if self.centre is not None:
+            diagonal = np.maximum(diagonal - self._total_weight * self.centre**2, 0.0)
+        return diagonal
+
+    def operator(self) -> NormalOperator:
+        """ΦᵀWΦ, to be multiplied."""
+        context = self._context
+        return NormalOperator(self.phi, self._cut, context.executor, self.dimension, self.centre, record=context.record)
+
+    def residuals(self, coef: Array, errors: Vectors) -> None:
+        """Write the training errors y − Φw, for w of shape (D, t), to `errors`."""
+        tasks = [
+            Task(f"errors-{k}", training_errors, (self.phi, s, self.centre, errors)) for k, s in enumerate(self._cut)
+        ]
+        self._context.add(self._context.executor.map(tasks, coef))

@@ -1,0 +1,119 @@
+"""How each way to solve is carried out, for any form at any place."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.dual import DualRidge
+from dkrr.fitting.iteration import iteration_of, resumed
+from dkrr.fitting.primal import PrimalRidge
+from dkrr.fitting.results import Solution, Solved, solved
+from dkrr.linalg.condition import worst
+from dkrr.linalg.factored import LocalFactor, SharedFactor
+from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.planning import Plan
+from dkrr.runtime import Progress
+from dkrr.solvers import Status
+from dkrr.solvers.conjugate_gradient import Outcome
+from dkrr.solvers.direct import in_terms_of_alpha
+
+Array = NDArray[np.float64]
+
+FORMS: Mapping[str, type[DualRidge | PrimalRidge]] = {"dual": DualRidge, "primal": PrimalRidge}
+
+
+def solve_directly(data: TrainingData, plan: Plan, context: Context) -> Solution:
+    """One factorisation for each distinct λ."""
+    form = FORMS[plan.form](data, plan, context)
+    for system in form.systems():
+        with in_terms_of_alpha([system.alpha], plan.form):
+            form.solve(system)
+    return form.solution()
+
+
+def solve_iteratively(data: TrainingData, plan: Plan, context: Context) -> Solution:
+    """Conjugate gradient for all λ at once, which a run of the same store resumes."""
+    form = FORMS[plan.form](data, plan, context)
+    with in_terms_of_alpha(np.unique(data.alphas), plan.form):
+        iteration, groups = form.iteration()
+        outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
+    return form.solution(outcome)
+
+
+def solve_with_float32_factor(data: TrainingData, plan: Plan, context: Context) -> Solution:
+    """Conjugate gradient for each distinct λ, with a complete factor in float32 as the preconditioner."""
+    form, outcomes = DualRidge(data, plan, context), list[Outcome]()
+    for system in form.systems():
+        group = f"factored-{system.number}"
+        with in_terms_of_alpha([system.alpha], "dual"):
+            factor = form.matrix.factor(group, system.shift, family=group)
+        preconditioner, operator = CompleteFactor(factor), form.matrix.operator()
+        iteration = iteration_of(plan, context, operator, system.shift[:, None], system.right_sides, preconditioner)
+        outcome = form.iterate(iteration, [(system.columns, system.right_sides.shape[1])])
+        if not context.storage.keeps:
+            context.storage.delete(group)
+        broken = form.matrix.breakdown(group)
+        outcomes.append(replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome)
+    return form.solution(merged(outcomes))
+
+
+SOLVERS: Mapping[str, Callable[[TrainingData, Plan, Context], Solution]] = {
+    "cholesky": solve_directly,
+    "cg": solve_iteratively,
+    "float32 factor": solve_with_float32_factor,
+}
+
+
+def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -> Solved:
+    """Carry out a plan.
+
+    Parameters
+    ----------
+    data : TrainingData
+    plan : Plan
+    store : str or None
+        Store that the user gave; None works in a temporary one.
+    progress : Progress
+
+    Raises
+    ------
+    DkrrError
+        See the errors of dkrr.errors; what is finished stays in a store that the user gave.
+    """
+    begun = time.perf_counter()
+    data, sizes = data.in_range()
+    with open_context(plan, store, progress) as context:
+        solution = SOLVERS["float32 factor" if plan.chosen.has_factor else plan.solver](data, plan, context)
+    return solved(data, plan, solution, sizes, context, begun)
+
+
+@dataclass
+class CompleteFactor(Preconditioner):
+    """(L Lᵀ)⁻¹ with a stored factor."""
+
+    factor: LocalFactor | SharedFactor
+    captures_constant = True
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
+        """See base class."""
+        return self.factor.apply(residuals)
+
+
+def merged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
+    bad = [o.status for o in outcomes if o.status is not Status.CONVERGED]
+    return Outcome(
+        x=outcomes[-1].x,
+        residuals=np.concatenate([o.residuals for o in outcomes]),
+        status=bad[0] if bad else Status.CONVERGED,
+        iterations=sum(o.iterations for o in outcomes),
+        rank=0,
+        history=tuple(h for o in outcomes for h in o.history),
+        messages=tuple(m for o in outcomes for m in o.messages),
+        condition=worst([o.condition for o in outcomes]),
+    )

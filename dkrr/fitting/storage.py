@@ -1,0 +1,139 @@
+"""Where a run keeps its arrays: in this process's memory, or in a store that workers read and another run resumes."""
+
+import shutil
+import tempfile
+import time
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.config import setting
+from dkrr.linalg.sources import Vectors
+from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.tiles.chunks import local_path
+
+
+class Storage(Protocol):
+    """Arrays of one run by group and name, and small values by name."""
+
+    keeps: bool
+    """They stay after the run, for one that resumes it."""
+
+    def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> Vectors:
+        """Array of shape (n, width), in chunks of tile rows if it is stored; filled if `data` is given."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a group, or one array."""
+        ...
+
+    def note(self, name: str) -> Any:
+        """Value that was noted under a name; None if there is none."""
+        ...
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Note a value of JSON's types."""
+        ...
+
+
+class MemoryStorage:
+    """Storage in this process's memory."""
+
+    keeps = False
+
+    def __init__(self) -> None:
+        self._notes: dict[str, Any] = {}
+
+    def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> NDArray[np.float64]:  # noqa: ARG002
+        """See Storage; the data themselves if they are given."""
+        return np.empty((grid.n, width)) if data is None else np.asarray(data, np.float64).reshape(grid.n, width)
+
+    def delete(self, name: str) -> None:
+        """See Storage; arrays in memory are deleted with what refers to them."""
+
+    def note(self, name: str) -> Any:
+        """See Storage."""
+        return self._notes.get(name)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """See Storage."""
+        self._notes[name] = value
+
+
+@dataclass
+class StoredArrays:
+    """Storage in a Zarr store."""
+
+    store: RunStore
+    keeps: bool
+    _groups: set[str] = field(default_factory=set)
+    """Groups that exist."""
+
+    def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> ChunkedArray:
+        """See Storage; what an earlier run left there is kept unless `data` is given."""
+        self._begin(group)
+        array = ChunkedArray.create(self.store.at(f"{group}/{name}"), (grid.n, width), (grid.tile, width))
+        if data is not None:
+            array.fill(np.asarray(data, np.float64).reshape(grid.n, width))
+        return array
+
+    def matrix(self, group: str, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
+        """Lower triangle in tiles."""
+        self._begin(group)
+        return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid, dtype)
+
+    def _begin(self, group: str) -> None:
+        if group not in self._groups:
+            self.store.create_group(group)
+            self._groups.add(group)
+
+    def delete(self, name: str) -> None:
+        """See Storage."""
+        self.store.delete(name)
+        self._groups.discard(name)
+
+    def note(self, name: str) -> Any:
+        """See Storage."""
+        return self.store.note(name)
+
+    def set_note(self, name: str, value: Any) -> None:
+        """See Storage."""
+        self.store.set_note(name, value)
+
+
+class TemporaryFolder:
+    """A folder that is deleted with this object, at the latest."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="dkrr-", dir=setting("temporary-directory"))
+        self._finalizer = weakref.finalize(self, _remove, self.path)
+
+    def delete(self) -> None:
+        """Delete it now."""
+        self._finalizer()
+
+    def __getstate__(self) -> None:
+        raise TypeError(
+            "this model's training rows lie in a temporary folder of this process; use dkrr.save(model, path), or "
+            "fit with store=, to keep it"
+        )
+
+
+def _remove(path: str) -> None:
+    """Delete a folder that a task which cannot be cancelled may still be writing to."""
+    for _ in range(20):
+        shutil.rmtree(path, ignore_errors=True)
+        if not Path(path).exists():
+            return
+        time.sleep(0.1)
+
+
+def absolute_url(url: str) -> str:
+    """URL that means the same in another process."""
+    # Workers may have another current directory.
+    path = local_path(url)
+    return url if path is None else str(path.absolute())

@@ -1,0 +1,125 @@
+"""Who does the work of a run: the calling process, its threads, or Dask's workers, which are asked what they hold."""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from dkrr.config import setting
+from dkrr.errors import InputError, MemoryLimitError
+from dkrr.linalg import TASK_MODULES
+from dkrr.planning import Plan
+from dkrr.runtime import Executor
+from dkrr.runtime.local_workers import LocalWorkers
+from dkrr.tiles import RunStore
+from dkrr.tiles.chunks import local_path
+from dkrr.units import format_bytes
+
+MUCH_LESS = 1.1
+"""Factor by which what workers held before must be more than now, to be replaced."""
+
+
+def dask_executor() -> ModuleType:
+    """Module of the Dask executor; distributed is slow to import, and small fits do without it."""
+    return import_module("dkrr.runtime.dask_executor")
+
+
+def check_store_is_shared(client: Any, url: str) -> None:
+    """Refuse a store on this machine's disk that some worker does not see."""
+    path = local_path(url)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dask_executor().check_folder_is_shared(client, path.parent)
+
+
+@contextmanager
+def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
+    """Executor and client of the workers that a plan wants: those of the ambient client, or of a cluster of its own.
+
+    Raises
+    ------
+    InputError
+        If the plan is for the workers of a client, and there is none.
+    StoreError
+        If the store is on a disk that some worker does not see.
+    """
+    if plan.resources.cluster_is_running:
+        client = dask_executor().ambient_client()
+        if client is None:
+            raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
+        check_store_is_shared(client, store.url)
+        with _checked_workers(plan, client, store) as executor:
+            yield executor, client
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
+        LocalWorkers(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as workers,
+        workers.client() as client,
+        _checked_workers(plan, client, store, workers) as executor,
+    ):
+        yield executor, client
+
+
+@contextmanager
+def _checked_workers(
+    plan: Plan, client: Any, store: RunStore, workers: LocalWorkers | None = None
+) -> Iterator[Executor]:
+    """Executor on workers that import what tasks need at once, and say what they hold then before the first task.
+
+    X is checked and copied meanwhile.
+    """
+    prepare = dask_executor().held_when_ready
+    with ThreadPoolExecutor(1) as aside:
+        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES)
+        executor: Executor = dask_executor().DaskExecutor(
+            client, lambda: _memory(plan, held.result()), None if workers is None else workers.ended
+        )
+        yield executor
+
+
+def _memory(plan: Plan, held: Any) -> str:
+    """What there is of memory and what it is needed for, if workers hold no more than there is room for.
+
+    Raises
+    ------
+    MemoryLimitError
+        Before work starts, with what they hold.
+    """
+    resources, chosen = plan.resources, plan.chosen
+    planned = resources.worker_baseline_bytes
+    usable = int(chosen.limit_bytes * resources.usable_fraction)
+    if not resources.cluster_is_running:
+        _note(held.ready, planned)
+    needed = chosen.peak_bytes - planned + max(held.ready, planned)
+    if needed > usable:
+        limit = int(needed / resources.usable_fraction) + 1
+        each = format_bytes(1.005 * limit)
+        raise MemoryLimitError(
+            f"a worker holds {format_bytes(held.ready)} before its first task, with the libraries that are installed "
+            f"here and those of the kernel and the store; the plan allowed for {format_bytes(planned)}, and needs "
+            f"{format_bytes(chosen.peak_bytes - planned)} besides, of a limit of {format_bytes(chosen.limit_bytes)} a "
+            f"worker. "
+            + (
+                f"Start workers with a memory limit of at least {each} each, with --preload dkrr.preload"
+                if resources.cluster_is_running
+                else f"Give memory_limit={format_bytes(1.005 * limit * chosen.n_workers)!r} or more for "
+                f"{chosen.n_workers} workers, or try again: what the libraries take is noted, and planned with"
+            )
+            + ". Nothing was computed"
+        )
+    return (
+        f"{format_bytes(held.ready)} held before the first task, {format_bytes(chosen.peak_bytes - planned)} planned "
+        f"for the tasks, limit {format_bytes(chosen.limit_bytes)}"
+    )
+
+
+def _note(ready: int, planned: int) -> None:
+    """Keep what workers hold for the next plan: where it is more than planned for, or much less than was kept."""
+    # Not at the top: workers import this module, and detect nothing.
+    from dkrr.machine.baseline import record_baseline, recorded_baseline
+
+    if ready > planned or MUCH_LESS * ready < recorded_baseline():
+        record_baseline(ready)
