@@ -28,8 +28,7 @@ from benchmarks import machine
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
-from dkrr.planning import Plan, Problem, make_plan
-from dkrr.planning.plan import Candidate
+from dkrr.planning import Plan, Problem, Strategy, make_plan
 from dkrr.planning.resources import Resources
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
@@ -124,7 +123,7 @@ class Case:
         return ConjugateGradient(wanted, precision=self.precision)  # type: ignore[arg-type]
 
 
-def tier(c: Candidate) -> str:
+def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
     if c.solver == "cholesky" or c.has_factor:
         return "in memory" if c.execution == "memory" else "tiles on disk"
@@ -137,7 +136,7 @@ def tier(c: Candidate) -> str:
     return "in memory" if kept == whole else "partly in memory" if kept else "formed at every pass"
 
 
-def kind(c: Candidate) -> dict[str, Any]:
+def kind(c: Strategy) -> dict[str, Any]:
     """What tells candidates apart that are really different; the rest is detail."""
     on_tiles = c.execution != "memory" and (c.solver == "cholesky" or c.has_factor)
     return {
@@ -151,34 +150,36 @@ def kind(c: Candidate) -> dict[str, Any]:
     }
 
 
-def matches(c: Candidate, wanted: Mapping[str, Any]) -> bool:
+def matches(c: Strategy, wanted: Mapping[str, Any]) -> bool:
     """Whether a candidate has all of some entries of `kind`."""
     found = kind(c)
     return all(found[name] == value for name, value in wanted.items())
 
 
 @contextmanager
-def choosing(among: Callable[[list[Candidate]], list[Candidate]]) -> Iterator[None]:
+def choosing(among: Callable[[list[Strategy]], list[Strategy]]) -> Iterator[None]:
     """The planner chooses among fewer of the candidates that it may choose."""
     from dkrr.planning import planner
 
     original = planner._cheapest
 
-    def cheapest(fitting: list[Candidate]) -> Candidate:
+    def cheapest(fitting: list[Strategy]) -> Strategy:
         chosen = among(fitting)
         if not chosen:
-            raise LookupError(f"there is no such candidate among {len(fitting)}: {sorted({c.name for c in fitting})}")
+            raise LookupError(
+                f"there is no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}"
+            )
         return original(chosen)
 
     with mock.patch.object(planner, "_cheapest", cheapest):
         yield
 
 
-def admissible(problem: Problem, resources: Resources) -> list[Candidate]:
+def admissible(problem: Problem, resources: Resources) -> list[Strategy]:
     """Every candidate that the planner may choose, as it prices them."""
-    found: list[Candidate] = []
+    found: list[Strategy] = []
 
-    def note(fitting: list[Candidate]) -> list[Candidate]:
+    def note(fitting: list[Strategy]) -> list[Strategy]:
         found.extend(fitting)
         return fitting
 
@@ -253,7 +254,7 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
     known = known_iterations(plan, result)
     return {
         "group": f"{kind(c)['solver']}, {c.form}, {tier(c)}",
-        "planned": c.name,
+        "planned": c.summary(),
         "kind": kind(c),
         "status": result.status.name.lower(),
         "residual": float(result.residual),
@@ -267,7 +268,7 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
     }
 
 
-def promises(c: Candidate) -> dict[str, float]:
+def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
     return {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes", "iterations", "rank")}
 
@@ -283,7 +284,7 @@ def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dic
     return found
 
 
-def known_iterations(plan: Plan, result: SolveResult) -> Candidate:
+def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     """The chosen candidate, priced with the iterations and the rank that the spectrum turned out to need.
 
     What is left between this and the measurement is the cost model's error.
@@ -294,11 +295,11 @@ def known_iterations(plan: Plan, result: SolveResult) -> Candidate:
     groups = len(plan.problem.alphas) if c.has_factor else 1
     with ExitStack() as stack:
         for name, value in {
-            "iterative.iterations_expected": lambda *_: result.iterations,
-            "iterative.MIXED_ITERATIONS": 1.0,
-            "iterative._ranks": lambda *_: [result.rank],
-            "iterative.primal_iterations_expected": lambda *_: result.iterations,
-            "candidates.factored_iterations": lambda _: result.iterations / groups,
+            "iteration.dual_iterations_expected": lambda *_: result.iterations,
+            "iteration.MIXED_ITERATION_FACTOR": 1.0,
+            "iteration.priced_ranks": lambda *_: [result.rank],
+            "iteration.primal_iterations_expected": lambda *_: result.iterations,
+            "float32_factor.factored_iterations": lambda _: result.iterations / groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
@@ -358,18 +359,18 @@ def ways(case: Case, folder: Path) -> list[Way]:
     return near[:MOST_WAYS]
 
 
-def _seconds(c: Candidate) -> float:
+def _seconds(c: Strategy) -> float:
     return c.seconds
 
 
-def _way(case: Case, c: Candidate, chosen: Candidate, *, is_gamble: bool) -> Way:
-    label = c.name if c.solver == "cholesky" or c.has_factor else f"{c.name}, rank {case.rank or 'found'}"
+def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
+    label = c.summary() if c.solver == "cholesky" or c.has_factor else f"{c.summary()}, rank {case.rank or 'found'}"
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 
-def _best_of_kinds(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     """Fastest of each kind, and of tiles on disk those whose sizes really differ."""
-    kept: list[Candidate] = []
+    kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):
         same = [k for k in kept if kind(k) | {"tile": 0} == kind(c) | {"tile": 0}]
         if all(max(c.tile, k.tile) > OTHER_TILES * min(c.tile, k.tile) for k in same) and (not same or kind(c)["tile"]):

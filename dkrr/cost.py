@@ -3,6 +3,56 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+STAGE_NAMES = (
+    "starting workers",
+    "checking X",
+    "copying X",
+    "reading X",
+    "checking symmetry",
+    "feature means",
+    "targets",
+    "diagonal",
+    "Gram matrix",
+    "normal matrix",
+    "preconditioner",
+    "factorisation",
+    "substitution",
+    "conjugate gradient",
+    "likelihood",
+    "Newton steps",
+    "true residual",
+    "training errors",
+)
+"""Every stage of a fit, about in the order in which they come."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named part of a fit, projected or measured."""
+
+    name: str
+    """One of STAGE_NAMES."""
+    seconds: float
+    read_bytes: float = 0.0
+    """Bytes read from the store."""
+    written_bytes: float = 0.0
+    """Bytes written to the store."""
+    disk_bytes: int = 0
+    """Most space that its results take in the store."""
+    peak_bytes: int = 0
+    """Most memory of any process that works, while it lasts."""
+
+    def times(self, factor: float, peak_bytes: int = 0) -> Self:
+        """Return the stage of doing this `factor` times, with results that take no more space."""
+        return type(self)(
+            self.name,
+            self.seconds * factor,
+            self.read_bytes * factor,
+            self.written_bytes * factor,
+            self.disk_bytes,
+            peak_bytes,
+        )
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -30,13 +30,12 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator, pass_cost
-from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator
+from dkrr.linalg.pivoted import FACTOR_DTYPE, PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
-from dkrr.planning import Plan
-from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
+from dkrr.planning import Iterative, Plan
 from dkrr.rows import Rows, scan
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.solvers import ConjugateGradient
@@ -277,7 +276,7 @@ def pivoted_factor(
         pivots=settings.pivots,
         importance=importance,
         seed=settings.seed,
-        dtype=np.float32,
+        dtype=FACTOR_DTYPE,
     )
     saved = None if team.checkpoints is None else team.checkpoints.load_pivots()
     if saved is not None and len(saved) <= factor.capacity:
@@ -292,20 +291,11 @@ def pivoted_factor(
     return factor
 
 
-def rates_of_growth(plan: Plan) -> tuple[float, Any]:
+def rates_of_growth(plan: Plan) -> tuple[float, Callable[[int], float]]:
     """Seconds of one product, and of one more pivot at a rank, from what the plan was made with."""
-    c, p, r = plan.chosen, plan.problem, plan.resources
-    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
-    kept = min(1.0, c.kept_tiles * c.slots / n_tiles)
-    product = pass_cost(p.entry(r.rates, c.precision), p.n**2 / 2, p.n_right_sides, c.precision, kept)
-    apply = APPLY_SECONDS * p.n * p.n_right_sides / c.slots
-
-    def pivot_seconds(rank: int) -> float:
-        step = max(1, rank // 50)
-        more = factor_seconds(p, r, c.slots, rank + step) - factor_seconds(p, r, c.slots, rank)
-        return more / step + c.iterations * apply
-
-    return r.rates.seconds(product) / c.slots, pivot_seconds
+    strategy = plan.chosen.for_systems
+    assert isinstance(strategy, Iterative)
+    return strategy.growth_seconds(plan.problem, plan.resources)
 
 
 def _not_positive_definite(error: NotPositiveDefiniteError, data: TrainingData) -> NotPositiveDefiniteError:

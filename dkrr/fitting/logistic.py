@@ -48,13 +48,12 @@ from dkrr.linalg.operator import ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective
+from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, PROBABILITY_POWER, Newton, NewtonState, Objective
 from dkrr.solvers.result import NewtonStep, Residuals
 from dkrr.tiles import TileGrid
 

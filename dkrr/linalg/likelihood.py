@@ -24,6 +24,9 @@ from scipy.special import expit, logsumexp
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
+SECONDS_PER_SCORE = 40e-9
+"""Likelihood, gradient and curvature of one score."""
+
 
 @dataclass(frozen=True)
 class Root(ABC):
