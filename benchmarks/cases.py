@@ -28,7 +28,8 @@ from benchmarks import machine
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
-from dkrr.planning import Plan, Problem, Strategy, make_plan
+from dkrr.planning import Iterative, Plan, Problem, Strategy, make_plan
+from dkrr.planning.iteration import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
@@ -125,15 +126,34 @@ class Case:
 
 def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
-    if c.solver == "cholesky" or c.has_factor:
-        return "in memory" if c.execution == "memory" else "tiles on disk"
-    if c.form == "primal":
+    how = c.for_systems
+    if not isinstance(how, Iterative):
+        return "in memory" if c.place.is_memory else "tiles on disk"
+    if isinstance(how.products, RowPasses):
         return "rows streamed"
-    if c.stores_tiles:
+    if how.products.is_stored:
         return "tiles on disk"
-    whole = c.n_tiles * (c.n_tiles + 1) // 2
-    kept = min(whole, c.kept_tiles * c.slots)
-    return "in memory" if kept == whole else "partly in memory" if kept else "formed at every pass"
+    kept = how.products.kept_fraction(c.place.slots)
+    return "in memory" if kept == 1 else "partly in memory" if kept else "formed at every pass"
+
+
+def precision(c: Strategy) -> str:
+    """Of the products, or of the factor."""
+    how = c.for_systems
+    if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
+        return how.products.precision
+    return "float32" if c.has_factor else "float64"
+
+
+def tile(c: Strategy) -> int:
+    """Rows of a tile."""
+    return int(c.layout()["tile"])
+
+
+def kept_tiles(c: Strategy) -> int:
+    """Tiles that every place keeps in memory."""
+    how = c.for_systems
+    return how.products.kept_tiles if isinstance(how, Iterative) and isinstance(how.products, TileProducts) else 0
 
 
 def kind(c: Strategy) -> dict[str, Any]:
@@ -144,9 +164,9 @@ def kind(c: Strategy) -> dict[str, Any]:
         "solver": "float32" if c.has_factor else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
-        "precision": c.precision,
+        "precision": precision(c),
         "tier": tier(c),
-        "tile": c.tile if on_tiles else 0,
+        "tile": tile(c) if on_tiles else 0,
     }
 
 
@@ -270,7 +290,8 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
 
 def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
-    return {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes", "iterations", "rank")}
+    figures = {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes")}
+    return figures | {name: getattr(c.for_systems, name, 0) for name in ("iterations", "rank")}
 
 
 def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float | None]:
@@ -305,7 +326,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
         priced = [p for p in admissible(plan.problem, plan.resources) if matches(p, wanted)]
     # The same tiles are kept: how many there is room for depends on the rank, and the run kept what was planned.
-    return min(priced, key=lambda p: (abs(p.kept_tiles - c.kept_tiles), p.seconds), default=c)
+    return min(priced, key=lambda p: (abs(kept_tiles(p) - kept_tiles(c)), p.seconds), default=c)
 
 
 @dataclass(frozen=True)
@@ -344,7 +365,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
         with suppress(dkrr.errors.DkrrError):  # there is no such way
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
             found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MOST_GAMBLES]]
-    iterative = [c for c in _best_of_kinds(free) if c.rank]
+    iterative = [c for c in _best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
     for c in iterative[:1]:
         for rank in (c.rank // 2, 2 * c.rank):
             asked = replace(case, solver="cg", rank=rank)
@@ -373,7 +394,7 @@ def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):
         same = [k for k in kept if kind(k) | {"tile": 0} == kind(c) | {"tile": 0}]
-        if all(max(c.tile, k.tile) > OTHER_TILES * min(c.tile, k.tile) for k in same) and (not same or kind(c)["tile"]):
+        if all(max(tile(c), tile(k)) > OTHER_TILES * min(tile(c), tile(k)) for k in same) and (not same or kind(c)["tile"]):
             kept.append(c)
     return kept
 

@@ -145,7 +145,7 @@ def described(model: Any) -> Record:
         "form": plan.form,
         "execution": c.execution,
         "n_workers": c.n_workers,
-        "tile": c.tile,
+        "tile": c.layout()["tile"],
         "dimension": plan.problem.dimension,
         "projected_seconds": plan.seconds,
         "status": result.status.name,

@@ -179,11 +179,11 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
             fit, _ = fit_dkrr(settings)
     except DkrrError as error:
         raise click.ClickException(str(error)) from error
-    chosen = fit.plan.chosen
-    grid = TileGrid(n, chosen.tile, chosen.panel)
+    layout = fit.plan.chosen.layout()
+    grid, segment = TileGrid(n, layout["tile"], layout["panel"]), layout["segment"]
     stages = stage_times(fit.tasks, workers, fit.started)
-    costs = fitted_costs(fit.tasks, grid, chosen.segment)
-    return Run(n, workers, grid, chosen.segment, fit.seconds, stages, costs, fit.load.noisy)
+    costs = fitted_costs(fit.tasks, grid, segment)
+    return Run(n, workers, grid, segment, fit.seconds, stages, costs, fit.load.noisy)
 
 
 def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, segment: int) -> TaskCosts:

@@ -124,6 +124,7 @@ def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -
         + doubts
         + solution.messages
         + (() if outcome is None else outcome.messages),
+        stages=progress.take_stages(),
         # What the tasks returned has been used, and may be large.
         record=RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]),
     )

@@ -151,7 +151,7 @@ def complete_factor(
     source: TileSource,
     shift: Array,
     dtype: Literal["float64", "float32"],
-    name: str = "factorisation",
+    detail: str = "",
 ) -> LocalFactor | SharedFactor:
     """Factor A + diag(s) out of core, to be applied again and again.
 
@@ -167,7 +167,7 @@ def complete_factor(
         s.
     dtype : {"float64", "float32"}
         Of the factor.
-    name : str
+    detail : str
         For the display of the progress.
 
     Raises
@@ -190,9 +190,9 @@ def complete_factor(
     )
     tasks = cholesky_tasks(system)
     total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, c.segment))
-    stage = name if dtype == "float64" else f"{name}, {dtype}"
+    detail = ", ".join(part for part in (detail, "" if dtype == "float64" else dtype) if part)
     try:
-        with work.progress.stage(stage, total, total - sum(t.flops for t in tasks)):
+        with work.progress.stage("factorisation", total, total - sum(t.flops for t in tasks), detail):
             work.record.add(work.executor.run(tasks, work.progress))
     except NotPositiveDefiniteError:
         work.store.delete(group)

@@ -128,7 +128,7 @@ def fit_path(
         found = _minimise(scaled, plan, room, progress, max_iter, start or _zero(data, plan))
         room.settle()
         peak = peak_resident_bytes() if plan.execution == "memory" else room.record.peak_bytes
-        models = []
+        models, stages = [], progress.take_stages()
         for alpha, one in zip(data.alphas, found, strict=True):
             state, point = one.state, one.point
             solution = _solution(plan, room.rows, point, one.gradient)
@@ -148,6 +148,7 @@ def fit_path(
                 inner_iterations=one.inner,
                 decrement=one.decrement,
                 probability_change=one.change,
+                stages=stages,
                 record=RunRecord(room.record.seconds, [replace(t, value=None) for t in room.record.tasks]),
             )
             models.append(Fitted(alpha, function, result, solution.dual_coef, point))
@@ -428,13 +429,13 @@ def _shared_dual_room(data: LabelledData, plan: Plan, team: Team, work: Workspac
         groups.append(f"newton-{number}-{digest_of(shift)[:12]}")
         arguments = (work, plan, groups[-1], source, shift)
         try:
-            made = complete_factor(*arguments, kinds[0], f"factorisation, model {number + 1}")  # type: ignore[arg-type]
+            made = complete_factor(*arguments, kinds[0], f"model {number + 1}")  # type: ignore[arg-type]
         except NotPositiveDefiniteError as error:
             if kinds[0] == "float64":
                 raise
             work.progress.note(BROKE_DOWN.format(row=error.row))
             kinds[0] = "float64"
-            made = complete_factor(*arguments, "float64", f"factorisation, model {number + 1}")
+            made = complete_factor(*arguments, "float64", f"model {number + 1}")
         made.record = work.record
         return made.apply
 
