@@ -28,7 +28,7 @@ from benchmarks import machine
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
-from dkrr.planning import Iterative, Plan, Problem, Strategy, make_plan
+from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
 from dkrr.planning.iteration import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.runtime.local_workers import local_client
@@ -142,7 +142,7 @@ def precision(c: Strategy) -> str:
     how = c.for_systems
     if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
         return how.products.precision
-    return "float32" if c.has_factor else "float64"
+    return "float32" if isinstance(c.for_systems, Float32Factor) else "float64"
 
 
 def tile(c: Strategy) -> int:
@@ -158,10 +158,10 @@ def kept_tiles(c: Strategy) -> int:
 
 def kind(c: Strategy) -> dict[str, Any]:
     """What tells candidates apart that are really different; the rest is detail."""
-    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or c.has_factor)
+    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.for_systems, Float32Factor))
     return {
         "form": c.form,
-        "solver": "float32" if c.has_factor else c.solver,
+        "solver": "float32" if isinstance(c.for_systems, Float32Factor) else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
         "precision": precision(c),
@@ -313,7 +313,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     c = plan.chosen
     if c.solver == "cholesky" or not result.iterations:
         return c
-    groups = len(plan.problem.alphas) if c.has_factor else 1
+    groups = len(plan.problem.alphas) if isinstance(c.for_systems, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
             "iteration.dual_iterations_expected": lambda *_: result.iterations,
@@ -385,7 +385,7 @@ def _seconds(c: Strategy) -> float:
 
 
 def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
-    label = c.summary() if c.solver == "cholesky" or c.has_factor else f"{c.summary()}, rank {case.rank or 'found'}"
+    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.for_systems, Iterative) else "")
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 
@@ -394,7 +394,8 @@ def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):
         same = [k for k in kept if kind(k) | {"tile": 0} == kind(c) | {"tile": 0}]
-        if all(max(tile(c), tile(k)) > OTHER_TILES * min(tile(c), tile(k)) for k in same) and (not same or kind(c)["tile"]):
+        differs = all(max(tile(c), tile(k)) > OTHER_TILES * min(tile(c), tile(k)) for k in same)
+        if differs and (not same or kind(c)["tile"]):
             kept.append(c)
     return kept
 

@@ -44,14 +44,13 @@ class Stage:
 
     def times(self, factor: float, peak_bytes: int = 0) -> Self:
         """Return the stage of doing this `factor` times, with results that take no more space."""
-        return type(self)(
-            self.name,
-            self.seconds * factor,
-            self.read_bytes * factor,
-            self.written_bytes * factor,
-            self.disk_bytes,
-            peak_bytes,
-        )
+        seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
+        return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
+
+    def plus(self, seconds: float, read: float = 0.0, written: float = 0.0, disk: int = 0) -> Self:
+        """Return the stage with more to do and to keep."""
+        read, written, disk = self.read_bytes + read, self.written_bytes + written, self.disk_bytes + disk
+        return type(self)(self.name, self.seconds + seconds, read, written, disk, self.peak_bytes)
 
 
 @dataclass(frozen=True)

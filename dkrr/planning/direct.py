@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from dkrr.blas import BYTES_PER_THREAD, THREAD_EFFICIENCY
 from dkrr.cost import Stage
@@ -46,10 +46,7 @@ class Direct(Strategy):
     row_block: int = 0
     """Rows of X that are in memory at once (primal)."""
 
-    @property
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """See base class."""
-        return "cholesky"
+    linear_solver: ClassVar = "cholesky"
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -76,42 +73,26 @@ class Direct(Strategy):
         tiles = "" if self.is_whole else f", tiles of {self.tiling.tile:,}"
         return f"{self.form}, Cholesky, {on_tiles(self.place)}{tiles}"
 
-    def method(self) -> str:
+    def lines(self, problem: Problem) -> list[str]:
         """See base class."""
-        return "Cholesky"
-
-    def solver_line(self, problem: Problem) -> str:  # noqa: ARG002
-        """See base class."""
-        return "tiled Cholesky"
-
-    def where(self) -> str:
-        """See base class."""
-        return where_of_tiles(self.place)
-
-    def matrix_lines(self, problem: Problem) -> list[str]:
-        """See base class."""
-        return [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
+        tiles = [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
+        return ["  solver      tiled Cholesky", where_line(self.place), *tiles]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
         """See base class."""
-        reasons = self._place_reasons(problem, priced, others)
-        return reasons + ([] if self.is_whole else tile_reasons(problem))
-
-    def _place_reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
-        """Why the work is done where it is."""
         if self.is_whole:
             return ["in the calling process, since everything fits in memory and that is fastest"]
+        whole = next((c for c in others if c.place.is_memory and c.form == priced.form), None)
         if problem.keeps_store:
-            return ["tiles on disk, since store= asks for a run that can be resumed"]
-        whole = next((c for c in others if c.execution == "memory" and c.form == priced.form), None)
-        if whole is None:
-            return []
-        if whole.refused == NOT_ENOUGH_MEMORY:
-            return [
-                f"tiles on disk, since in memory one process would need {format_bytes(whole.peak_bytes)} "
-                f"of {format_bytes(whole.limit_bytes)}"
-            ]
-        return ["on Dask, since that is faster" if not whole.refused else f"on Dask, since {whole.refused}"]
+            why = ["tiles on disk, since store= asks for a run that can be resumed"]
+        elif whole is None:
+            why = []
+        elif whole.refused == NOT_ENOUGH_MEMORY:
+            needed = f"{format_bytes(whole.peak_bytes)} of {format_bytes(whole.limit_bytes)}"
+            why = [f"tiles on disk, since in memory one process would need {needed}"]
+        else:
+            why = [f"on Dask, since {whole.refused or 'that is faster'}"]
+        return why + tile_reasons(problem)
 
     def layout(self) -> dict[str, Any]:
         """See base class."""
@@ -136,14 +117,14 @@ def on_tiles(place: Place) -> str:
     return where[place.execution]
 
 
-def where_of_tiles(place: Place) -> str:
+def where_line(place: Place) -> str:
     """Place of a factorisation."""
     where = {
         "memory": "in the calling process, in memory",
         "serial": "in the calling process, tiles on disk",
         "dask": "on Dask workers, tiles on disk",
     }
-    return where[place.execution] + of_processes(place)
+    return f"  where       {where[place.execution]}{of_processes(place)}"
 
 
 def tiles_line(tiling: Tiling, form: Form, problem: Problem) -> str:
@@ -166,7 +147,7 @@ def tile_reasons(problem: Problem) -> list[str]:
     return ["larger tiles read less, smaller ones keep the workers evenly busy: this size is fastest of both"]
 
 
-def check_tile(problem: Problem) -> None:
+def _check_tile(problem: Problem) -> None:
     """Refuse tiles so small that the scheduler would drown in tasks, in the form that has fewer of them.
 
     Raises
@@ -201,6 +182,7 @@ class TileChoice(NamedTuple):
 def tile_choices(problem: Problem, resources: Resources, form: Form) -> list[TileChoice]:
     """Places times tile sizes times tile columns per task."""
     p, r = problem, resources
+    _check_tile(p)
     places = [] if r.confined else [r.on_workers()]
     if not r.cluster_is_running and not r.confined:
         places += [r.on_workers(w) for w in range(r.n_workers - 1, 0, -1)]
@@ -311,7 +293,7 @@ def primal_in_memory(p: Problem, resources: Resources) -> Direct:
     solving = rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads)
     targets = mapped_target_stage(p, resources, 1, peak)
     if not p.y_is_mapped:
-        targets = replace(targets, seconds=p.y_bytes / rates.fresh_bytes)
+        targets = targets.plus(p.y_bytes / rates.fresh_bytes)
     return Direct(
         form="primal",
         place=resources.in_caller("memory", threads),
@@ -363,15 +345,14 @@ def dual_tiled(p: Problem, systems: Systems, choice: TileChoice) -> Direct:
     kept = systems.n_stored * (factor_bytes(grid) + 8 * p.n * (4 * m + 2)) + partial_bytes(grid, m, columns)
     one, sides = cholesky_cost(grid, m, columns), substitution_cost(grid, m)
     per_system = (
-        Stage("factorisation", factor, one.read_bytes + block * formed, one.written_bytes),
+        Stage("factorisation", factor, one.read_bytes + block * formed, one.written_bytes, kept),
         Stage("substitution", back, sides.read_bytes, sides.written_bytes),
         Stage("true residual", check, block * formed_again),
     )
-    factored, *rest = (s.times(systems.n_factors, peak_bytes=peak) for s in per_system)
     return Direct(
         form="dual",
         place=place,
-        stages=(*sharing_stages(p, place, rates), replace(factored, disk_bytes=kept), *rest),
+        stages=(*sharing_stages(p, place, rates), *(s.times(systems.n_factors, peak) for s in per_system)),
         tiling=choice.tiling,
         row_block=grid.tile,
     )
@@ -403,40 +384,22 @@ def primal_tiled(p: Problem, systems: Systems, choice: TileChoice) -> Direct:
     peak += p.y_bytes_to_come if place.execution != "dask" else 0
     mapped = mapped_target_stage(p, resources, place.n_workers, peak)
     # Targets are copied to the store and read by every tile of the diagonal and at the check, errors go there and back.
-    targets_read = p.y_bytes * (grid.n_tiles + 2)
-    moved = Stage(
-        "targets",
-        mapped.seconds + 2 * p.y_bytes / rates.write_bytes + targets_read / rates.read_bytes,
-        mapped.read_bytes + targets_read,
-        mapped.written_bytes + 2 * p.y_bytes,
-        mapped.disk_bytes + 2 * p.y_bytes,
-    )
-    cost, sides, groups = cholesky_cost(grid, t, columns), substitution_cost(grid, t), systems.n_factors
+    read, written, summed = p.y_bytes * (grid.n_tiles + 2), 2 * p.y_bytes, row_parts * one
+    targets = mapped.plus(read / rates.read_bytes + written / rates.write_bytes, read, written, written)
+    form = reading.seconds(forming) / place.slots
+    cost, sides = cholesky_cost(grid, t, columns), substitution_cost(grid, t)
     kept = systems.n_stored * (one + 8 * grid.n * (4 * t + 2)) + partial_bytes(grid, t, columns)
-    written = row_parts * one
+    factored = Stage("factorisation", factor, cost.read_bytes + summed, cost.written_bytes, kept)
+    substituted = Stage("substitution", solve, sides.read_bytes, sides.written_bytes)
     return Direct(
         form="primal",
         place=place,
         stages=(
             *sharing_stages(p, place, rates),
-            moved,
-            Stage(
-                "normal matrix",
-                reading.seconds(forming) / place.slots,
-                forming.read_bytes,
-                written,
-                written + 8 * p.n,
-                peak,
-            ),
-            Stage(
-                "factorisation",
-                groups * factor,
-                groups * (cost.read_bytes + written),
-                groups * cost.written_bytes,
-                kept,
-                peak,
-            ),
-            Stage("substitution", groups * solve, groups * sides.read_bytes, groups * sides.written_bytes),
+            targets,
+            Stage("normal matrix", form, forming.read_bytes, summed, summed + 8 * p.n, peak),
+            factored.times(systems.n_factors, peak),
+            substituted.times(systems.n_factors, peak),
         ),
         tiling=choice.tiling,
         row_parts=row_parts,
@@ -464,11 +427,11 @@ def _primal_tiled_bytes(p: Problem, place: Place, grid: TileGrid, t: int, row_pa
 
 
 def sharing_stages(p: Problem, place: Place, rates: Rates) -> tuple[Stage, Stage, Stage]:
-    """What comes before work on tiles: workers start, X is checked, and copied unless they can read it."""
-    staged = 0 if p.x_is_shared else p.stored_bytes
+    """What comes before the work: workers start, X is checked, and copied unless they can read it."""
+    staged = 0 if place.is_memory or p.x_is_shared else p.stored_bytes
     return (
         Stage("starting workers", place.start_seconds),
-        Stage("checking X", 0.0, checked_bytes(p)),
+        Stage("checking X", 0.0, 0 if place.is_memory else checked_bytes(p)),
         Stage("copying X", 2 * staged / rates.write_bytes, 0.0, staged, staged),
     )
 

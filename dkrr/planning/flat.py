@@ -16,6 +16,8 @@ ABSENT = {
     "keeps_rows": False,
     "is_stored": False,
     "cold_fraction": 0.0,
+    "has_factor": False,
+    "uses_threads": False,
 }
 """What a strategy reads as that has no such thing."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log10
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from dkrr.cost import Stage
 from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes, partial_bytes
@@ -19,7 +19,7 @@ from dkrr.planning.direct import (
     sharing_stages,
     tile_choices,
     tiles_line,
-    where_of_tiles,
+    where_line,
 )
 from dkrr.planning.iteration import refuse_columns_of_gram, why_iterative
 from dkrr.planning.limits import RESIDENT_ROWS_FRACTION
@@ -42,16 +42,8 @@ class Float32Factor(Strategy):
     """Expected of conjugate gradient."""
 
     precision: ClassVar[Precision] = "float32"
-
-    @property
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """See base class."""
-        return "cg"
-
-    @property
-    def has_factor(self) -> bool:
-        """See base class."""
-        return True
+    linear_solver: ClassVar = "cg"
+    has_factor: ClassVar = True
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -73,24 +65,13 @@ class Float32Factor(Strategy):
         how = "conjugate gradient with a float32 factor"
         return f"{self.form}, {how}, {on_tiles(self.place)}, tiles of {self.tiling.tile:,}"
 
-    def method(self) -> str:
+    def lines(self, problem: Problem) -> list[str]:
         """See base class."""
-        return "conjugate gradient with factors in float32"
-
-    def solver_line(self, problem: Problem) -> str:
-        """See base class."""
-        return (
+        how = (
             f"conjugate gradient to a true residual of {problem.tol:.0e}, preconditioned by a tiled Cholesky factor in "
             f"float32; about {self.iterations} iterations (an estimate)"
         )
-
-    def where(self) -> str:
-        """See base class."""
-        return where_of_tiles(self.place)
-
-    def matrix_lines(self, problem: Problem) -> list[str]:
-        """See base class."""
-        return [tiles_line(self.tiling, self.form, problem)]
+        return [f"  solver      {how}", where_line(self.place), tiles_line(self.tiling, self.form, problem)]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
         """See base class."""
@@ -136,17 +117,13 @@ def dual_factored(p: Problem, systems: Systems, choice: TileChoice) -> Float32Fa
     block = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2
     once, again = (p.stored_bytes * place.n_workers, 0.0) if keeps_rows else (0, block * passes / 2)
     applied = rates.reading(cold_part(stored, cache)).seconds(apply)
-    factored = Stage("factorisation", factor, cost.read_bytes + block + once, cost.written_bytes)
     iterated = Stage("conjugate gradient", passes * (product + applied), iterations * apply.read_bytes + again)
     kept = systems.n_stored * stored + partial_bytes(grid, 0, columns, 4)
+    factored = Stage("factorisation", factor, cost.read_bytes + block + once, cost.written_bytes, kept)
     return Float32Factor(
         form="dual",
         place=place,
-        stages=(
-            *sharing_stages(p, place, rates),
-            replace(factored.times(groups, peak), disk_bytes=kept),
-            iterated.times(groups, peak),
-        ),
+        stages=(*sharing_stages(p, place, rates), factored.times(groups, peak), iterated.times(groups, peak)),
         tiling=choice.tiling,
         keeps_rows=keeps_rows,
         iterations=iterations,

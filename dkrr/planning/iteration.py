@@ -7,7 +7,7 @@ be a typical one where there are none; the rank is chosen while the factor shows
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,13 +43,13 @@ from dkrr.linalg.preconditioner import expected_iterations
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.planning.direct import (
     cache_bytes,
-    checked_bytes,
     feature_bytes,
     feature_seconds,
     layout_of,
     mapped_target_stage,
     rates_of_rows,
     rows_at_once,
+    sharing_stages,
 )
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import TYPICAL_CONDITION, Form, Problem
@@ -140,15 +140,8 @@ class Iterative(Strategy):
     rank_limit: int = 0
     """Columns that fit in memory."""
 
-    @property
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """See base class."""
-        return "cg"
-
-    @property
-    def uses_threads(self) -> bool:
-        """See base class."""
-        return True
+    linear_solver: ClassVar = "cg"
+    uses_threads: ClassVar = True
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -172,30 +165,19 @@ class Iterative(Strategy):
         where = f"{self.place.n_workers} workers" if self.place.execution == "dask" else "in this process"
         return f"{self.form}, conjugate gradient, {where}, {self.products.describe(self.place.slots)}"
 
-    def method(self) -> str:
-        """See base class."""
-        return f"conjugate gradient{f' with a factor of rank about {self.rank:,}' if self.rank else ''}"
-
-    def solver_line(self, problem: Problem) -> str:
+    def lines(self, problem: Problem) -> list[str]:
         """See base class."""
         rank = f"rank {self.rank:,}"
         if self.rank < self.rank_limit:
             rank = f"rank up to {self.rank_limit:,}, about {self.rank:,}"
         how = f"preconditioned ({rank})" if self.rank_limit else "not preconditioned by a factor"
-        return (
-            f"conjugate gradient, {how}, to a true residual of {problem.tol:.0e}; about {self.iterations} iterations "
-            f"(an estimate)"
-        )
-
-    def where(self) -> str:
-        """See base class."""
-        return f"{'on Dask workers' if self.place.execution == 'dask' else 'in the calling process'}" + of_processes(
-            self.place
-        )
-
-    def matrix_lines(self, problem: Problem) -> list[str]:  # noqa: ARG002
-        """See base class."""
-        return [f"  products    {self.products.describe(self.place.slots)}"]
+        where = "on Dask workers" if self.place.execution == "dask" else "in the calling process"
+        return [
+            f"  solver      conjugate gradient, {how}, to a true residual of {problem.tol:.0e}; about "
+            f"{self.iterations} iterations (an estimate)",
+            f"  where       {where}{of_processes(self.place)}",
+            f"  products    {self.products.describe(self.place.slots)}",
+        ]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
         """See base class."""
@@ -490,19 +472,14 @@ def _tiles_kept(
 def _dual_sharing(
     p: Problem, resources: Resources, place: Place, products: TileProducts, peak_bytes: int, m: int
 ) -> tuple[Stage, ...]:
-    """What comes before the work: workers start, X is checked, copied, and read where processes keep it."""
-    staged = p.stored_bytes if place.execution != "memory" and not p.x_is_shared else 0
-    checkpoint = 5 * 8 * p.n * m if p.keeps_store else 0
-    checked = 0 if place.is_memory else checked_bytes(p)
+    """What comes before the work, and reading X where processes keep it."""
+    start, check, copy = sharing_stages(p, place, resources.rates)
     kept = 0 if is_held(p, place) or not products.keeps_rows else p.stored_bytes * place.n_workers
+    checkpoint = 5 * 8 * p.n * m if p.keeps_store else 0
     # What processes keep is read once, and never from the cache again.
-    reading = reading_seconds(p, resources, place, peak_bytes)
-    return (
-        Stage("starting workers", place.start_seconds),
-        Stage("checking X", checked * reading, checked),
-        Stage("copying X", 2 * staged / resources.rates.write_bytes, 0.0, staged, staged),
-        Stage("reading X", kept * reading, kept, checkpoint, 2 * checkpoint),
-    )
+    each = reading_seconds(p, resources, place, peak_bytes)
+    read = Stage("reading X", kept * each, kept, checkpoint, 2 * checkpoint)
+    return start, check.plus(check.read_bytes * each), copy, read
 
 
 def is_held(p: Problem, place: Place) -> bool:
@@ -556,17 +533,11 @@ def _iterating(
         check = rates.seconds(pass_cost(p.entry(rates), entries, m, "float64", 0.0)) / slots
     apply = partial_apply_seconds(p.n, rank, m, slots)
     trips = ROUND_TRIPS_PER_ITERATION * rates.round_trip_seconds if place.execution == "dask" else 0.0
-    x_read = 0.0
+    seconds, x_read = iterations * (one + apply + trips) + n_products * check, 0.0
     if not products.keeps_rows and not is_held(p, place):
         x_read = (iterations + n_products) * (p.stored_bytes * (products.n_tiles + 1) / 2)
-    return Stage(
-        "conjugate gradient",
-        iterations * (one + apply + trips)
-        + n_products * check
-        + x_read * reading_seconds(p, resources, place, peak_bytes),
-        x_read,
-        peak_bytes=peak_bytes,
-    )
+        seconds += x_read * reading_seconds(p, resources, place, peak_bytes)
+    return Stage("conjugate gradient", seconds, x_read, peak_bytes=peak_bytes)
 
 
 def _stored(p: Problem, systems: Systems, resources: Resources, place: Place, rank: int) -> Iterative:
@@ -594,12 +565,7 @@ def _stored(p: Problem, systems: Systems, resources: Resources, place: Place, ra
         stages=(
             *(replace(s, peak_bytes=peak) if s.peak_bytes else s for s in before),
             Stage("Gram matrix", gram.seconds + one + disk / rates.write_bytes, x_read, disk, disk, peak),
-            Stage(
-                "conjugate gradient",
-                iterating.seconds + passes * (read - one),
-                float(passes * disk),
-                peak_bytes=peak,
-            ),
+            replace(iterating.plus(passes * (read - one)), read_bytes=float(passes * disk), peak_bytes=peak),
         ),
         products=replace(formed.products, tile=tile, n_tiles=n_tiles, is_stored=True, cold_fraction=cold),
     )
@@ -679,43 +645,40 @@ def _primal(p: Problem, systems: Systems, resources: Resources, place: Place) ->
     t = p.n_targets * systems.n_factors
     block = rows_at_once(p, 1 if p.streams_sparse else dimension)
     iterations = primal_iterations_expected(p, systems.shift, systems.tol)
-    features = 0.0 if isinstance(p.feature_map, IdentityMap) else feature_seconds(p)
-    entries = p.n * (p.bytes_of_row / 12 if p.streams_sparse else float(dimension))
-    one = entries * (SECONDS_PER_STREAMED_ENTRY * t + features) / place.slots
-    staged = p.stored_bytes if not place.is_memory and not p.x_is_shared else 0
+    seconds = iterations * stream_seconds(p, streamed_entries(p, dimension), t) / place.slots
     # Besides the products: the check of X, moments, squares, the true residual, errors, and means for an intercept.
     passes = iterations + 5 + (1 if p.fit_intercept else 0)
     x_read = 0.0 if is_held(p, place) else float(passes) * p.stored_bytes
     checkpoint = 5 * 8 * dimension * t if p.keeps_store else 0
     peak = _primal_bytes(p, place, block, t)
-    mapped = mapped_target_stage(p, resources, place.n_workers, peak)
+    seconds += x_read * reading_seconds(p, resources, place, peak)
     # Targets are copied to a store and read twice, errors go there and back.
     copied = 0 if place.is_memory else 2 * p.y_bytes
+    moved = copied / rates.write_bytes + 1.5 * copied / rates.read_bytes
+    start, _, copy = sharing_stages(p, place, rates)
     return Iterative(
         form="primal",
         place=place,
         stages=(
-            Stage("starting workers", place.start_seconds),
-            Stage("copying X", 2 * staged / rates.write_bytes, 0.0, staged, staged),
-            Stage(
-                "targets",
-                mapped.seconds + copied / rates.write_bytes + 1.5 * copied / rates.read_bytes,
-                mapped.read_bytes + 1.5 * copied,
-                mapped.written_bytes + copied,
-                mapped.disk_bytes + copied,
-            ),
-            Stage(
-                "conjugate gradient",
-                iterations * one + x_read * reading_seconds(p, resources, place, peak),
-                x_read,
-                checkpoint,
-                2 * checkpoint,
-                peak,
-            ),
+            start,
+            copy,
+            mapped_target_stage(p, resources, place.n_workers, peak).plus(moved, 1.5 * copied, copied, copied),
+            Stage("conjugate gradient", seconds, x_read, checkpoint, 2 * checkpoint, peak),
         ),
         products=RowPasses(dimension, block),
         iterations=iterations,
     )
+
+
+def streamed_entries(p: Problem, dimension: int) -> float:
+    """Entries of Φ that a pass over the rows uses."""
+    return p.n * (p.bytes_of_row / 12 if p.streams_sparse else float(dimension))
+
+
+def stream_seconds(p: Problem, entries: float, m: int) -> float:
+    """Time of one slot to form so many entries of Φ, and of both of their products with m vectors."""
+    features = 0.0 if isinstance(p.feature_map, IdentityMap) else feature_seconds(p)
+    return entries * (SECONDS_PER_STREAMED_ENTRY * m + features)
 
 
 def _primal_bytes(p: Problem, place: Place, block: int, t: int) -> int:

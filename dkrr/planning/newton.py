@@ -6,26 +6,23 @@ with K. How many steps there are is an estimate (`Problem.n_steps`).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost, Stage
 from dkrr.errors import PlanError
-from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.factored import apply_bytes, apply_cost
 from dkrr.linalg.incore import dense_cost
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.normal_product import SECONDS_PER_STREAMED_ENTRY
 from dkrr.linalg.operator import pass_cost
 from dkrr.planning.direct import (
     Direct,
     TileChoice,
-    checked_bytes,
     dual_tiled,
     feature_bytes,
-    feature_seconds,
     rows_at_once,
+    sharing_stages,
     tile_choices,
     tile_reasons,
     whole_gram_bytes,
@@ -42,6 +39,8 @@ from dkrr.planning.iteration import (
     is_held,
     primal_iterations_expected,
     reading_seconds,
+    stream_seconds,
+    streamed_entries,
 )
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Form, Problem
@@ -83,19 +82,9 @@ class Newton(Strategy):
                 yield from candidates(problem, resources)
 
     @property
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """See base class."""
-        return self.inner.solver
-
-    @property
-    def has_factor(self) -> bool:
-        """See base class."""
-        return self.inner.has_factor
-
-    @property
     def uses_threads(self) -> bool:
-        """See base class."""
-        return self.form == "primal" or self.inner.uses_threads
+        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
+        return self.form == "primal" or isinstance(self.inner, Iterative)
 
     @property
     def for_systems(self) -> Strategy:
@@ -116,25 +105,21 @@ class Newton(Strategy):
         """See base class."""
         return self.inner.summary()
 
-    def method(self) -> str:
+    def lines(self, problem: Problem) -> list[str]:
         """See base class."""
-        return f"Newton's method with {self.inner.method()}"
-
-    def solver_line(self, problem: Problem) -> str:
-        """See base class."""
+        by = "Cholesky"
+        if isinstance(self.inner, Float32Factor):
+            by = "conjugate gradient with factors in float32"
+        elif isinstance(self.inner, Iterative):
+            by = "conjugate gradient" + (f" with a factor of rank about {self.inner.rank:,}" if self.inner.rank else "")
         in_all = "" if isinstance(self.inner, Direct) else f", {self.inner.iterations:,} iterations in all"
-        return (
-            f"Newton to a relative gradient of {problem.tol:.0e}, by {self.inner.method()}; about {self.n_steps} "
-            f"steps{in_all} (an estimate)"
-        )
-
-    def where(self) -> str:
-        """See base class."""
-        return self.inner.where()
-
-    def matrix_lines(self, problem: Problem) -> list[str]:
-        """See base class."""
-        return [] if self.streams else self.inner.matrix_lines(problem)
+        _, where, *matrix = self.inner.lines(problem)
+        return [
+            f"  solver      Newton to a relative gradient of {problem.tol:.0e}, by {by}; about {self.n_steps} "
+            f"steps{in_all} (an estimate)",
+            where,
+            *([] if self.streams else matrix),
+        ]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
         """See base class."""
@@ -272,14 +257,8 @@ def _dual_tiled(p: Problem, choice: TileChoice, itemsize: int) -> Newton:
     x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * products
     applied = Stage("conjugate gradient", rates.seconds(apply), apply.read_bytes).times(steps * m * iterations)
     checkpoint = 3 * 8 * p.n * m if p.keeps_store else 0
-    multiplied = Stage(
-        "Newton steps",
-        products * product,
-        x_read,
-        steps * checkpoint,
-        (1 + len(p.alphas)) * checkpoint,
-        _tiled_bytes(p, choice, itemsize, whole.peak_bytes),
-    )
+    peak, kept = _tiled_bytes(p, choice, itemsize, whole.peak_bytes), (1 + len(p.alphas)) * checkpoint
+    multiplied = Stage("Newton steps", products * product, x_read, steps * checkpoint, kept, peak)
     return newton(p, _of_itemsize(p, whole, choice, itemsize, steps * iterations), multiplied, applied)
 
 
@@ -345,7 +324,7 @@ def _primal_direct(p: Problem, r: Resources, place: Place) -> Newton:
         form="primal",
         place=place,
         stages=(
-            *_streaming_stages(p, r, place),
+            *sharing_stages(p, place, r.rates),
             Stage("normal matrix", passes * products / place.slots),
             Stage("factorisation", passes * solve),
         ),
@@ -360,15 +339,15 @@ def _primal_direct(p: Problem, r: Resources, place: Place) -> Newton:
 def _primal_by_iteration(p: Problem, r: Resources, place: Place) -> Newton:
     dimension, m, passes = _dimension(p), p.n_targets, p.n_steps + 1
     width = p.most_bytes_of_row if p.streams_sparse else 8 * dimension
-    entries = p.n * (p.bytes_of_row / 12 if p.streams_sparse else float(dimension))
+    entries = streamed_entries(p, dimension)
     block = rows_at_once(p, 1 if p.streams_sparse else dimension)
     iterations = primal_iterations_expected(p, CURVATURE_SHIFT[p.is_coupled] * min(p.alphas), INNER_TOL)
-    one = 1.5 * _stream_seconds(p, entries) + p.n * m * SECONDS_PER_SCORE
+    one = 1.5 * stream_seconds(p, entries, p.n_targets) + p.n * m * SECONDS_PER_SCORE
     inner = Iterative(
         form="primal",
         place=place,
         stages=(
-            *_streaming_stages(p, r, place),
+            *sharing_stages(p, place, r.rates),
             Stage("conjugate gradient", passes * iterations * one / place.slots),
         ),
         products=RowPasses(dimension, block, _row_parts(p, block, 2 * place.slots)),
@@ -387,36 +366,17 @@ def _row_parts(p: Problem, block: int, most: int) -> int:
     return max(1, p.layout.row_parts if p.layout else min(-(-p.n // block), most))
 
 
-def _stream_seconds(p: Problem, entries: float) -> float:
-    """Time of both products of Φ with one vector for each column, by one slot."""
-    features = 0.0 if isinstance(p.feature_map, IdentityMap) else feature_seconds(p)
-    return entries * (SECONDS_PER_STREAMED_ENTRY * p.n_targets + features)
-
-
-def _streaming_stages(p: Problem, r: Resources, place: Place) -> tuple[Stage, Stage, Stage]:
-    staged = p.stored_bytes if not place.is_memory and not p.x_is_shared else 0
-    return (
-        Stage("starting workers", place.start_seconds),
-        Stage("checking X", 0.0, 0 if place.is_memory else checked_bytes(p)),
-        Stage("copying X", 2 * staged / r.rates.write_bytes, 0.0, staged, staged),
-    )
-
-
 def _passes(
     p: Problem, r: Resources, place: Place, entries: float, evaluations: int, reads: int, peak_bytes: int
 ) -> tuple[Stage, Stage]:
     """Scores and likelihood of all rows, so many times, and reading X as often as anything needs it."""
     x_read = 0.0 if is_held(p, place) else float(reads + 1) * p.stored_bytes
     checkpoint = 8 * _dimension(p) * p.n_targets if p.keeps_store else 0
+    seconds = evaluations * stream_seconds(p, entries, p.n_targets) / place.slots
+    seconds += x_read * reading_seconds(p, r, place, peak_bytes)
+    kept = 2 * checkpoint + (0 if place.is_memory else 16 * p.n)
     return (
-        Stage(
-            "Newton steps",
-            evaluations * _stream_seconds(p, entries) / place.slots + x_read * reading_seconds(p, r, place, peak_bytes),
-            x_read,
-            p.n_steps * checkpoint,
-            2 * checkpoint + (0 if place.is_memory else 16 * p.n),
-            peak_bytes,
-        ),
+        Stage("Newton steps", seconds, x_read, p.n_steps * checkpoint, kept, peak_bytes),
         Stage("likelihood", evaluations * p.n * p.n_targets * SECONDS_PER_SCORE / place.slots),
     )
 

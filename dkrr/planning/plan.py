@@ -58,7 +58,7 @@ class Plan:
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return self.chosen.uses_threads
+        return bool(self.chosen.uses_threads)
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
@@ -84,15 +84,15 @@ class Plan:
         c, p, side = self.chosen, self.problem, self.problem.side(self.form)
         how = "factor" if c.solver == "cholesky" else "iterate with"
         alphas = f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
+        solver, *where = c.lines(p)
         disk = f"{format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
         disk += f"{format_bytes(c.read_bytes)} read"
         lines = [
             f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {_columns(p)}, {_describe(p)}",
             f"  form        {c.form}: {how} {_matrix(p, c.form)}, {side:,} × {side:,}; predict in "
             f"{self.prediction} form",
-            f"  solver      {c.solver_line(p)}{alphas}",
-            f"  where       {c.where()}",
-            *c.matrix_lines(p),
+            f"{solver}{alphas}",
+            *where,
             f"  time        about {format_seconds(c.seconds)}",
             f"  memory      at most {format_bytes(c.peak_bytes)} a process (limit {format_bytes(c.limit_bytes)})",
             f"  disk        {'none' if c.place.is_memory else disk}",

@@ -5,8 +5,6 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, TILE_SIZES
-from dkrr.planning.direct import check_tile
-from dkrr.planning.iteration import Iterative
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
@@ -49,7 +47,6 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
-    _check_solver(problem)
     forms, impossible = _forms(problem)
     if not forms:
         raise PlanError("; ".join(impossible))
@@ -78,12 +75,6 @@ def _cheapest(fitting: list[Strategy]) -> Strategy:
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
     return min((c for c in equals if c.disk_bytes <= MORE_DISK * least_disk), key=lambda c: (c.read_bytes, c.seconds))
-
-
-def _check_solver(problem: Problem) -> None:
-    """Refuse tiles that are too small for the solver; those of conjugate gradient are not tasks."""
-    if problem.solver is None or not Iterative.serves(problem.solver):
-        check_tile(problem)
 
 
 def _check_layout(problem: Problem) -> None:

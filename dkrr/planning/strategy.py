@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
 from dkrr.planning.flat import FlatNames
@@ -79,20 +79,7 @@ class Strategy(FlatNames, ABC):
     refused: str = ""
     """Why it cannot be chosen; empty if it can."""
 
-    @property
-    @abstractmethod
-    def solver(self) -> Literal["cholesky", "cg"]:
-        """Solver of linear systems."""
-
-    @property
-    def has_factor(self) -> bool:
-        """A complete float32 factor on disk is the preconditioner."""
-        return False
-
-    @property
-    def uses_threads(self) -> bool:
-        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return False
+    linear_solver: ClassVar[Literal["cholesky", "cg"]]
 
     @classmethod
     @abstractmethod
@@ -109,20 +96,8 @@ class Strategy(FlatNames, ABC):
         """Short description."""
 
     @abstractmethod
-    def method(self) -> str:
-        """Name of the method, as a part of Newton's."""
-
-    @abstractmethod
-    def solver_line(self, problem: Problem) -> str:
-        """What solves the systems, and to what accuracy."""
-
-    @abstractmethod
-    def where(self) -> str:
-        """Where the work is done."""
-
-    @abstractmethod
-    def matrix_lines(self, problem: Problem) -> list[str]:
-        """How the matrix is kept or formed, as lines of the plan."""
+    def lines(self, problem: Problem) -> list[str]:
+        """Lines of the plan: what solves the systems and to what accuracy, where, and how the matrix is kept."""
 
     @abstractmethod
     def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[str]:
@@ -149,6 +124,11 @@ class Strategy(FlatNames, ABC):
     def for_systems(self) -> "Strategy":
         """How linear systems are solved: as it says itself, or as Newton's method does it."""
         return self
+
+    @property
+    def solver(self) -> Literal["cholesky", "cg"]:
+        """Solver of linear systems."""
+        return self.for_systems.linear_solver
 
     @property
     def is_whole(self) -> bool:

@@ -19,7 +19,7 @@ def priced(loss, strategy, where, **more):
     for settings in SETTINGS:
         for form in ("dual", "primal"):
             if strategy.serves(settings):
-                what = problem(9001, 17, "linear", 3, loss=loss, solver=settings, alphas=(0.1, 1.0), **more)
+                what = problem(1201, 17, "linear", 3, loss=loss, solver=settings, alphas=(0.1, 1.0), **more)
                 yield from strategy.candidates(what, where, form)
 
 
