@@ -179,11 +179,11 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
             fit, _ = fit_dkrr(settings)
     except DkrrError as error:
         raise click.ClickException(str(error)) from error
-    layout = fit.plan.chosen.layout()
-    grid, segment = TileGrid(n, layout["tile"], layout["panel"]), layout["segment"]
+    cut = fit.plan.chosen.layout()
+    grid = TileGrid(n, cut["tile"], cut["panel"])
     stages = stage_times(fit.tasks, workers, fit.started)
-    costs = fitted_costs(fit.tasks, grid, segment)
-    return Run(n, workers, grid, segment, fit.seconds, stages, costs, fit.load.noisy)
+    costs = fitted_costs(fit.tasks, grid, cut["segment"])
+    return Run(n, workers, grid, cut["segment"], fit.seconds, stages, costs, fit.load.noisy)
 
 
 def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, segment: int) -> TaskCosts:
