@@ -29,8 +29,8 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
-from dkrr.planning import Plan, Problem, make_plan
-from dkrr.planning.plan import Candidate
+from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
+from dkrr.planning.iteration import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
@@ -125,61 +125,82 @@ class Case:
         return ConjugateGradient(wanted, precision=self.precision)  # type: ignore[arg-type]
 
 
-def tier(c: Candidate) -> str:
+def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
-    if c.solver == "cholesky" or c.has_factor:
-        return "in memory" if c.execution == "memory" else "tiles on disk"
-    if c.form == "primal":
+    how = c.for_systems
+    if not isinstance(how, Iterative):
+        return "in memory" if c.place.is_memory else "tiles on disk"
+    if isinstance(how.products, RowPasses):
         return "rows streamed"
-    if c.stores_tiles:
+    if how.products.is_stored:
         return "tiles on disk"
-    whole = c.n_tiles * (c.n_tiles + 1) // 2
-    kept = min(whole, c.kept_tiles * c.slots)
-    return "in memory" if kept == whole else "partly in memory" if kept else "formed at every pass"
+    kept = how.products.kept_fraction(c.place.slots)
+    return "in memory" if kept == 1 else "partly in memory" if kept else "formed at every pass"
 
 
-def kind(c: Candidate) -> dict[str, Any]:
+def precision(c: Strategy) -> str:
+    """Of the products, or of the factor."""
+    how = c.for_systems
+    if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
+        return how.products.precision
+    return "float32" if isinstance(c.for_systems, Float32Factor) else "float64"
+
+
+def tile(c: Strategy) -> int:
+    """Rows of a tile."""
+    return int(c.layout()["tile"])
+
+
+def kept_tiles(c: Strategy) -> int:
+    """Tiles that every place keeps in memory."""
+    how = c.for_systems
+    return how.products.kept_tiles if isinstance(how, Iterative) and isinstance(how.products, TileProducts) else 0
+
+
+def kind(c: Strategy) -> dict[str, Any]:
     """What tells candidates apart that are really different; the rest is detail."""
-    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or c.has_factor)
+    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.for_systems, Float32Factor))
     return {
         "form": c.form,
-        "solver": "float32" if c.has_factor else c.solver,
+        "solver": "float32" if isinstance(c.for_systems, Float32Factor) else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
-        "precision": c.precision,
+        "precision": precision(c),
         "tier": tier(c),
-        "tile": c.tile if on_tiles else 0,
+        "tile": tile(c) if on_tiles else 0,
     }
 
 
-def matches(c: Candidate, wanted: Mapping[str, Any]) -> bool:
+def matches(c: Strategy, wanted: Mapping[str, Any]) -> bool:
     """Whether a candidate has all of some entries of `kind`."""
     found = kind(c)
     return all(found[name] == value for name, value in wanted.items())
 
 
 @contextmanager
-def choosing(among: Callable[[list[Candidate]], list[Candidate]]) -> Iterator[None]:
+def choosing(among: Callable[[list[Strategy]], list[Strategy]]) -> Iterator[None]:
     """The planner chooses among fewer of the candidates that it may choose."""
     from dkrr.planning import planner
 
     original = planner._cheapest
 
-    def cheapest(fitting: list[Candidate]) -> Candidate:
+    def cheapest(fitting: list[Strategy]) -> Strategy:
         chosen = among(fitting)
         if not chosen:
-            raise LookupError(f"there is no such candidate among {len(fitting)}: {sorted({c.name for c in fitting})}")
+            raise LookupError(
+                f"there is no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}"
+            )
         return original(chosen)
 
     with mock.patch.object(planner, "_cheapest", cheapest):
         yield
 
 
-def admissible(problem: Problem, resources: Resources) -> list[Candidate]:
+def admissible(problem: Problem, resources: Resources) -> list[Strategy]:
     """Every candidate that the planner may choose, as it prices them."""
-    found: list[Candidate] = []
+    found: list[Strategy] = []
 
-    def note(fitting: list[Candidate]) -> list[Candidate]:
+    def note(fitting: list[Strategy]) -> list[Strategy]:
         found.extend(fitting)
         return fitting
 
@@ -254,7 +275,7 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
     known = known_iterations(plan, result)
     return {
         "group": f"{kind(c)['solver']}, {c.form}, {tier(c)}",
-        "planned": c.name,
+        "planned": c.summary(),
         "kind": kind(c),
         "status": result.status.name.lower(),
         "residual": float(result.residual),
@@ -268,9 +289,10 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
     }
 
 
-def promises(c: Candidate) -> dict[str, float]:
+def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
-    return {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes", "iterations", "rank")}
+    figures = {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes")}
+    return figures | {name: getattr(c.for_systems, name, 0) for name in ("iterations", "rank")}
 
 
 def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float | None]:
@@ -284,7 +306,7 @@ def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dic
     return found
 
 
-def known_iterations(plan: Plan, result: SolveResult) -> Candidate:
+def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     """The chosen candidate, priced with the iterations and the rank that the spectrum turned out to need.
 
     What is left between this and the measurement is the cost model's error.
@@ -292,20 +314,20 @@ def known_iterations(plan: Plan, result: SolveResult) -> Candidate:
     c = plan.chosen
     if c.solver == "cholesky" or not result.iterations:
         return c
-    groups = len(plan.problem.alphas) if c.has_factor else 1
+    groups = len(plan.problem.alphas) if isinstance(c.for_systems, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "iterative.iterations_expected": lambda *_: result.iterations,
-            "iterative.MIXED_ITERATIONS": 1.0,
-            "iterative._ranks": lambda *_: [result.rank],
-            "iterative.primal_iterations_expected": lambda *_: result.iterations,
-            "candidates.factored_iterations": lambda _: result.iterations / groups,
+            "iteration.dual_iterations_expected": lambda *_: result.iterations,
+            "iteration.MIXED_ITERATION_FACTOR": 1.0,
+            "iteration.priced_ranks": lambda *_: [result.rank],
+            "iteration.primal_iterations_expected": lambda *_: result.iterations,
+            "float32_factor.factored_iterations": lambda _: result.iterations / groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
         priced = [p for p in admissible(plan.problem, plan.resources) if matches(p, wanted)]
     # The same tiles are kept: how many there is room for depends on the rank, and the run kept what was planned.
-    return min(priced, key=lambda p: (abs(p.kept_tiles - c.kept_tiles), p.seconds), default=c)
+    return min(priced, key=lambda p: (abs(kept_tiles(p) - kept_tiles(c)), p.seconds), default=c)
 
 
 @dataclass(frozen=True)
@@ -344,7 +366,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
         with suppress(dkrr.errors.DkrrError):  # there is no such way
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
             found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MOST_GAMBLES]]
-    iterative = [c for c in _best_of_kinds(free) if c.rank]
+    iterative = [c for c in _best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
     for c in iterative[:1]:
         for rank in (c.rank // 2, 2 * c.rank):
             asked = replace(case, solver="cg", rank=rank)
@@ -359,21 +381,22 @@ def ways(case: Case, folder: Path) -> list[Way]:
     return near[:MOST_WAYS]
 
 
-def _seconds(c: Candidate) -> float:
+def _seconds(c: Strategy) -> float:
     return c.seconds
 
 
-def _way(case: Case, c: Candidate, chosen: Candidate, *, is_gamble: bool) -> Way:
-    label = c.name if c.solver == "cholesky" or c.has_factor else f"{c.name}, rank {case.rank or 'found'}"
+def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
+    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.for_systems, Iterative) else "")
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 
-def _best_of_kinds(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     """Fastest of each kind, and of tiles on disk those whose sizes really differ."""
-    kept: list[Candidate] = []
+    kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):
         same = [k for k in kept if kind(k) | {"tile": 0} == kind(c) | {"tile": 0}]
-        if all(max(c.tile, k.tile) > OTHER_TILES * min(c.tile, k.tile) for k in same) and (not same or kind(c)["tile"]):
+        differs = all(max(tile(c), tile(k)) > OTHER_TILES * min(tile(c), tile(k)) for k in same)
+        if differs and (not same or kind(c)["tile"]):
             kept.append(c)
     return kept
 

@@ -330,8 +330,8 @@ def run_demo(console: Console, n_train: int, n_test: int, memory_limit: str, out
     differences = np.abs(np.asarray(other.predict(data.X_test)) - predicted)
 
     run = Run(
-        solver=model.plan_.chosen.name,
-        other=f"{other.plan_.chosen.name}: {format_seconds(other_seconds)}, residual {other_residual:.1e}",
+        solver=model.plan_.chosen.summary(),
+        other=f"{other.plan_.chosen.summary()}: {format_seconds(other_seconds)}, residual {other_residual:.1e}",
         disagreement=float(differences.max() / np.abs(predicted).max()),
         n_train=n_train,
         n_test=n_test,

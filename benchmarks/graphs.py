@@ -289,7 +289,7 @@ def fit(n: int, n_test: int, tile: int, alpha: float, decay: float, memory_limit
         "predict_seconds": seconds,
         "residual": result.residual,
         "execution": model.plan_.execution,
-        "tiles": model.plan_.chosen.tile,
+        "tiles": model.plan_.chosen.layout()["tile"],
         "peak_bytes": result.peak_bytes,
         "projected_bytes": model.plan_.peak_bytes,
         "bytes_written": result.bytes_written,

@@ -142,11 +142,11 @@ def described(model: Any) -> Record:
     result, plan = model.solve_result_, model.plan_
     c = plan.chosen
     record: Record = {
-        "planned": c.name,
+        "planned": c.summary(),
         "form": plan.form,
         "execution": c.execution,
         "n_workers": c.n_workers,
-        "tile": c.tile,
+        "tile": c.layout()["tile"],
         "dimension": plan.problem.dimension,
         "projected_seconds": plan.seconds,
         "status": result.status.name,
@@ -613,7 +613,7 @@ def path(
         "n": n,
         "values": values,
         "solver": solver,
-        "planned": together[0].plan_.chosen.name,
+        "planned": together[0].plan_.chosen.summary(),
         "seconds": seconds,
         "alone_seconds": sum(times),
         "newton_steps": sum(r["newton_steps"] for r in records),

@@ -270,7 +270,7 @@ def fit(
         "compressed": data.compressed,
         "cold": cold,
         "solver": solver,
-        "planned": plan.chosen.name,
+        "planned": plan.chosen.summary(),
         "form": plan.form,
         "seconds": seconds,
         "projected_seconds": plan.seconds,
@@ -482,7 +482,7 @@ def sparse(
         else:
             seconds = format_seconds(plan.seconds)
             Console(stderr=True, width=WIDTH).print(
-                f"solver='auto' would take {seconds} ({plan.chosen.name}): left out"
+                f"solver='auto' would take {seconds} ({plan.chosen.summary()}): left out"
             )
         found = measure(rows, fits, _peers(peers, ("sklearn",)), options | {"degree": 1})
     dense = format_bytes(8 * n * d)

@@ -221,7 +221,7 @@ def _planner(settings: Settings) -> Iterator[None]:
         if settings.force_workers:
             values["dkrr.rates.cluster-start-seconds"] = 0.0
             stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))
-            stack.enter_context(mock.patch("dkrr.planning.candidates.THREAD_SHARE", 0.0))
+            stack.enter_context(mock.patch("dkrr.planning.direct.THREAD_EFFICIENCY", 0.0))
         stack.enter_context(dask.config.set(values))
         yield
 
@@ -233,7 +233,8 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
     first = min((task.start for task in tasks), default=fit.started)
     last = max((task.start + task.seconds for task in tasks), default=fit.started)
     on_tiles = chosen.execution != "memory"
-    grid = TileGrid(settings.n, chosen.tile, chosen.panel)
+    layout = chosen.layout()
+    grid = TileGrid(settings.n, layout["tile"], layout["panel"])
     peaks = result.record.peak_bytes_by_worker if on_tiles else {"caller": result.peak_bytes}
     return {
         "seconds": fit.seconds,
@@ -244,9 +245,9 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
         "plan": {
             "execution": chosen.execution,
             "n_workers": chosen.n_workers,
-            "tile": chosen.tile,
-            "panel": chosen.panel,
-            "segment": chosen.segment,
+            "tile": layout["tile"],
+            "panel": layout["panel"],
+            "segment": layout["segment"],
             "tiles_a_side": grid.n_tiles if on_tiles else 1,
         },
         "memory": {
@@ -380,8 +381,8 @@ def draw_timeline(path: Path, fit: Fit) -> None:
     axes.xaxis.label.set_color(_INK)
     axes.grid(axis="x", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    chosen = fit.plan.chosen
-    title = f"{fit.plan.problem.n:,} rows in tiles of {chosen.tile:,}: {format_seconds(fit.seconds)}"
+    tile = fit.plan.chosen.layout()["tile"]
+    title = f"{fit.plan.problem.n:,} rows in tiles of {tile:,}: {format_seconds(fit.seconds)}"
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=28)
     axes.legend(
         frameon=False,

@@ -27,9 +27,9 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
-from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import Rates
-from dkrr.planning.candidates import PROCESS_MARGIN_BYTES, tile_grid
+from dkrr.planning.direct import tile_grid
+from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.schedule import (
     TaskCosts,
@@ -173,17 +173,17 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.candidates._segments", return_value=[segment])
+    fixed = mock.patch("dkrr.planning.direct._columns_per_task", return_value=[segment])
     try:
         with nullcontext() if segment is None else fixed:
             fit, _ = fit_dkrr(settings)
     except DkrrError as error:
         raise click.ClickException(str(error)) from error
-    chosen = fit.plan.chosen
-    grid = TileGrid(n, chosen.tile, chosen.panel)
+    cut = fit.plan.chosen.layout()
+    grid = TileGrid(n, cut["tile"], cut["panel"])
     stages = stage_times(fit.tasks, workers, fit.started)
-    costs = fitted_costs(fit.tasks, grid, chosen.segment)
-    return Run(n, workers, grid, chosen.segment, fit.seconds, stages, costs, fit.load.noisy)
+    costs = fitted_costs(fit.tasks, grid, cut["segment"])
+    return Run(n, workers, grid, cut["segment"], fit.seconds, stages, costs, fit.load.noisy)
 
 
 def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, segment: int) -> TaskCosts:

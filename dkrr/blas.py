@@ -78,6 +78,11 @@ def _call(module: Any, name: str, *arguments: Any) -> None:
     _routine(module, name, len(arguments))(*passed)
 
 
+THREAD_EFFICIENCY = 0.6
+"""Fraction of a core that every further thread adds to the products of tiles (measured with 2 threads, tiles of
+2,048)."""
+BYTES_PER_THREAD = 32 * 2**20
+"""What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
 SMALL_FLOPS = 1e8
 """Work for which threads do not pay: 2 ms on one core, less than waking a thread may take on a busy machine."""
 

@@ -3,6 +3,55 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+STAGE_NAMES = (
+    "starting workers",
+    "checking X",
+    "copying X",
+    "reading X",
+    "checking symmetry",
+    "feature means",
+    "targets",
+    "diagonal",
+    "Gram matrix",
+    "normal matrix",
+    "preconditioner",
+    "factorisation",
+    "substitution",
+    "conjugate gradient",
+    "likelihood",
+    "Newton steps",
+    "true residual",
+    "training errors",
+)
+"""Every stage of a fit, about in the order in which they come."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named part of a fit, projected or measured."""
+
+    name: str
+    """One of STAGE_NAMES."""
+    seconds: float
+    read_bytes: float = 0.0
+    """Bytes read from the store."""
+    written_bytes: float = 0.0
+    """Bytes written to the store."""
+    disk_bytes: int = 0
+    """Most space that its results take in the store."""
+    peak_bytes: int = 0
+    """Most memory of any process that works, while it lasts."""
+
+    def times(self, factor: float, peak_bytes: int = 0) -> Self:
+        """Return the stage of doing this `factor` times, with results that take no more space."""
+        seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
+        return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
+
+    def plus(self, seconds: float, read: float = 0.0, written: float = 0.0, disk: int = 0) -> Self:
+        """Return the stage with more to do and to keep."""
+        read, written, disk = self.read_bytes + read, self.written_bytes + written, self.disk_bytes + disk
+        return type(self)(self.name, self.seconds + seconds, read, written, disk, self.peak_bytes)
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -114,6 +114,13 @@ def test_every_room_has_a_level() -> None:
     assert {room(p) for p in FILES} - {"preload"} <= set(LEVEL)
 
 
+def test_algorithms_do_not_read_the_constants_of_plans() -> None:
+    for path in FILES:
+        if room(path) in {"fitting", "requests", "prediction"}:
+            read = {name.rsplit(".", 1)[1] for name in imports(path) if name.startswith("dkrr.planning.")}
+            assert not {name for name in read if name.isupper()}, path
+
+
 def test_kernels_and_features_know_nothing_of_dask() -> None:
     for path in FILES:
         if room(path) in {"kernels", "features"}:

@@ -77,7 +77,7 @@ def test_custom_kernel_must_be_given_again(data, tmp_path):
     assert np.array_equal(again.predict(data.X_new), model.predict(data.X_new))
 
 
-@pytest.mark.parametrize("wrong", [5, "rbf", [difference]], ids=str)
+@pytest.mark.parametrize("wrong", [5, "rbf", [difference]], ids=["number", "name", "list"])
 def test_a_wrong_argument_is_not_damage(data, tmp_path, wrong):
     for kernel in ("rbf", difference):
         dkrr.save(KernelRidge(kernel=kernel).fit(data.X, data.y), tmp_path / "m.zarr", overwrite=True)

@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dkrr.cost import STAGE_NAMES, Stage
 from dkrr.errors import InputError, StoreError
 from dkrr.tiles.arrays import chunk_rows, create_array, open_array
 from dkrr.tiles.aside import check_free, written_aside
@@ -30,6 +32,7 @@ def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
         "bytes_read": result.bytes_read,
         "bytes_written": result.bytes_written,
         "peak_bytes": result.peak_bytes,
+        "stages": [asdict(stage) for stage in result.stages],
         "plan": model.plan_.to_dict(),
     }
     if as_json:
@@ -41,11 +44,24 @@ def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
             *_accuracy_lines(result),
             *(f"note        {message}" for message in result.messages),
             f"time        {format_seconds(result.seconds)}",
+            *_stage_lines(model.plan_.chosen.stages, result.stages),
             f"memory      {format_bytes(result.peak_bytes)} at most in a process",
             f"disk        {format_bytes(result.bytes_written)} written, {format_bytes(result.bytes_read)} read",
             f"model       {path or 'not saved'}",
         ]
     )
+
+
+def _stage_lines(planned: Sequence[Stage], measured: Sequence[Stage]) -> list[str]:
+    """Time of every stage that was measured, beside what was planned for it."""
+    expected, found = ({s.name: s.seconds for s in stages} for stages in (planned, measured))
+    names = [name for name in STAGE_NAMES if name in found]
+    if not names:
+        return []
+    rows = [(name, format_seconds(expected.get(name, 0.0)), format_seconds(found[name])) for name in names]
+    return [f"stages      {'':<20}{'planned':>12}{'measured':>12}"] + [
+        f"            {name:<20}{plan:>12}{time:>12}" for name, plan, time in rows
+    ]
 
 
 def _accuracy_lines(result: Any) -> list[str]:

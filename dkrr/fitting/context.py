@@ -4,12 +4,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cost import Stage
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
@@ -66,6 +68,11 @@ class Context:
         """Whether everything is in this process's memory."""
         return not isinstance(self.storage, StoredArrays)
 
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages of the work that is done, with the time that each took."""
+        return self.progress.take_stages()
+
     @property
     def bytes_read(self) -> int:
         """Bytes read by all workers, with the rows that processes read once and keep."""
@@ -77,7 +84,9 @@ class Context:
         """Bytes written by all workers."""
         return self.record.bytes_written + self.meter.bytes_written
 
-    def run_tasks(self, stage_name: str, tasks: list[Task], done_flops: float = 0.0) -> dict[str, Any]:
+    def run_tasks(
+        self, stage_name: str, tasks: list[Task], done_flops: float = 0.0, detail: str = ""
+    ) -> dict[str, Any]:
         """Run tasks as one stage of the progress display; their values by key.
 
         Parameters
@@ -86,9 +95,11 @@ class Context:
         tasks : list of Task
         done_flops : float
             Work of the stage that an earlier run has done.
+        detail : str
+            Which part of the stage this is, for the display.
         """
         total = done_flops + sum(t.flops for t in tasks)
-        with self.progress.stage(stage_name, total, done_flops):
+        with self.progress.stage(stage_name, total, done_flops, detail):
             record = self.executor.run(tasks, self.progress)
         self.add(record)
         return record.values()

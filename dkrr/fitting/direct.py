@@ -179,7 +179,7 @@ class TiledSystems:
             storage.delete(group)
         return SystemSolution(found, probe, check)
 
-    def factor(self, group: str, shift: Array, dtype: Literal["float64", "float32"], stage: str) -> TiledMatrix:
+    def factor(self, group: str, shift: Array, dtype: Literal["float64", "float32"], detail: str) -> TiledMatrix:
         """Factor A + diag(s) alone.
 
         Parameters
@@ -189,8 +189,8 @@ class TiledSystems:
         shift : ndarray of shape (n,)
         dtype : {"float64", "float32"}
             Precision of the factor.
-        stage : str
-            For the display of the progress.
+        detail : str
+            Which of several factors this is, for the display of the progress.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class TiledSystems:
         tasks = cholesky_tasks(system)
         total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, self.columns_per_task))
         try:
-            self.context.run_tasks(stage, tasks, total - sum(t.flops for t in tasks))
+            self.context.run_tasks("factorisation", tasks, total - sum(t.flops for t in tasks), detail)
         except NotPositiveDefiniteError:
             storage.delete(group)
             raise

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +16,12 @@ from dkrr.fitting.sampled import by_name
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator, pass_cost
+from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
-from dkrr.planning import Plan
-from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
+from dkrr.planning import Iterative, Plan
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Task
@@ -64,13 +62,14 @@ class GramMatrix:
         self.n, self._scale, self._plan, self._context = data.n, scale, plan, context
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
-        self._grid = TileGrid(self.n, c.tile, c.panel)
-        self.makes_factors = c.solver == "cholesky" or c.has_factor
+        self.makes_factors = not isinstance(c.for_systems, Iterative)
         """Complete factors are made, for a direct solution or as preconditioners."""
+        panel = c.panel if self.makes_factors else c.tile
+        self._grid = TileGrid(self.n, c.tile, panel)
         self._groups_of_step: list[str] = []
         self._precomputed = kernel.is_precomputed
         stay = c.keeps_rows and not self._precomputed
-        self._rows = context.whole_rows(data, c.panel if self.makes_factors else c.tile, stay=stay)
+        self._rows = context.whole_rows(data, panel, stay=stay)
         self._kernel = by_name(kernel, context)
         if self._precomputed:
             tile = min(c.tile, SYMMETRY_TILE) if self._rows.is_in_memory else c.tile
@@ -154,7 +153,7 @@ class GramMatrix:
         self._context.run_tasks("Gram matrix", tasks)
         return SummedTiles((matrix,))
 
-    def factor(self, group: str, shift: Array, family: str, stage: str = "factorisation") -> LocalFactor | SharedFactor:
+    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:
         """Factor the matrix + diag(s) out of core, to be applied again and again.
 
         The factor is in float32 if the plan has such factors, unless one of the family was not positive definite in
@@ -168,8 +167,8 @@ class GramMatrix:
             s.
         family : str
             Name of the factors that are all in float64 once float32 does not hold one of them.
-        stage : str
-            For the display of the progress.
+        detail : str
+            Which of several factors this is, for the display of the progress.
 
         Raises
         ------
@@ -179,12 +178,12 @@ class GramMatrix:
         context, resources, factor = self._context, self._plan.resources, None
         if self._plan.chosen.has_factor and not self.breakdown(family):
             try:
-                factor = self._in_store.factor(group, shift, "float32", f"{stage}, float32")
+                factor = self._in_store.factor(group, shift, "float32", ", ".join(filter(None, (detail, "float32"))))
             except NotPositiveDefiniteError as error:
                 context.storage.set_note(f"{family}-broken", error.row)
                 context.progress.note(self.breakdown(family))
         if factor is None:
-            factor = self._in_store.factor(group, shift, "float64", stage)
+            factor = self._in_store.factor(group, shift, "float64", detail)
         if resources.cluster_is_running:
             return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
         return LocalFactor(factor, resources.local_threads, context.record)
@@ -209,8 +208,7 @@ class GramMatrix:
         for model, shift in zip(models, np.ascontiguousarray(shifts.T), strict=True):
             # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
             self._groups_of_step.append(f"newton-{model}-{digest_of(shift)[:12]}")
-            stage = f"factorisation, model {model + 1}"
-            solvers.append(self.factor(self._groups_of_step[-1], shift, "newton", stage).apply)
+            solvers.append(self.factor(self._groups_of_step[-1], shift, "newton", f"model {model + 1}").apply)
         return solvers
 
     def delete_factors(self) -> None:
@@ -263,17 +261,8 @@ class GramMatrix:
         return factor
 
 
-def rates_of_growth(plan: Plan) -> tuple[float, Any]:
+def rates_of_growth(plan: Plan) -> tuple[float, Callable[[int], float]]:
     """Seconds of one product, and of one more pivot at a rank, from what the plan was made with."""
-    c, p, r = plan.chosen, plan.problem, plan.resources
-    n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
-    kept = min(1.0, c.kept_tiles * c.slots / n_tiles)
-    product = pass_cost(p.entry(r.rates, c.precision), p.n**2 / 2, p.n_right_sides, c.precision, kept)
-    apply = APPLY_SECONDS * p.n * p.n_right_sides / c.slots
-
-    def pivot_seconds(rank: int) -> float:
-        step = max(1, rank // 50)
-        more = factor_seconds(p, r, c.slots, rank + step) - factor_seconds(p, r, c.slots, rank)
-        return more / step + c.iterations * apply
-
-    return r.rates.seconds(product) / c.slots, pivot_seconds
+    strategy = plan.chosen.for_systems
+    assert isinstance(strategy, Iterative)
+    return strategy.growth_seconds(plan.problem, plan.resources)

@@ -20,11 +20,10 @@ from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPrec
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.planning import Plan
-from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
 from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
+from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Newton, NewtonState, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
 from dkrr.solvers.result import Residuals
 

@@ -101,6 +101,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
         peak_bytes=context.peak_bytes,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
         messages=caution(solution.condition, plan.form) + messages,
+        stages=context.stages,
         record=record,
         **reported,
     )

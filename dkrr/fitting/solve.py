@@ -16,7 +16,7 @@ from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.linalg.condition import worst
 from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.preconditioner import Preconditioner
-from dkrr.planning import Plan
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.runtime import Progress
 from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import Outcome
@@ -62,10 +62,10 @@ def solve_with_float32_factor(data: TrainingData, plan: Plan, context: Context) 
     return form.solution(merged(outcomes))
 
 
-SOLVERS: Mapping[str, Callable[[TrainingData, Plan, Context], Solution]] = {
-    "cholesky": solve_directly,
-    "cg": solve_iteratively,
-    "float32 factor": solve_with_float32_factor,
+SOLVERS: Mapping[type[Strategy], Callable[[TrainingData, Plan, Context], Solution]] = {
+    Direct: solve_directly,
+    Iterative: solve_iteratively,
+    Float32Factor: solve_with_float32_factor,
 }
 
 
@@ -88,7 +88,7 @@ def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -
     begun = time.perf_counter()
     data, sizes = data.in_range()
     with open_context(plan, store, progress) as context:
-        solution = SOLVERS["float32 factor" if plan.chosen.has_factor else plan.solver](data, plan, context)
+        solution = SOLVERS[type(plan.chosen)](data, plan, context)
     return solved(data, plan, solution, sizes, context, begun)
 
 

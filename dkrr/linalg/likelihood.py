@@ -24,6 +24,9 @@ from dkrr.linalg.roots import DiagonalRoot, Root, SoftmaxRoot
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
+SECONDS_PER_SCORE = 40e-9
+"""Likelihood, gradient and curvature of one score."""
+
 
 class Likelihood(ABC):
     """−log likelihood of class codes given scores, weighted by rows; see the module."""

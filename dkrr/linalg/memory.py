@@ -19,9 +19,27 @@ from dkrr.tiles import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 
+ONE_TILE = 2048
+"""Rows up to which a matrix in memory is one tile: no task is made, and it and its factor share a square."""
+MEMORY_TILES = (512, 1024)
+"""Fewest and most rows of a tile in memory (512: products run at full rate, and squares on the diagonal waste little)
+..."""
+MEMORY_TILES_PER_SIDE = 32
+"""... and of how many tiles a side, from which on they grow."""
+TILE_BUFFER_BYTES = 8 * 2**20
+"""What BLAS keeps for each of its threads where products are of tiles: the packed parts of two of them."""
 MEMORY_SEGMENT = 4
 """Tile columns that one task subtracts in memory, where sums between segments cost nothing: threads wait for no longer
 than one task takes."""
+
+
+def memory_grid(n: int) -> TileGrid:
+    """Grid of a matrix in memory: one tile if it is small, else tiles that threads factor."""
+    if n <= ONE_TILE:
+        return TileGrid(n, n, n)
+    n_tiles = -(-n // min(max(MEMORY_TILES[0], n // MEMORY_TILES_PER_SIDE), MEMORY_TILES[1]))
+    tile = 8 * -(-n // (8 * n_tiles))
+    return TileGrid(n, tile, tile)
 
 
 def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:

@@ -25,6 +25,20 @@ from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 Matrix = NDArray[np.float64]
 
+ROW_BLOCK_BYTES = 64 * 2**20
+"""Rows of Φ that are in memory at once."""
+MAX_ROW_BLOCK = 65536
+"""Most of those rows."""
+TARGET_COPIES = 5
+"""Blocks of targets that a task holds: a chunk and what is cut from it, residuals, and a chunk of them as written."""
+TARGET_PASSES = 7
+"""Over targets in a mapped file: two for their sizes, one for means, moments and residuals each, and two over the
+errors, divided by λ and checked."""
+PARALLEL_FEATURES = 2048
+"""Up to this D each core forms a ΦᵀΦ of its own (at D = 100 twice as fast as BLAS's threads together, at D = 1,900 as
+fast) ..."""
+PARALLEL_FLOPS = 1e8
+"""... if there is so much work: starting threads takes time too."""
 STRIP_BYTES = 2 * 2**20
 """Of Φ: a strip that is read, expanded and multiplied should stay in the second-level cache (measured: rows of 100
 columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB) ..."""
@@ -337,6 +351,22 @@ def primal_residual(
                 r *= weights[where]
             blas.gemm(gradient, phi, r, transpose_a=True, beta=1.0)
     return gradient
+
+
+def row_block(n: int, row_bytes: int, n_targets: int, n_columns: int) -> int:
+    """Rows of Φ in memory at once: about ROW_BLOCK_BYTES of them, X and the targets included.
+
+    Parameters
+    ----------
+    n : int
+    row_bytes : int
+        Bytes of one row of X in memory.
+    n_targets : int
+    n_columns : int
+        Columns of Φ that a task uses.
+    """
+    width = 4 * 8 * n_columns + 2 * row_bytes + TARGET_COPIES * 8 * n_targets
+    return int(max(1, min(n, ROW_BLOCK_BYTES // max(width, 1), MAX_ROW_BLOCK)))
 
 
 def normal_cost(

@@ -34,6 +34,21 @@ SAFE_SQUARES = (1e-240, 1e240)
 SLABS_PER_PLACE = 3
 """Slabs of tiles that are not kept, for each place: whoever is early takes one more."""
 
+MAX_TILE = 8192
+"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
+MIN_TILE = 512
+SECONDS_PER_TILE = 0.4e-3
+"""Of every tile that is formed, besides its entries: calls, and threads that wait for the interpreter (measured: 0.7 ms
+with tiles of 313 rows and two threads)."""
+STORED_TILE = 2048
+"""Largest tile on disk: those are read whole."""
+STORE_ABOVE_RATIO = 2.0
+"""Times that an entry must take longer to compute than to read before tiles on disk are considered."""
+WORKSPACE_FRACTION = 1 / 16
+"""Most of a process's memory that the kernel's temporaries for one tile take."""
+KEPT_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
+
 
 class Operator(ABC):
     """A symmetric matrix that is only ever multiplied by vectors; remembers what its tasks did."""

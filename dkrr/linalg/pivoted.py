@@ -47,6 +47,15 @@ MIN_BLOCK = 32
 MAX_REBUILDS = 3
 """Times that lost rows are made again before one product: until a dead worker's successor is there, any may do."""
 
+PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
+"""Ranks that a plan compares."""
+SMALL_RANKS = (100, 50, 25, 10)
+"""Ranks that a plan compares where none of those fits in memory."""
+APPLY_SECONDS_PER_ENTRY = 1.2e-9
+"""For both products of an entry of the float32 factor with one vector: it is read and converted twice."""
+FACTOR_DTYPE = np.float32
+"""Of a factor that preconditions: rounding makes another factor, as good a preconditioner, of half the size."""
+
 
 class LostRowsError(Exception):
     """A worker does not have its rows of the factor (any more)."""
@@ -482,6 +491,21 @@ def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
 def pivoted_cost(n: int, rank: int, entry: EntryCost) -> Cost:
     """Cost of a factor of this rank and of Fᵀ F."""
     return Cost(gemm_flops=2.0 * n * rank**2) + gram_cost(entry, float(n) * rank)
+
+
+def small_matrix_cost(n: int, rank: int, slots: int) -> Cost:
+    """Cost of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
+    return Cost(gemm_flops=n * rank**2 / slots + rank**3 / 3)
+
+
+def partial_factor_cost(n: int, rank: int, entry: EntryCost, slots: int) -> Cost:
+    """Cost of a factor of this rank and of its small matrix, for each of `slots` that share the rows."""
+    return pivoted_cost(n, rank, entry).times(1 / slots) + Cost(gemm_flops=float(rank) ** 3)
+
+
+def partial_apply_seconds(n: int, rank: int, n_columns: int, slots: int) -> float:
+    """Time in which `slots` that share the rows of a factor multiply it and its transpose by vectors."""
+    return APPLY_SECONDS_PER_ENTRY * n * rank * n_columns / slots
 
 
 def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:

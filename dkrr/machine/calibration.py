@@ -13,10 +13,11 @@ import numpy as np
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.linalg import TASK_MODULES
-from dkrr.machine.detection import AVAILABLE_FRACTION, ambient_client, cluster_of, local_workers
+from dkrr.machine.detection import ambient_client, cluster_of, local_workers
 from dkrr.machine.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
 from dkrr.machine.profile import Profile, create_profile_folder, machine_fingerprint, median_rates, save_profile
+from dkrr.planning.limits import AVAILABLE_FRACTION
 from dkrr.runtime import Meter, Progress, Task
 
 SECONDS = 0.25

@@ -14,26 +14,11 @@ from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
 from dkrr.planning import Rates, Resources
+from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
 from dkrr.planning.resources import Share
 from dkrr.runtime.process import Confinement, confinement, this_process
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
-
-WORKER_BASELINE_BYTES = 160 * 2**20
-"""Resident memory of a worker process with NumPy, SciPy, Zarr and dkrr imported, before its first task (measured:
-about 110 MiB, and 50 more with an S3 store, with libraries of the versions of 2026). Workers are asked when they
-start."""
-
-LOCAL_FRACTION = 0.92
-"""Part of a worker's limit that a plan may use where dkrr starts the workers: nothing else lives in them, and they
-neither spill nor pause."""
-
-CLUSTER_FRACTION = 0.70
-"""Part of a worker's limit that a plan may use of a user's workers: Dask pauses a worker at 0.80 of its
-limit and kills it at 0.95."""
-
-AVAILABLE_FRACTION = 0.80
-"""Part of the memory available now that is used where no limit is given."""
 
 
 def detect(

@@ -1,8 +1,28 @@
 """The planner: which form, which executor, which tiles, and why. Integers and floats only."""
 
-from dkrr.planning.plan import Candidate, Plan
+from dkrr.planning.direct import Direct
+from dkrr.planning.float32_factor import Float32Factor
+from dkrr.planning.iteration import Iterative
+from dkrr.planning.newton import Newton
+from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
+from dkrr.planning.strategies import STRATEGIES
+from dkrr.planning.strategy import Strategy
 
-__all__ = ["Candidate", "KernelRate", "Layout", "Plan", "Problem", "Rates", "Resources", "make_plan"]
+__all__ = [
+    "STRATEGIES",
+    "Direct",
+    "Float32Factor",
+    "Iterative",
+    "KernelRate",
+    "Layout",
+    "Newton",
+    "Plan",
+    "Problem",
+    "Rates",
+    "Resources",
+    "Strategy",
+    "make_plan",
+]

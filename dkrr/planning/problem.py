@@ -12,15 +12,15 @@ from dkrr.planning.resources import Rates
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.sources import PART_ENTRIES, WINDOW_ROWS
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.solvers.newton import expected_steps
+from dkrr.solvers.newton import STEPS_FROM_NEAR, expected_steps
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
 PART_BYTES = 16 * PART_ENTRIES
 """Bytes of the entries of a part of sparse rows, with indices of 8 bytes."""
-STEPS_FROM_NEAR = 5
-"""Newton steps for each further λ of a path, which begins at the solution before."""
+TYPICAL_CONDITION = 300.0
+"""Of ΦᵀWΦ scaled to a unit diagonal: correlated features, of which there are fewer than rows."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class Layout:
     segment: int
     row_parts: int
     solver: Literal["cholesky", "cg"] = "cholesky"
+
+    def is_of(self, solver: Cholesky | ConjugateGradient | None) -> bool:
+        """Whether a solver can resume the run; None means any."""
+        return solver is None or isinstance(solver, Cholesky if self.solver == "cholesky" else ConjugateGradient)
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,10 @@ class Problem:
         """Number of features D; None where φ is infinite."""
         return None if self.feature_map is None else self.feature_map.dimension(self.d)
 
+    def side(self, form: Form) -> int:
+        """Rows of the matrix of a form: n, or the number of features (0 where φ is infinite)."""
+        return self.n if form == "dual" else self.dimension or 0
+
     @property
     def bytes_of_row(self) -> int:
         """Bytes of one row of X in memory."""
@@ -151,6 +159,11 @@ class Problem:
     def most_bytes_of_row(self) -> int:
         """Bytes of one row of a block, where rows are heaviest."""
         return self.bytes_of_row if self.heavy_row_bytes is None else self.heavy_row_bytes
+
+    @property
+    def streams_sparse(self) -> bool:
+        """Rows of φ are as sparse as those of X."""
+        return self.is_sparse and self.feature_map is not None and self.feature_map.keeps_sparse
 
     def bytes_of_any(self, k: int) -> int:
         """Most bytes of any k rows, wherever they are."""
@@ -201,6 +214,13 @@ class Problem:
     def wants_tiles(self) -> bool:
         """The user asked for tiles, by a store that can be resumed or by their size."""
         return self.keeps_store or self.tile is not None
+
+    @property
+    def settings(self) -> Cholesky | ConjugateGradient | None:
+        """Solver that was asked for, or that began the run in the store; None: the planner chooses."""
+        if self.solver is not None or self.layout is None:
+            return self.solver
+        return Cholesky() if self.layout.solver == "cholesky" else ConjugateGradient()
 
     @property
     def n_right_sides(self) -> int:

@@ -188,6 +188,11 @@ class Place:
     """What a plan may use of the limit."""
     start_seconds: float
 
+    @property
+    def is_memory(self) -> bool:
+        """The calling process, with nothing on disk."""
+        return self.execution == "memory"
+
 
 @dataclass(frozen=True)
 class Share:

@@ -13,21 +13,41 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from dkrr.cost import Stage
 from dkrr.units import format_seconds
 
 LOG_SECONDS = (2.0, 30.0)
 
 
 class Progress:
-    """Shows nothing; the base of the displays below.
+    """Shows nothing, and measures the time of every stage; the base of the displays below.
 
     Used as a context manager: ``with progress.stage("factorisation", flops): ... progress.advance(flops)``.
     """
 
-    def stage(self, name: str, total_flops: float, done_flops: float = 0.0) -> Self:
-        """Begin a stage of work, of which `done_flops` were done by an earlier run."""
-        self.begin(name, max(total_flops, 1.0), done_flops)
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def stage(self, name: str, total_flops: float, done_flops: float = 0.0, detail: str = "") -> Self:
+        """Begin a stage of work.
+
+        Parameters
+        ----------
+        name : str
+            One of `dkrr.cost.STAGE_NAMES`.
+        total_flops, done_flops : float
+            Of the whole, and of what an earlier run did.
+        detail : str
+            Which part of the stage this is, for the display.
+        """
+        self._stage, self._stage_began = name, time.monotonic()
+        self.begin(f"{name}, {detail}" if detail else name, max(total_flops, 1.0), done_flops)
         return self
+
+    def take_stages(self) -> tuple[Stage, ...]:
+        """Return the stages that ended since the last call, with the time that each took in all."""
+        taken, self._seconds = self._seconds, {}
+        return tuple(Stage(name, seconds) for name, seconds in taken.items())
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""
@@ -47,6 +67,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        seconds = time.monotonic() - self._stage_began
+        self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + seconds
         self.end(failed=error is not None)
 
 
@@ -54,6 +76,7 @@ class LiveProgress(Progress):
     """A bar on a terminal (stderr) or in a notebook."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._bar: RichProgress | None = None
 

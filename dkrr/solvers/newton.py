@@ -17,7 +17,7 @@ H. F. Walker, "Choosing the forcing terms in an inexact Newton method", SIAM J. 
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log
 from typing import Any
@@ -47,6 +47,34 @@ PROBABILITY_POWER = 0.5
 """Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
 SHARPEST = 1e-8
 """Least factor by which Newton systems are solved better than usual, where steps did not help."""
+
+STEPS_FROM_NEAR = 5
+"""Steps for each further λ of a path, which begins at the solution before."""
+INNER_TOL = 1e-3
+"""Relative residual to which Newton systems are solved on average: loosely at first, tightly at the end."""
+CURVATURE_SHIFT = {False: 40, True: 8}
+"""Multiple of λ with which a regression takes as many iterations. With the largest curvature that a row can have, a
+quarter, it is 8, and for a softmax that is about right; the models of single classes are sure of most rows (measured on
+digits, 5 classes of 20 informative columns and 16 normal ones, λ of 1 to 0.001)."""
+COUPLED_ITERATIONS = 8
+"""More iterations of a softmax, whose preconditioner takes the classes one by one (measured with 10: 4 to 9)."""
+INNER_WITH_FACTOR = 1
+"""Iterations for a system whose preconditioner is its inverse."""
+PASSES_PER_STEP = 4
+"""Products with K of a step besides its iterations: right-hand side, true residual, scores and gradient."""
+VECTORS_HELD = 30
+"""Arrays as long as the scores in the calling process."""
+SECONDS_PER_STEP = 4e-3
+"""Time of every step, however small: calls, and a line search."""
+SECONDS_PER_STEP_IN_MEMORY: Mapping[tuple[str, str], float] = {
+    ("primal", "cholesky"): 0.5e-3,
+    ("primal", "cg"): 1.6e-3,
+    ("dual", "cholesky"): 1.4e-3,
+    ("dual", "cg"): 3.7e-3,
+}
+"""Time of every step without tasks, by form and solver."""
+MAX_MATRIX_SIDE = 20_000
+"""Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
 
 
 @dataclass(frozen=True)

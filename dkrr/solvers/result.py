@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
 
+from dkrr.cost import Stage
 from dkrr.runtime import RunRecord
 
 
@@ -119,6 +120,9 @@ class SolveResult:
     probability_change: float = nan
     """Of kernel logistic regression: bound of what one more step of Newton's method would change in any probability of
     a training row with a weight, 1 at most; an estimate where `decrement` is one."""
+    stages: tuple[Stage, ...] = field(default=(), repr=False)
+    """Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
+    alphas those of the whole path."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

@@ -167,7 +167,7 @@ def test_known_iterations_change_the_price_and_nothing_else():
 
     few, many = after(10), after(200)
     assert (few.iterations, many.iterations) == (10, 200)
-    assert few.rank == many.rank == c.rank and few.kept_tiles == many.kept_tiles
+    assert few.rank == many.rank == c.rank and few.products.kept_tiles == many.products.kept_tiles
     assert cases.kind(few) == cases.kind(many) == cases.kind(c)
     assert many.seconds > 2 * few.seconds
 
@@ -240,7 +240,7 @@ def test_best_of_kinds_keeps_tiles_that_differ():
     found = cases.admissible(plan.problem, plan.resources)
     assert plan.chosen in found and all(not c.refused for c in found)
     best = cases._best_of_kinds(found)
-    tiles = sorted(c.tile for c in best if (c.execution, c.n_workers) == ("dask", 2))
+    tiles = sorted(c.tiling.tile for c in best if (c.execution, c.n_workers) == ("dask", 2))
     assert len(tiles) >= 2 and all(b > 1.4 * a for a, b in pairwise(tiles))
     assert len(best) < len(found)
 

@@ -1,6 +1,7 @@
 """The command line as a person or a program meets it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -56,6 +57,8 @@ def test_one_alpha_for_each_target_and_a_store(files):
     )
     assert "3 values of alpha" in result.stdout and (files / "run.zarr" / "system-2").is_dir()
     assert "factorisation" in result.stderr
+    assert re.search(r"stages +planned +measured\n( +[\w .]+ m?s\n)+", result.stdout)
+    assert re.search(r"factorisation +[\d.]+ m?s +[\d.]+ m?s\n", result.stdout)
 
 
 @pytest.mark.parametrize("kind", ["U", "O", "i"])

@@ -10,8 +10,8 @@ from dkrr.errors import MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
-from dkrr.machine.detection import WORKER_BASELINE_BYTES
 from dkrr.planning import make_plan
+from dkrr.planning.limits import WORKER_BASELINE_BYTES
 from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_executor import held_when_ready
 from dkrr.runtime.local_workers import local_client

@@ -102,7 +102,7 @@ def test_a_store_keeps_its_form_and_its_tiles(tmp_path):
     with pytest.raises(StoreError, match="a run in dual form"):
         KernelRidge(form="primal", tile=20, store=store).fit(X, y)
     again = KernelRidge(tile=30, store=store).fit(X, y)
-    assert again.plan_.chosen.tile == 20 and "tile=30" not in str(again.plan_)
+    assert again.plan_.chosen.layout()["tile"] == 20 and "tile=30" not in str(again.plan_)
     other = str(tmp_path / "other.zarr")
     KernelRidge(form="primal", store=other).fit(X, y)
     with pytest.raises(StoreError, match="a run in primal form"):

@@ -4,7 +4,7 @@ import dask
 
 from dkrr.machine import detect, record_baseline
 from dkrr.machine.baseline import recorded_baseline
-from dkrr.machine.detection import WORKER_BASELINE_BYTES
+from dkrr.planning.limits import WORKER_BASELINE_BYTES
 
 MIB = 2**20
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.features import feature_map
 from dkrr.kernels import Polynomial
-from dkrr.planning import KernelRate, Layout, Plan, Problem, Rates, make_plan
-from dkrr.planning.planner import EQUAL_TIME, SURELY_FASTER
+from dkrr.planning import Iterative, KernelRate, Layout, Plan, Problem, Rates, make_plan
+from dkrr.planning.iteration import SURELY_FASTER
+from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import Share
+from dkrr.planning.strategy import Tiling
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import parse_bytes
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
@@ -155,9 +157,9 @@ class TestPlace:
 
     def test_tile_size(self):
         plan = make_plan(direct(10_000, 10, tile=1300), machine())
-        assert plan.chosen.tile == 1300 and 1300 % plan.chosen.panel == 0
+        assert plan.chosen.tiling.tile == 1300 and 1300 % plan.chosen.tiling.panel == 0
         assert "tile=1300 was asked for" in plan.reasons
-        assert make_plan(direct(100, 10, tile=1300), machine()).chosen.tile == 100
+        assert make_plan(direct(100, 10, tile=1300), machine()).chosen.tiling.tile == 100
 
     @pytest.mark.parametrize("form", ["dual", "primal"])
     def test_a_run_that_goes_on_keeps_its_layout(self, form):
@@ -165,7 +167,7 @@ class TestPlace:
         for place in (machine(), cluster()):
             plan = make_plan(problem(1009, 211, "linear", layout=layout, keeps_store=True), place)
             c = plan.chosen
-            assert (c.form, c.tile, c.panel, c.segment) == (form, 70, 35, 2)
+            assert (c.form, c.tiling) == (form, Tiling(70, 35, 2))
             assert c.row_parts == (3 if form == "primal" else 1)
             assert any("goes on" in reason for reason in plan.reasons)
 
@@ -191,7 +193,7 @@ class TestEveryPlan:
             plan.solver == c.solver == {Cholesky: "cholesky", ConjugateGradient: "cg"}.get(type(what.solver), c.solver)
         )
         assert c.seconds > 0 and c.read_bytes >= 0 and c.written_bytes >= 0
-        assert c.execution == "memory" or not (c.tile % c.panel)
+        assert c.execution == "memory" or c.solver == "cg" or not (c.tiling.tile % c.tiling.panel)
         assert (c.execution == "memory") <= (c.disk_bytes == 0)
         assert plan.reasons
         assert all(other is not c for other in plan.rejected)
@@ -209,23 +211,27 @@ class TestEveryPlan:
             assert f"true residual of 1e-08; about {c.iterations} iterations (an estimate)" in text
             assert ("rows streamed at every pass" if plan.form == "primal" else "products    ") in text
         elif c.execution != "memory":
-            assert f"{c.tile:,} × {c.tile:,} in strips of {c.panel}" in text
+            assert f"{c.tiling.tile:,} × {c.tiling.tile:,} in strips of {c.tiling.panel}" in text
         for other in plan.rejected[:4]:
             comparison = "slower" if other.seconds > EQUAL_TIME * c.seconds else "no faster"
-            assert f"{other.name}: {other.refused or comparison}" in text
+            assert f"{other.summary()}: {other.refused or comparison}" in text
 
     def check_dict(self, plan):
         found = json.loads(json.dumps(plan.to_dict()))
-        assert (found["form"], found["tile"], found["peak_bytes"]) == (plan.form, plan.chosen.tile, plan.peak_bytes)
+        assert (found["form"], found["tile"], found["peak_bytes"]) == (
+            plan.form,
+            plan.chosen.layout()["tile"],
+            plan.peak_bytes,
+        )
         assert found["problem"]["n"] == plan.problem.n and found["reasons"] == list(plan.reasons)
-        assert [r["name"] for r in found["rejected"]] == [r.name for r in plan.rejected]
+        assert [r["name"] for r in found["rejected"]] == [r.summary() for r in plan.rejected]
 
     def test_frozen_and_without_arrays(self):
         plan = make_plan(problem(1000, 10, "linear"), machine())
         with pytest.raises(FrozenInstanceError):
             plan.prediction = "dual"
         with pytest.raises(FrozenInstanceError):
-            plan.chosen.tile = 3
+            plan.chosen.form = "primal"
 
         def walk(value):
             assert not isinstance(value, np.ndarray | np.generic | list | dict | set)
@@ -460,14 +466,14 @@ class TestDataLargerThanMemory:
     @pytest.mark.parametrize(("n", "limit"), [(100_000, 4 * GIB), (1_000_000, 8 * GIB)])
     def test_tiles_are_not_read_from_a_disk_that_is_slower_than_forming_them(self, n, limit):
         plan = self.plan(n, limit)
-        assert not plan.chosen.stores_tiles and plan.disk_bytes == 0
-        stored = min(c.seconds for c in plan.rejected if c.stores_tiles)
+        assert not plan.chosen.products.is_stored and plan.disk_bytes == 0
+        stored = min(c.seconds for c in plan.rejected if isinstance(c, Iterative) and c.products.is_stored)
         assert "forming tiles again takes less time than a disk" in str(plan) and stored > plan.seconds
 
     @pytest.mark.parametrize("memory", [1000 * GIB, None], ids=["all of them", "not known"])
     def test_tiles_are_read_where_the_cache_holds_them(self, memory):
         plan = self.plan(100_000, 4 * GIB, memory)
-        assert plan.chosen.stores_tiles and plan.chosen.cold_part == 0
+        assert plan.chosen.products.is_stored and plan.chosen.products.cold_fraction == 0
         text = str(plan)
         assert "formed once and read from disk at every pass, as forming them again would take longer" in text
         assert "forming tiles again takes less" not in text and "disk itself" not in text
@@ -475,7 +481,7 @@ class TestDataLargerThanMemory:
 
     def test_what_comes_from_the_disk_itself_is_said(self):
         plan = self.plan(100_000, 4 * GIB, 40 * GIB)
-        assert plan.chosen.stores_tiles and 0 < plan.chosen.cold_part < 0.2
+        assert plan.chosen.products.is_stored and 0 < plan.chosen.products.cold_fraction < 0.2
         assert "the tiles are more than the system's cache of files has memory for" in str(plan)
 
     @pytest.mark.parametrize("form", ["primal", "dual"])

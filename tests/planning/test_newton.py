@@ -4,8 +4,7 @@ import pytest
 
 import dkrr
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.planning import Rates
-from dkrr.planning.logistic import logistic_ways
+from dkrr.planning import Newton, Rates
 from tests.planning.problems import GIB, machine, problem
 
 SIZES = {"n": 20_000, "d": 20, "kernel": "rbf", "loss": "logistic", "workers": 2}
@@ -64,7 +63,7 @@ def test_rows_larger_than_memory_are_read_from_the_disk_itself(form):
 
     def in_memory(cold, memory):
         where = machine(rates=Rates(cold_read_bytes=cold), memory_bytes=memory)
-        return [c for c in logistic_ways(p, where, form) if c.execution == "memory"]
+        return [c for c in Newton.candidates(p, where, form) if c.execution == "memory"]
 
     pairs = [zip(in_memory(0.1e9, m), in_memory(1e9, m), strict=True) for m in (GIB, 1000 * GIB)]
     assert all(slow.seconds - fast.seconds > 5 for slow, fast in pairs[0])

@@ -3,25 +3,24 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from dkrr.errors import InputError, MemoryLimitError, StoreError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Cosine, Laplacian, Linear, Matern, Polynomial, Sigmoid
-from dkrr.linalg.pivoted import factor_rows_bytes
-from dkrr.planning import Layout, Problem, make_plan
-from dkrr.planning.candidates import PROCESS_MARGIN_BYTES
-from dkrr.planning.iterative import (
-    FACTOR_ITEMSIZE,
-    KEPT_PARTS,
-    LARGEST_TILE,
-    RANKS,
+from dkrr.linalg.operator import KEPT_FRACTIONS, MAX_TILE
+from dkrr.linalg.pivoted import FACTOR_DTYPE, PRICED_RANKS, factor_rows_bytes
+from dkrr.planning import Iterative, Layout, Problem, make_plan
+from dkrr.planning.iteration import (
+    NOT_SURELY_FASTER,
+    SPECTRUM_UNKNOWN,
+    SURELY_FASTER,
     cg_tile,
-    dual_iterative,
-    iterations_expected,
-    primal_iterative,
+    dual_iterations_expected,
 )
-from dkrr.planning.planner import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
+from dkrr.planning.limits import PROCESS_MARGIN_BYTES
+from dkrr.planning.strategy import Systems
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, GreedyCholesky, RPCholesky, UniformNystroem
 from tests.pairs import every_pair
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
@@ -29,12 +28,15 @@ from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 # Distinct primes: a formula that takes one size for another shows.
 N, D, M, WORKERS, THREADS = 30_011, 13, 3, 5, 2
 CG = ConjugateGradient()
+FACTOR_ITEMSIZE = np.dtype(FACTOR_DTYPE).itemsize
+
+
+def dual(what, where, settings=CG):
+    return list(Iterative.candidates(replace(what, solver=settings), where, "dual"))
 
 
 def candidates(settings=CG, where=None, **more):
-    return dual_iterative(
-        problem(N, D, n_targets=M, solver=settings, **more), where or machine(workers=WORKERS), settings
-    )
+    return dual(problem(N, D, n_targets=M, **more), where or machine(workers=WORKERS), settings)
 
 
 def usable(c, resources):
@@ -42,7 +44,7 @@ def usable(c, resources):
 
 
 def itemsize(c):
-    return 4 if c.precision == "float32" else 8
+    return 4 if c.products.precision == "float32" else 8
 
 
 class TestMemory:
@@ -56,8 +58,8 @@ class TestMemory:
             threads = where.local_threads if here else where.worker_threads
             baseline = where.local_baseline_bytes if here else where.worker_baseline_bytes
             held = baseline + PROCESS_MARGIN_BYTES
-            held += threads * c.kept_tiles * itemsize(c) * c.tile**2
-            held += threads * factor_rows_bytes(N, c.rank_limit, FACTOR_ITEMSIZE, c.slots)
+            held += threads * c.products.kept_tiles * itemsize(c) * c.products.tile**2
+            held += threads * factor_rows_bytes(N, c.rank_limit, FACTOR_ITEMSIZE, c.place.slots)
             held += threads * 8 * c.rank_limit**2
             held += 4 * 8 * N * M  # vectors
             assert c.peak_bytes >= held
@@ -65,17 +67,21 @@ class TestMemory:
     def test_it_grows_with_the_tiles_that_are_kept(self):
         found = [c for c in candidates(ConjugateGradient(RPCholesky(211))) if c.execution == "memory"]
         for precision in ("float64", "float32"):
-            these = sorted((c for c in found if c.precision == precision), key=lambda c: c.kept_tiles)
-            assert len(these) == len(KEPT_PARTS) and these[0].kept_tiles == 0 < these[-1].kept_tiles
+            these = sorted((c for c in found if c.products.precision == precision), key=lambda c: c.products.kept_tiles)
+            assert (
+                len(these) == len(KEPT_FRACTIONS) and these[0].products.kept_tiles == 0 < these[-1].products.kept_tiles
+            )
             for a, b in pairwise(these):
-                tiles = WORKERS * (b.kept_tiles - a.kept_tiles) * itemsize(a) * a.tile**2
+                tiles = WORKERS * (b.products.kept_tiles - a.products.kept_tiles) * itemsize(a) * a.products.tile**2
                 assert b.peak_bytes - a.peak_bytes == tiles
-                assert b.seconds <= a.seconds or b.precision == "float64"
+                assert b.seconds <= a.seconds or b.products.precision == "float64"
 
     def test_it_grows_with_the_rank(self):
         peaks = []
         for rank in (101, 211, 401, 809):
-            c = next(c for c in candidates(ConjugateGradient(RPCholesky(rank), "float64")) if c.kept_tiles == 0)
+            c = next(
+                c for c in candidates(ConjugateGradient(RPCholesky(rank), "float64")) if c.products.kept_tiles == 0
+            )
             assert (c.rank, c.rank_limit) == (rank, rank)
             peaks.append(c.peak_bytes)
         assert peaks[1] - peaks[0] >= FACTOR_ITEMSIZE * N * (211 - 101)
@@ -85,23 +91,23 @@ class TestMemory:
     def test_what_is_kept_stays_within_the_limit(self, limit):
         where = machine(limit, WORKERS)
         for c in candidates(where=where):
-            least = c.kept_tiles == 0 and c.rank_limit == c.rank
+            least = c.products.kept_tiles == 0 and c.rank_limit == c.rank
             assert least or c.peak_bytes <= usable(c, where), "more than it needs only where there is room"
             assert c.limit_bytes == (limit if c.execution == "memory" else limit // WORKERS)
 
     def test_no_more_tiles_are_kept_than_there_are(self):
         for c in candidates(where=machine(500 * GIB, WORKERS)):
-            n_tiles = c.n_tiles * (c.n_tiles + 1) // 2
-            assert c.kept_tiles <= -(-n_tiles // c.slots)
-            assert c.n_tiles == -(-N // c.tile)
+            n_tiles = c.products.n_tiles * (c.products.n_tiles + 1) // 2
+            assert c.products.kept_tiles <= -(-n_tiles // c.place.slots)
+            assert c.products.n_tiles == -(-N // c.products.tile)
 
     def test_rows_that_workers_keep(self):
         shared = candidates(x_is_shared=True, x_in_memory=False)
-        assert all(c.keeps_rows for c in shared if c.execution == "dask"), "8 × 13 bytes a row are little"
+        assert all(c.products.keeps_rows for c in shared if c.execution == "dask"), "8 × 13 bytes a row are little"
         large = problem(N, 20_011, x_in_memory=False)
-        assert not any(c.keeps_rows for c in dual_iterative(large, machine(4 * GIB), CG) if c.execution == "dask")
+        assert not any(c.products.keeps_rows for c in dual(large, machine(4 * GIB)) if c.execution == "dask")
         with_rows, without = (
-            next(c for c in candidates(x_in_memory=kept) if c.execution == "memory" and c.kept_tiles == 0)
+            next(c for c in candidates(x_in_memory=kept) if c.execution == "memory" and c.products.kept_tiles == 0)
             for kept in (False, True)
         )
         assert with_rows.peak_bytes - without.peak_bytes == 8 * D * N
@@ -109,7 +115,7 @@ class TestMemory:
     def test_rows_that_are_read_into_the_calling_process(self):
         # In memory, the whole of X is: however large it is.
         large = problem(N, 5003, x_in_memory=False)
-        for c in dual_iterative(large, machine(2 * GIB), CG):
+        for c in dual(large, machine(2 * GIB)):
             assert c.execution != "memory" or c.peak_bytes >= 8 * 5003 * N
 
     @every_pair(
@@ -142,13 +148,13 @@ class TestSettings:
 
     @pytest.mark.parametrize("kind", [RPCholesky, UniformNystroem, GreedyCholesky])
     def test_a_rank_that_was_not(self, kind):
-        assert {c.rank for c in candidates(ConjugateGradient(kind()))} == {r for r in RANKS if r <= N // 4}
+        assert {c.rank for c in candidates(ConjugateGradient(kind()))} == {r for r in PRICED_RANKS if r <= N // 4}
 
     @pytest.mark.parametrize("n", [1, 2, 3, 7, 37, 211, 1009])
     def test_ranks_of_few_rows(self, n):
-        for c in dual_iterative(problem(n, D), machine(), CG):
+        for c in dual(problem(n, D), machine()):
             assert 1 <= c.rank <= c.rank_limit <= n
-            assert 1 <= c.tile <= n
+            assert 1 <= c.products.tile <= n
         assert str(make_plan(problem(n, D, solver=CG), machine()))
 
     def test_none(self):
@@ -161,36 +167,39 @@ class TestSettings:
         [("auto", {"float64", "float32"}), ("mixed", {"float32"}), ("float64", {"float64"})],
     )
     def test_precision(self, precision, expected):
-        assert {c.precision for c in candidates(ConjugateGradient(precision=precision))} == expected
+        assert {c.products.precision for c in candidates(ConjugateGradient(precision=precision))} == expected
         plan = make_plan(problem(N, D, solver=ConjugateGradient(precision=precision)), machine())
-        assert plan.chosen.precision in expected
-        assert ("mixed precision" in str(plan)) == (plan.chosen.precision == "float32")
+        assert plan.chosen.products.precision in expected
+        assert ("mixed precision" in str(plan)) == (plan.chosen.products.precision == "float32")
 
     def test_tile(self):
-        assert {c.tile for c in candidates(tile=1009)} == {1009}
-        assert {c.tile for c in candidates(tile=2 * N)} == {N}
+        assert {c.products.tile for c in candidates(tile=1009)} == {1009}
+        assert {c.products.tile for c in candidates(tile=2 * N)} == {N}
         # Tiles of conjugate gradient are no tasks: they may be as small as one likes.
-        assert make_plan(problem(N, D, tile=37, solver=CG), machine()).chosen.tile == 37
+        assert make_plan(problem(N, D, tile=37, solver=CG), machine()).chosen.products.tile == 37
 
     @pytest.mark.parametrize("limit", [100 * MIB, GIB, 64 * GIB])
     @pytest.mark.parametrize("n", [1, 500, 30_011, 1_000_003])
     def test_tiles_leave_room_for_the_kernel(self, n, limit):
         what = replace(problem(n, 211), kernel=Laplacian(gamma=1.0))
         tile = cg_tile(what, limit, 8)
-        assert 1 <= tile <= min(n, LARGEST_TILE)
+        assert 1 <= tile <= min(n, MAX_TILE)
 
     def test_fewer_iterations_for_more_rank_more_alpha_and_less_accuracy(self):
-        counts = [iterations_expected(problem(N, D), rank) for rank in (0, 100, 300, 1000, 3000)]
+        def iterations(what, rank):
+            return dual_iterations_expected(what, Systems.of_ridge(what), rank)
+
+        counts = [iterations(problem(N, D), rank) for rank in (0, 100, 300, 1000, 3000)]
         assert counts == sorted(counts, reverse=True) and counts[-1] >= 1
-        counts = [iterations_expected(problem(N, D, alphas=(1.0, a)), 300) for a in (0.0, 1e-6, 1e-3, 0.1, 1.0)]
+        counts = [iterations(problem(N, D, alphas=(1.0, a)), 300) for a in (0.0, 1e-6, 1e-3, 0.1, 1.0)]
         assert counts == sorted(counts, reverse=True), "the smallest alpha counts"
-        counts = [iterations_expected(problem(N, D, tol=tol), 300) for tol in (1e-14, 1e-10, 1e-6, 1e-2)]
+        counts = [iterations(problem(N, D, tol=tol), 300) for tol in (1e-14, 1e-10, 1e-6, 1e-2)]
         assert counts == sorted(counts, reverse=True)
 
     def test_more_right_sides_take_longer(self):
-        one, many = (dual_iterative(problem(N, D, n_targets=m), machine(), CG)[0] for m in (1, 17))
+        one, many = (dual(problem(N, D, n_targets=m), machine())[0] for m in (1, 17))
         assert many.seconds > one.seconds and many.peak_bytes > one.peak_bytes
-        several = dual_iterative(problem(N, D, n_targets=17, alphas=(1.0, 2.0)), machine(), CG)[0]
+        several = dual(problem(N, D, n_targets=17, alphas=(1.0, 2.0)), machine())[0]
         assert several.seconds > many.seconds
 
 
@@ -280,11 +289,11 @@ class TestWhoIsChosen:
 class TestPrimal:
     def test_candidates(self):
         what = problem(100_003, 211, "linear", n_targets=M, form="primal", solver=CG)
-        small, large = (primal_iterative(what, machine(workers=w)) for w in (2, 7))
+        small, large = (list(Iterative.candidates(what, machine(workers=w), "primal")) for w in (2, 7))
         for c in small + large:
-            assert (c.form, c.solver, c.rank, c.kept_tiles) == ("primal", "cg", 0, 0)
-            assert c.peak_bytes >= PROCESS_MARGIN_BYTES + 150 * MIB + c.row_block * 211 * 8
-            assert 1 <= c.row_block <= 100_003
+            assert (c.form, c.solver, c.rank, c.rank_limit) == ("primal", "cg", 0, 0)
+            assert c.peak_bytes >= PROCESS_MARGIN_BYTES + 150 * MIB + c.products.row_block * 211 * 8
+            assert 1 <= c.products.row_block <= 100_003
         assert large[0].peak_bytes > small[0].peak_bytes and large[0].seconds < small[0].seconds
         text = str(make_plan(what, machine()))
         assert "the rows streamed at every pass" in text and "not preconditioned by a factor" in text
@@ -306,7 +315,7 @@ class TestRunsThatGoOn:
     def test_with_the_same_solver_and_tiles(self, solver, where):
         for n in (1009, N):
             plan = make_plan(problem(n, D, layout=self.LAYOUT, keeps_store=True, solver=solver), where)
-            assert (plan.solver, plan.form, plan.chosen.tile) == ("cg", "dual", 701)
+            assert (plan.solver, plan.form, plan.chosen.products.tile) == ("cg", "dual", 701)
             assert any("goes on" in r for r in plan.reasons)
             assert plan.execution in ("serial", "dask")
 
@@ -325,7 +334,7 @@ class TestRunsThatGoOn:
         layout = Layout(**first.chosen.layout())
         for where in (machine(2 * GIB), machine(64 * GIB, 7), cluster()):
             again = make_plan(problem(60_013, D, keeps_store=True, layout=layout), where)
-            assert again.chosen.tile == first.chosen.tile
+            assert again.chosen.products.tile == first.chosen.products.tile
 
 
 def test_settings_are_values():

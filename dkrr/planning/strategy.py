@@ -1,0 +1,202 @@
+"""What all ways to solve a problem have in common: a price made of named stages, and words for what they do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from dkrr.cost import Stage
+from dkrr.planning.flat import FlatNames
+from dkrr.planning.problem import Form, Problem
+from dkrr.planning.resources import Execution, Place, Resources
+from dkrr.solvers import Cholesky, ConjugateGradient
+
+Settings = Cholesky | ConjugateGradient | None
+
+SMALL_SECONDS = 3.0
+"""Work below this is not worth workers, nor a solver whose time is only an estimate."""
+NOT_ENOUGH_MEMORY = "needs more memory than allowed"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a factorisation cuts its matrix; in memory the whole is one tile."""
+
+    tile: int
+    panel: int
+    """Columns of a tile that are stored as one piece."""
+    columns_per_task: int = 0
+    """Tile columns that one task of the factorisation subtracts; 0 means all."""
+
+
+@dataclass(frozen=True)
+class Systems:
+    """Linear systems of one fit with the same matrix and different diagonals: how many, and how exactly solved."""
+
+    n_factors: int
+    """Factorisations, one after the other."""
+    n_right_sides: int
+    """Right-hand sides of each factor."""
+    n_stored: int
+    """Factors that are in the store at once."""
+    n_columns: int
+    """Right-hand sides that conjugate gradient solves for at once."""
+    shift: float
+    """Smallest λ of them."""
+    tol: float
+    """Relative residual of each."""
+    n_steps: int = 1
+    """Times that conjugate gradient solves for all columns."""
+    more_iterations: int = 0
+    """Iterations of each of those times, besides what the spectrum makes necessary."""
+    n_products: int = 0
+    """Products in float64 besides the iterations; 0: what conjugate gradient computes true residuals for."""
+    n_vectors: int = 12
+    """Arrays as long as the columns, in the calling process."""
+    n_curvatures: int = 0
+    """Columns with a diagonal of their own, and so with a small matrix of the preconditioner's."""
+
+    @classmethod
+    def of_ridge(cls, p: Problem) -> Self:
+        """Systems of a ridge regression."""
+        return cls(
+            n_factors=len(p.alphas),
+            n_right_sides=p.n_right_sides,
+            n_stored=len(p.alphas) if p.keeps_store else 1,
+            n_columns=p.n_right_sides * len(p.alphas),
+            shift=min(p.alphas),
+            tol=p.tol,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(FlatNames, ABC):
+    """One way to solve a problem, with its projected cost."""
+
+    form: Form
+    place: Place
+    stages: tuple[Stage, ...]
+    refused: str = ""
+    """Why it cannot be chosen; empty if it can."""
+
+    linear_solver: ClassVar[Literal["cholesky", "cg"]]
+
+    @classmethod
+    @abstractmethod
+    def serves(cls, settings: Settings) -> bool:
+        """Whether it is a way to use the solver with these settings; None means any solver."""
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Strategy"]:
+        """Yield every way of this kind to solve a problem in one form, priced."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Short description."""
+
+    @abstractmethod
+    def lines(self, problem: Problem) -> list[str]:
+        """Lines of the plan: what solves the systems and to what accuracy, where, and how the matrix is kept."""
+
+    @abstractmethod
+    def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[str]:
+        """Why it was chosen among all candidates.
+
+        Parameters
+        ----------
+        problem : Problem
+        priced : Strategy
+            The strategy that was compared with others: itself, or the Newton's method that it is a part of.
+        others : sequence of Strategy
+            All candidates.
+        """
+
+    @abstractmethod
+    def layout(self) -> dict[str, Any]:
+        """How the run is cut, for the runs that resume it; the fields of Layout."""
+
+    def doubt(self, problem: Problem, direct_seconds: float) -> str:  # noqa: ARG002
+        """Why it must not be chosen unasked where a direct solver takes so long; empty if it may."""
+        return ""
+
+    @property
+    def for_systems(self) -> "Strategy":
+        """How linear systems are solved: as it says itself, or as Newton's method does it."""
+        return self
+
+    @property
+    def solver(self) -> Literal["cholesky", "cg"]:
+        """Solver of linear systems."""
+        return self.for_systems.linear_solver
+
+    @property
+    def is_whole(self) -> bool:
+        """The whole matrix is factored in memory."""
+        return False
+
+    @property
+    def seconds(self) -> float:
+        """Projected wall time."""
+        return sum(s.seconds for s in self.stages)
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes read from the store."""
+        return sum(s.read_bytes for s in self.stages)
+
+    @property
+    def written_bytes(self) -> float:
+        """Bytes written to the store."""
+        return sum(s.written_bytes for s in self.stages)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most space taken in the store at any time."""
+        return sum(s.disk_bytes for s in self.stages)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory of any process that works."""
+        return max(s.peak_bytes for s in self.stages)
+
+    @property
+    def execution(self) -> Execution:
+        """Kind of place."""
+        return self.place.execution
+
+    @property
+    def n_workers(self) -> int:
+        """Processes that work."""
+        return self.place.n_workers
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that a process may hold."""
+        return self.place.limit_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the place has enough memory."""
+        return self.peak_bytes <= self.place.usable_bytes
+
+    @property
+    def kind(self) -> tuple[type, Form, Execution]:
+        """What candidates have in common that differ in sizes only."""
+        return type(self.for_systems), self.form, self.execution
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strategy as values of JSON."""
+        names = ("solver", "execution", "n_workers", "seconds", "read_bytes", "written_bytes", "disk_bytes")
+        figures = {name: getattr(self, name) for name in (*names, "peak_bytes", "limit_bytes")}
+        return {"name": self.summary(), "tile": self.layout()["tile"], **figures, **asdict(self)}
+
+
+def of_processes(place: Place) -> str:
+    """Number of Dask's workers, in parentheses; empty for the calling process."""
+    return f" ({plural(place.n_workers, 'process', 'es')})" if place.execution == "dask" else ""
+
+
+def plural(count: int, word: str, ending: str = "s") -> str:
+    """Count and word."""
+    return f"{count:,} {word}{'' if count == 1 else ending}"
