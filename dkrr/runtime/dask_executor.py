@@ -307,8 +307,14 @@ def ambient_client() -> Client | None:
     return client if process.may_use(client) else None
 
 
-def connect(address: str) -> Client:
+def connect(address: str, timeout: str = "10s") -> Client:
     """Client of a running scheduler, which becomes the ambient one.
+
+    Parameters
+    ----------
+    address : str
+    timeout : str
+        How long to wait for an answer.
 
     Raises
     ------
@@ -316,7 +322,7 @@ def connect(address: str) -> Client:
         If none answers at that address.
     """
     try:
-        return Client(address, timeout="10s")
+        return Client(address, timeout=timeout)
     except (OSError, ValueError) as error:
         raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
 

@@ -242,6 +242,10 @@ class TestClients:
         with connect(client.scheduler.address) as mine:
             assert ambient_client() is mine
 
+    def test_no_scheduler_there(self):
+        with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
+            connect("tcp://127.0.0.1:9", timeout="200ms")
+
     def test_shared_folder(self, client, tmp_path):
         check_folder_is_shared(client, tmp_path)
         assert list(tmp_path.iterdir()) == []
