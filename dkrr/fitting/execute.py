@@ -86,9 +86,9 @@ def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -
     elif plan.execution == "memory":
         with blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS):
             if plan.form == "dual":
-                solution = memory.fit_dual(data, meter)
+                solution = memory.fit_dual(data, plan, meter)
             else:
-                solution, record = memory.fit_primal(data, plan.chosen.row_block, plan.chosen.row_parts)
+                solution, record = memory.fit_primal(data, plan)
         peak = peak_resident_bytes()
     else:
         # In one process, threads pay for large tiles only.

@@ -34,7 +34,7 @@ from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator, pass_cos
 from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
-from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
+from dkrr.linalg.symmetry import check_symmetry
 from dkrr.planning import Plan
 from dkrr.planning.iterative import APPLY_SECONDS, factor_seconds
 from dkrr.rows import Rows, scan
@@ -105,12 +105,6 @@ def fit_dual_shared(data: TrainingData, plan: Plan, work: Workspace) -> DualSolu
 def run_name() -> str:
     """Name of what the processes keep for one run."""
     return f"cg-{uuid.uuid4().hex}"
-
-
-def check_symmetry(executor: Executor, rows: Rows, grid: TileGrid) -> None:
-    """Refuse a given Gram matrix that is not symmetric."""
-    values = executor.run(symmetry_tasks(rows, grid), Progress()).values()
-    refuse_asymmetry(list(values.values()))
 
 
 def settings_of(plan: Plan) -> ConjugateGradient:

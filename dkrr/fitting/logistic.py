@@ -19,40 +19,42 @@ from dkrr.fitting.execute import fitted_function
 from dkrr.fitting.factored import BROKE_DOWN, complete_factor
 from dkrr.fitting.iterative import (
     Team,
-    check_symmetry,
     gram_operator,
     pivoted_factor,
     rates_of_growth,
     run_name,
     settings_of,
 )
-from dkrr.fitting.memory import loaded, whole_gram
+from dkrr.fitting.memory import gram_tiles, loaded, memory_executor, memory_grid
 from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.sampled import by_name
 from dkrr.fitting.solution import DualSolution, PrimalSolution
 from dkrr.fitting.workspace import Workspace, open_workspace
+from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.columns import ColumnSource
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
-from dkrr.linalg.incore import DenseGram, substituted
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
+from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import Operator, ResidentRows
 from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.linalg.sources import TileSource
+from dkrr.linalg.sweeps import substituted
+from dkrr.linalg.symmetry import check_symmetry
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.planning.iterative import CURVATURE_SHIFT, INNER_TOL
 from dkrr.rows import Rows, scan
 from dkrr.rows.checks import digest_of
-from dkrr.runtime import Meter, Progress, RunRecord
+from dkrr.runtime import Executor, Meter, Progress, RunRecord
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import SolveResult
 from dkrr.solvers.dual_objective import DualObjective
 from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
 from dkrr.solvers.result import Residuals
-from dkrr.tiles import TileGrid
+from dkrr.tiles import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 
@@ -194,7 +196,8 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
             meter = Meter()
             if plan.form == "dual" and plan.solver == "cholesky":
                 stack.enter_context(blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS))
-                yield _dense_room(data, plan, progress, meter)
+                executor = stack.enter_context(memory_executor(plan))
+                yield _memory_room(data, plan, executor, progress, meter)
                 return
             team = stack.enter_context(Team.of_threads(plan, progress))
             if plan.form == "primal":
@@ -228,27 +231,33 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
         yield room
 
 
-def _dense_room(data: LabelledData, plan: Plan, progress: Progress, meter: Meter) -> _Room:
+def _memory_room(data: LabelledData, plan: Plan, executor: Executor, progress: Progress, meter: Meter) -> _Room:
     """K and its factors in memory."""
     rows = loaded(data.rows, meter)
     scan(rows, "X")
-    matrix = whole_gram(data.kernel, rows)
-    gram, largest = DenseGram(matrix), float(np.abs(matrix.diagonal()).max())
-    return _Room(rows, _dual_objective(data, plan, gram, _DenseFactors(gram), largest, progress), meter=meter)
+    gram = KeptTiles.of_source(gram_tiles(data.kernel, rows, None), memory_grid(plan), executor)
+    check_diagonal(gram.diagonal)
+    largest = float(np.abs(gram.diagonal).max())
+    return _Room(
+        rows, _dual_objective(data, plan, gram, _MemoryFactors(gram, executor), largest, progress), meter=meter
+    )
 
 
 @dataclass
-class _DenseFactors(ByCompleteFactors):
-    """Factors in memory; the first one overwrites K where it is the only one."""
+class _MemoryFactors(ByCompleteFactors):
+    """Factors in memory, a single one beside K."""
 
-    gram: DenseGram
+    gram: KeptTiles
+    executor: Executor
+
+    def __post_init__(self) -> None:
+        self._beside = self.gram.beside()
 
     def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:  # noqa: ARG002
-        system = self.gram.system
-        if shifts.shape[1] == 1:
-            system.factor(shifts[:, 0])
-            return [system.substitute]
-        return [partial(substituted, system.factored_copy(shift)) for shift in shifts.T]
+        matrices = [self._beside] if shifts.shape[1] == 1 else [MemoryMatrix(self.gram.grid) for _ in shifts.T]
+        for matrix, shift in zip(matrices, shifts.T, strict=True):
+            factor_in_memory(memory_system(self.gram, shift, matrix), self.executor)
+        return [partial(substituted, matrix) for matrix in matrices]
 
 
 def _dual_objective(

@@ -19,7 +19,7 @@ from dkrr.linalg.cholesky import PartialSums, TiledSystem, n_segments
 from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
 from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_tasks, primal_residual
 from dkrr.linalg.operator import ResidentRows, column_norms
-from dkrr.linalg.residual import Check, relative
+from dkrr.linalg.residual import Check, Solved, check_tiled, relative
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, tile_diagonal
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Plan
@@ -153,9 +153,9 @@ def _solve(
     if settle is not None:
         constants = settle(x[:, :-1])
         stored = work.vectors(group, "scaling", grid, 1, scaling)
-        check, record = Cholesky().check_tiled(
-            system, solution, constants, stored, work.executor, work.progress, work.slots
-        )
+        assert system.right_sides is not None
+        found = Solved(source, grid, system.shift, system.right_sides, solution, stored)
+        check, record = check_tiled(found, constants, work.executor, work.progress, work.slots)
         work.record.add(record)
     for k in range(len(system.partial)):
         work.store.delete(f"{group}/sum-{k}")

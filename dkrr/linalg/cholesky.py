@@ -1,4 +1,4 @@
-"""Tiled Cholesky factorisation on disk: left-looking, every tile computed by few tasks and written once.
+"""Tiled Cholesky factorisation, on disk or in memory: left-looking, every tile computed by few tasks, written once.
 
 For a tile (i, j) of A = L Lᵀ, i ≥ j::
 
@@ -16,6 +16,9 @@ iteration: its system has none, and the tasks only factor.
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
 be cut into segments of tile columns, each a task of its own; all but the last write S as it stands to a store of its
 own (write-once as well), which the next one begins from.
+
+In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
+segments), so that a task must not run twice there.
 """
 
 from collections.abc import Iterator
@@ -27,9 +30,11 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
-from dkrr.linalg.sources import TileSource, clear_upper, read_range
+from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
 from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+
+Matrix = TiledMatrix | MemoryMatrix
 
 
 @dataclass(frozen=True)
@@ -106,22 +111,22 @@ def n_segments(j: int, segment: int) -> int:
 class PartialSums:
     """S and b − Σ L z of the tiles whose first segments are done."""
 
-    matrix: TiledMatrix
+    matrix: Matrix
     forward: ChunkedArray | None = None
 
 
 @dataclass(frozen=True)
 class TiledSystem:
-    """(A + diag(s)) X = B with A in tiles; everything in it is known by name, so it travels to workers."""
+    """(A + diag(s)) X = B with A in tiles; what is stored is known by name, so that it travels to workers."""
 
     source: TileSource
     """Tiles of A."""
-    shift: ChunkedArray
-    """s, of shape (n, 1), in chunks of tile rows."""
-    factor: TiledMatrix
+    shift: Vectors
+    """s, of shape (n, 1), in chunks of tile rows if it is stored."""
+    factor: Matrix
     """L, written by the tasks in its dtype."""
     right_sides: ChunkedArray | None = None
-    """B, of shape (n, m), in chunks of tile rows; None, as always in float32, to factor only."""
+    """B, of shape (n, m), in chunks of tile rows; None, as always in float32 and in memory, to factor only."""
     forward: ChunkedArray | None = None
     """Z = L⁻¹ B, written by the tasks; None without B."""
     segment: int = 0
@@ -180,7 +185,7 @@ def _reads(step: TileStep, i: int, j: int) -> bool:
     return (i, j) != (step.i, step.j) and (in_rows or (i == j and step.i == step.j and j in step.columns))
 
 
-def _complete(matrix: TiledMatrix, forward: ChunkedArray | None) -> set[tuple[int, int]]:
+def _complete(matrix: Matrix, forward: ChunkedArray | None) -> set[tuple[int, int]]:
     tiles = matrix.complete_tiles()
     if forward is None:
         return tiles
@@ -199,19 +204,20 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         If a diagonal entry of A is infinite or NaN in float64.
     """
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
-    tile = np.empty((grid.height(i), grid.height(j)), matrix.dtype)
+    tile = matrix.room(i, j)
     z = _begin(meter, system, step, tile)
-    panels = [p for k in step.columns for p in grid.panels(k)]
+    stretches = matrix.stretches(step.columns)
     left = [matrix.strip_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.strip_buffer() for _ in range(N_SLOTS)]
 
     def load(k: int, slot: int) -> tuple[blas.Array, blas.Array, int]:
-        a, n_a = matrix.read_strip(i, panels[k], left[slot])
-        b, n_b = (a, 0) if i == j else matrix.read_strip(j, panels[k], right[slot])
+        a, n_a = matrix.read_stretch(i, stretches[k], left[slot])
+        b, n_b = (a, 0) if i == j else matrix.read_stretch(j, stretches[k], right[slot])
         return a, b, n_a + n_b
 
     z_before = np.empty((0, 0))
-    for p, (a, b, n_bytes) in zip(panels, prefetched(len(panels), load, meter), strict=True):
+    read = prefetched(len(stretches), load, meter, waits=matrix.is_stored)
+    for where, (a, b, n_bytes) in zip(stretches, read, strict=True):
         meter.bytes_read += n_bytes
         if i != j:
             with meter.time("gemm"):
@@ -222,7 +228,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         if z is None or system.forward is None:
             continue
         with meter.time("forward"):
-            k, where = grid.tile_of(p), grid.columns(p)
+            k = where.start // grid.tile
             first = grid.rows(k).start
             if where.start == first:
                 z_before = read_range(system.forward, grid.rows(k))
@@ -231,6 +237,8 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile)
+        if matrix.is_stored:  # where anybody may read it; in memory a source may keep its own there
+            clear_upper(tile)
         if z is not None:
             with meter.time("forward"):
                 blas.solve_lower(tile, z)
@@ -245,7 +253,8 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
     if step.part:
         before = system.partial[step.part - 1]
         with meter.time("read"):
-            meter.bytes_read += before.matrix.read_tile(i, j, tile)
+            if before.matrix is not system.factor:  # else it is there
+                meter.bytes_read += before.matrix.read_tile(i, j, tile)
             return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
     with np.errstate(over="ignore"):
         system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
@@ -264,7 +273,7 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
 
 def _write(
     meter: Meter,
-    matrix: TiledMatrix,
+    matrix: Matrix,
     forward: ChunkedArray | None,
     step: TileStep,
     tile: blas.Array,
@@ -282,7 +291,6 @@ def _factor_diagonal(meter: Meter, grid: TileGrid, j: int, tile: blas.Array) -> 
         if failed:
             row = grid.rows(j).start + failed - 1
             raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
-        clear_upper(tile)
 
 
 def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
@@ -305,7 +313,7 @@ def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
 
 
 def _divide_by_diagonal(
-    meter: Meter, matrix: TiledMatrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
+    meter: Meter, matrix: Matrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
 ) -> None:
     """Set tile ← tile L_jj⁻ᵀ, a strip of L_jj at a time, and write each strip of the tile as soon as it is final."""
     grid, panels = matrix.grid, matrix.grid.panels(j)
@@ -315,13 +323,14 @@ def _divide_by_diagonal(
     def load(k: int, slot: int) -> tuple[blas.Array, int]:
         return matrix.read_strip(j, panels[k], buffers[slot])
 
-    for p, (strip, n_bytes) in zip(panels, prefetched(len(panels), load, meter), strict=True):
+    for p, (strip, n_bytes) in zip(panels, prefetched(len(panels), load, meter, waits=matrix.is_stored), strict=True):
         meter.bytes_read += n_bytes
         columns = grid.columns(p)
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
             blas.solve_lower_right(strip[start:stop], tile[:, start:stop])
-        writes.append(writer().submit(matrix.write_strip, i, p, tile))
+        if isinstance(matrix, TiledMatrix):  # else it lies where it belongs
+            writes.append(writer().submit(matrix.write_strip, i, p, tile))
         with meter.time("gemm"):
             blas.gemm(tile[:, stop:], tile[:, start:stop], strip[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
     with meter.time("write"):

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cost import Cost
-from dkrr.linalg.cholesky import factor_bytes
+from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS
 from dkrr.linalg.sweeps import Strips, Sweep, block_cuts, diagonal_strips, sweep, sweep_tasks, tile_strips
 from dkrr.linalg.triangular import WIDEN_SECONDS, WIDENED_ENTRIES
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
 from dkrr.runtime.task import execute
-from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, RunStore, TileGrid
 
 Vectors = NDArray[np.float64]
 
@@ -32,12 +32,12 @@ class LocalFactor:
 
     Parameters
     ----------
-    factor : TiledMatrix
+    factor : TiledMatrix or MemoryMatrix
         Complete lower Cholesky factor, float64 or float32.
     n_threads : int
     """
 
-    factor: TiledMatrix
+    factor: Matrix
     n_threads: int
     record: RunRecord = field(default_factory=RunRecord)
 
@@ -107,7 +107,7 @@ class SharedFactor:
 
     Parameters
     ----------
-    factor : TiledMatrix
+    factor : TiledMatrix or MemoryMatrix
         Complete lower Cholesky factor, float64 or float32.
     executor : Executor
     store : RunStore
@@ -117,7 +117,7 @@ class SharedFactor:
         Tasks that run at once.
     """
 
-    factor: TiledMatrix
+    factor: Matrix
     executor: Executor
     store: RunStore
     group: str

@@ -2,10 +2,10 @@
 
 With a free intercept, Φ and y are centred by their weighted means first (a pass of its own: subtracting
 (Σw) φ̄ φ̄ᵀ afterwards would cancel). A task covers one tile (i, j) of the D × D matrix and one segment of the rows;
-the parts of the segments are summed when the tile is used. In memory the whole matrix is one tile.
+the parts of the segments are summed when the tile is used. In memory it covers all tiles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.features import FeatureMap, IdentityMap
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import thin
-from dkrr.linalg.sources import mirror_lower, read_range
+from dkrr.linalg.sources import read_range
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
 from dkrr.rows.sources import Block, n_bytes
 from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, TiledMatrix
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 Matrix = NDArray[np.float64]
 
@@ -173,12 +174,12 @@ def accumulate(
     feature_map: FeatureMap,
     segment: Segment,
     centre: Matrix | None,
-    matrix: Matrix,
+    blocks: Sequence[tuple[Matrix, slice, slice]],
     moments: Matrix | None,
     rows: slice,
     columns: slice,
 ) -> None:
-    """Add a segment's part of ΦᵀWΦ (block rows × columns) to `matrix`, and of ΦᵀWy to `moments`.
+    """Add a segment's part of ΦᵀWΦ to blocks of `rows` × `columns`, and of ΦᵀWy to `moments`.
 
     Parameters
     ----------
@@ -187,8 +188,8 @@ def accumulate(
     segment : Segment
     centre : ndarray of shape (D,), optional
         Subtracted from Φ.
-    matrix : ndarray of shape (len(rows), len(columns))
-        On the diagonal only its lower triangle is written.
+    blocks : sequence of (ndarray, slice, slice)
+        What is added to, and which of `rows` and `columns` it covers; of one on the diagonal only the lower triangle.
     moments : ndarray of shape (len(rows), t), optional
     rows, columns : slice
         Ranges of features.
@@ -199,12 +200,13 @@ def accumulate(
             root = None if weights is None else np.sqrt(weights[where])
             left = _features(feature_map, x, rows, centre, root)
             right = left if rows == columns else _features(feature_map, x, columns, centre, root)
-        if rows == columns:
-            with meter.time("syrk"):
-                blas.syrk(matrix, left, transpose=True, beta=1.0)
-        else:
-            with meter.time("gemm"):
-                blas.gemm(matrix, left, right, transpose_a=True, beta=1.0)
+        for block, of_left, of_right in blocks:
+            if left is right and of_left == of_right:
+                with meter.time("syrk"):
+                    blas.syrk(block, left[:, of_left], transpose=True, beta=1.0)
+            else:
+                with meter.time("gemm"):
+                    blas.gemm(block, left[:, of_left], right[:, of_right], transpose_a=True, beta=1.0)
         if moments is not None:
             with meter.time("forward"):
                 y = targets[where] if root is None else targets[where] * root
@@ -228,13 +230,16 @@ def _features(
 
 
 def normal_part(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Matrix | None
-) -> tuple[Matrix, Matrix]:
-    """Task: a segment's part of ΦᵀWΦ (its lower triangle) and of ΦᵀWy, in memory; shapes (D, D) and (D, t)."""
-    dimension = feature_map.dimension(segment.rows.shape[1])
-    matrix, moments = np.zeros((dimension, dimension)), np.zeros((dimension, segment.targets.shape[1]))
-    everything = slice(0, dimension)
-    accumulate(meter, feature_map, segment, centre, matrix, moments, everything, everything)
+    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Matrix | None, grid: TileGrid
+) -> tuple[MemoryMatrix, Matrix]:
+    """Task: a segment's part of ΦᵀWΦ (its lower triangle) and of ΦᵀWy, in memory; the latter of shape (D, t)."""
+    matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, segment.targets.shape[1])), slice(0, grid.n)
+    matrix.clear()
+    blocks = [(matrix.room(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
+    for i in range(1, grid.n_tiles):
+        (before,) = matrix.stretches(range(i))
+        blocks.append((matrix.read_stretch(i, before, moments)[0], grid.rows(i), before))
+    accumulate(meter, feature_map, segment, centre, blocks, moments, everything, everything)
     return matrix, moments
 
 
@@ -277,7 +282,8 @@ def normal_tile(
     tile = np.zeros((grid.height(i), grid.height(j)))
     here = np.zeros((grid.height(i), moments.shape[1])) if i == j else None
     mean = None if centre is None else read_range(centre, slice(0, grid.n))[:, 0]
-    accumulate(meter, feature_map, segment, mean, tile, here, grid.rows(i), grid.rows(j))
+    blocks = [(tile, slice(0, len(tile)), slice(0, tile.shape[1]))]
+    accumulate(meter, feature_map, segment, mean, blocks, here, grid.rows(i), grid.rows(j))
     if i == j:
         mirror_lower(tile)
     with meter.time("write"):

@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):  # a fork has the pools of its parent, and n
 T = TypeVar("T")
 
 
-def prefetched(n: int, load: Callable[[int, int], T], meter: Meter) -> Iterator[T]:
+def prefetched(n: int, load: Callable[[int, int], T], meter: Meter, *, waits: bool) -> Iterator[T]:
     """Results of ``load(k, slot)`` for k = 0 ... n − 1, each loaded while the one before is in use.
 
     Parameters
@@ -41,7 +41,12 @@ def prefetched(n: int, load: Callable[[int, int], T], meter: Meter) -> Iterator[
         Fills buffer number `slot` (0 or 1); what slot k % 2 held is no longer in use when k is loaded.
     meter : Meter
         Counts the time spent waiting as "read".
+    waits : bool
+        Whether loading waits for a disk; nothing is loaded ahead that lies in memory.
     """
+    if not waits:
+        yield from (load(k, 0) for k in range(n))
+        return
     if n == 0:
         return
     ahead = _readers().submit(load, 0, 0)

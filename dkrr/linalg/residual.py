@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.linalg.cholesky import TiledSystem
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.condition import Moments, condition_number, multiplied_probe
 from dkrr.linalg.operator import TiledOperator, column_norms
-from dkrr.linalg.sources import TileSource, mirror_lower, read_range
+from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.tiles import TileGrid
 
 Array = NDArray[np.float64]
 
@@ -135,14 +135,28 @@ def _part(
     return _Part((column_norms(r), sizes), squares, multiplied)
 
 
+@dataclass(frozen=True)
+class Solved:
+    """(A + diag(s)) X = B in tiles and its solution, without the factor, which may be gone by now.
+
+    Vectors are in chunks of tile rows if they are stored. The last column of B is the probe, that of X what it became.
+    """
+
+    source: TileSource
+    """Tiles of A."""
+    grid: TileGrid
+    shift: Vectors
+    """s, of shape (n, 1)."""
+    right_sides: Vectors
+    """B, of shape (n, m + 1)."""
+    solution: Vectors
+    """X, of shape (n, m + 1)."""
+    scaling: Vectors | None = None
+    """D of A + diag(s), with which the probe was made, of shape (n, 1)."""
+
+
 def check_tiled(
-    system: TiledSystem,
-    solution: ChunkedArray,
-    constants: Array | None,
-    scaling: ChunkedArray | None,
-    executor: Executor,
-    progress: Progress,
-    slots: int,
+    solved: Solved, constants: Array | None, executor: Executor, progress: Progress, slots: int
 ) -> tuple[Check, RunRecord]:
     """Check a solution with the tiles of the matrix.
 
@@ -151,34 +165,31 @@ def check_tiled(
 
     Parameters
     ----------
-    system : TiledSystem
-        A system with right-hand sides, and the probe after them.
-    solution : ChunkedArray of shape (n, m + 1)
-        X, and what the probe became.
+    solved : Solved
     constants : ndarray of shape (k, t), optional
         See `freed`.
-    scaling : ChunkedArray of shape (n, 1), optional
-        D, of A + diag(s), with which the probe was made.
     executor : Executor
     progress : Progress
     slots : int
         Tasks that run at once.
     """
-    assert system.right_sides is not None
-    grid = system.grid
-    if not uses_symmetry(grid, solution.shape[1]):
-        tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, solution, constants, scaling)
-        record = executor.run(tasks, progress)
-        values = record.values()
-        parts = [values[t.key] for t in tasks]
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.sum([p.squares for p, _ in parts], axis=0)
-        multiplied, solved = Moments.total([p.multiplied for p, _ in parts]), Moments.total([s for _, s in parts])
-        return Check(relative([p.norms for p, _ in parts]), squares, condition_number(multiplied, solved)), record
-    operator = TiledOperator(system.source, grid, executor, "residual", slots)
-    b, x = system.right_sides.load(), solution.load()
-    whole = None if scaling is None else scaling.load()[:, 0]
-    return checked(b, system.shift.load(), x, operator.multiply, constants, whole), operator.record
+    grid, m = solved.grid, solved.solution.shape[1]
+    with progress.stage("true residual", 2.0 * grid.n**2 * m):
+        if not uses_symmetry(grid, m):
+            record = executor.run(residual_tasks(solved, constants), progress)
+            parts = list(record.values().values())
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = np.sum([p.squares for p, _ in parts], axis=0)
+            multiplied, of_solved = (
+                Moments.total([p.multiplied for p, _ in parts]),
+                Moments.total([s for _, s in parts]),
+            )
+            residual = relative([p.norms for p, _ in parts])
+            return Check(residual, squares, condition_number(multiplied, of_solved)), record
+        operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
+        b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
+        check = checked(b, shift, x, operator.multiply, constants, _range(solved.scaling, everything))
+        return check, operator.record
 
 
 def uses_symmetry(grid: TileGrid, m: int) -> bool:
@@ -186,39 +197,23 @@ def uses_symmetry(grid: TileGrid, m: int) -> bool:
     return grid.n * m <= grid.tile * grid.panel
 
 
-def residual_tasks(
-    source: TileSource,
-    grid: TileGrid,
-    shift: ChunkedArray,
-    right_sides: ChunkedArray,
-    solution: ChunkedArray,
-    constants: Array | None = None,
-    scaling: ChunkedArray | None = None,
-) -> list[Task]:
+def residual_tasks(solved: Solved, constants: Array | None = None) -> list[Task]:
     """Tasks whose values are what a check takes from one tile row."""
+    grid = solved.grid
     return [
         Task(
             f"residual-{i}",
             residual_rows,
-            (source, grid, shift, right_sides, solution, constants, scaling, i),
-            flops=2.0 * grid.height(i) * grid.n * solution.shape[1],
+            (solved, constants, i),
+            flops=2.0 * grid.height(i) * grid.n * solved.solution.shape[1],
         )
         for i in range(grid.n_tiles)
     ]
 
 
-def residual_rows(
-    meter: Meter,
-    source: TileSource,
-    grid: TileGrid,
-    shift: ChunkedArray,
-    right_sides: ChunkedArray,
-    solution: ChunkedArray,
-    constants: Array | None,
-    scaling: ChunkedArray | None,
-    i: int,
-) -> tuple[_Part, Moments]:
+def residual_rows(meter: Meter, solved: Solved, constants: Array | None, i: int) -> tuple[_Part, Moments]:
     """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
+    grid, right_sides, solution, scaling = solved.grid, solved.right_sides, solved.solution, solved.scaling
     rows = grid.rows(i)
     product = np.zeros((grid.height(i), solution.shape[1] - (constants is not None)))
     for j in range(grid.n_tiles):
@@ -228,7 +223,7 @@ def residual_rows(
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
-        source.fill(meter, tile, grid.rows(low), grid.rows(high))
+        solved.source.fill(meter, tile, grid.rows(low), grid.rows(high))
         with meter.time("gemm"):
             if i == j:
                 mirror_lower(tile)
@@ -236,12 +231,13 @@ def residual_rows(
     b, here = read_range(right_sides, rows), read_range(solution, rows)
     scale = _range(scaling, rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
+        of_solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
         here[:, -1] = multiplied_probe(b[:, -1], scale)
-        return _part(b, read_range(shift, rows), freed(here, constants), product, constants, scale), solved
+        shift = read_range(solved.shift, rows)
+        return _part(b, shift, freed(here, constants), product, constants, scale), of_solved
 
 
-def _range(vector: ChunkedArray | None, rows: slice) -> Array | None:
+def _range(vector: Vectors | None, rows: slice) -> Array | None:
     return None if vector is None else read_range(vector, rows)[:, 0]
 
 

@@ -15,17 +15,19 @@ from dkrr.cost import Cost
 from dkrr.errors import KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS
+from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, mirror_lower
 from dkrr.rows import Rows
 from dkrr.rows.sources import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.runtime.task import Meter
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
 
 
 Piece = tuple[slice, slice, NDArray[Any]]
+Vectors = ChunkedArray | NDArray[np.float64]
+"""Tall vectors, kept in chunks of rows in a store, or in memory."""
 
 
 class TileSource(ABC):
@@ -104,7 +106,7 @@ class GramTiles(TileSource):
 
     kernel: Kernel
     rows: Rows
-    scale: ChunkedArray | None = None
+    scale: Vectors | None = None
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
@@ -165,7 +167,7 @@ class MatrixTiles(TileSource):
     """Tiles of a symmetric matrix given whole as rows (a precomputed Gram matrix)."""
 
     rows: Rows
-    scale: ChunkedArray | None = None
+    scale: Vectors | None = None
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
@@ -178,9 +180,9 @@ class MatrixTiles(TileSource):
 
 @dataclass(frozen=True)
 class SummedTiles(TileSource):
-    """Sum of matrices stored as tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
+    """Sum of matrices in tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
 
-    parts: tuple[TiledMatrix, ...]
+    parts: tuple[TiledMatrix | MemoryMatrix, ...]
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         """See base class."""
@@ -261,20 +263,22 @@ def located(rows: slice, columns: slice) -> Iterator[None]:
         ) from error.__cause__
 
 
-def scale_block(out: NDArray[Any], scale: ChunkedArray | None, rows: slice, columns: slice) -> None:
+def scale_block(out: NDArray[Any], scale: Vectors | None, rows: slice, columns: slice) -> None:
     """Multiply a block (float64 or float32) by the scale of its rows and of its columns."""
     if scale is not None:
         out *= read_range(scale, rows)
         out *= read_range(scale, columns).T
 
 
-def read_range(vectors: ChunkedArray, rows: slice) -> NDArray[np.float64]:
-    """Consecutive rows of tall vectors kept in chunks of rows.
+def read_range(vectors: Vectors, rows: slice) -> NDArray[np.float64]:
+    """Copy consecutive rows of tall vectors.
 
     Returns
     -------
     ndarray of shape (len(rows), m)
     """
+    if isinstance(vectors, np.ndarray):
+        return vectors[rows].copy()
     height = vectors.chunks[0]
     out = np.empty((rows.stop - rows.start, vectors.shape[1]))
     buffer = np.empty(vectors.chunks)
@@ -290,12 +294,6 @@ def tile_diagonal(meter: Meter, source: TileSource, grid: TileGrid, i: int) -> N
     tile = np.empty((grid.height(i), grid.height(i)))
     source.fill(meter, tile, grid.rows(i), grid.rows(i))
     return tile.diagonal().copy()
-
-
-def mirror_lower(tile: NDArray[Any]) -> None:
-    """Make a square tile symmetric from its lower triangle, row by row: a mask would be as large as the tile."""
-    for r in range(tile.shape[0]):
-        tile[r, r + 1 :] = tile[r + 1 :, r]
 
 
 def clear_upper(tile: NDArray[Any]) -> None:

@@ -18,23 +18,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.sources import read_range
 from dkrr.linalg.triangular import solve_strip, strips, subtract_product
 from dkrr.runtime import Meter, Task
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, TileGrid
 
 Vectors = NDArray[np.float64]
 Strips = Sequence[tuple[int, int]]
 """Tile row and number of each strip."""
 
 
-def sweep(meter: Meter, factor: TiledMatrix, wanted: Strips, x: Vectors, *, transpose: bool) -> None:
+def sweep(meter: Meter, factor: Matrix, wanted: Strips, x: Vectors, *, transpose: bool) -> None:
     """Let strips have their part in x ← L⁻¹ x, or L⁻ᵀ x with `transpose`, one after another.
 
     Parameters
     ----------
     meter : Meter
-    factor : TiledMatrix
+    factor : TiledMatrix or MemoryMatrix
     wanted : sequence of (int, int)
     x : ndarray of shape (n, m)
         Overwritten in the rows that belong to these strips; others are not touched.
@@ -66,11 +67,35 @@ def diagonal_strips(grid: TileGrid, j: int, *, transpose: bool) -> list[tuple[in
     return tile_strips(grid, j, j)[::-1] if transpose else tile_strips(grid, j, j)
 
 
+def ordered_strips(grid: TileGrid, tiles: range, *, transpose: bool) -> Iterator[tuple[int, int]]:
+    """Strips of the square of L that these tile rows and columns make, in an order in which they can be solved.
+
+    Parameters
+    ----------
+    grid : TileGrid
+    tiles : range
+        In the order in which they are solved: the last one first with `transpose`.
+    transpose : bool
+    """
+    for i in tiles:
+        before = [strip for k in sorted(tiles) if k < i for strip in tile_strips(grid, i, k)]
+        diagonal = diagonal_strips(grid, i, transpose=transpose)
+        yield from diagonal + before if transpose else before + diagonal
+
+
+def substituted(factor: Matrix, right_sides: Vectors) -> Vectors:
+    """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m)."""
+    x, grid, meter = np.array(right_sides, np.float64, order="C"), factor.grid, Meter()
+    for tiles, transpose in ((range(grid.n_tiles), False), (range(grid.n_tiles - 1, -1, -1), True)):
+        sweep(meter, factor, list(ordered_strips(grid, tiles, transpose=transpose)), x, transpose=transpose)
+    return x
+
+
 @dataclass(frozen=True)
 class Sweep:
     """One sweep as tasks; vectors have shape (n, m), in chunks of tile rows."""
 
-    factor: TiledMatrix
+    factor: Matrix
     right_sides: ChunkedArray
     solution: ChunkedArray
     partial: ChunkedArray | None
@@ -111,14 +136,7 @@ class Sweep:
 
     def within(self, q: int) -> list[tuple[int, int]]:
         """Strips that solve block `q`."""
-        return list(self._within(q))
-
-    def _within(self, q: int) -> Iterator[tuple[int, int]]:
-        grid = self.factor.grid
-        for i in self.tiles(q):
-            before = [strip for k in sorted(self.tiles(q)) if k < i for strip in tile_strips(grid, i, k)]
-            diagonal = diagonal_strips(grid, i, transpose=self.transpose)
-            yield from diagonal + before if self.transpose else before + diagonal
+        return list(ordered_strips(self.factor.grid, self.tiles(q), transpose=self.transpose))
 
 
 def sweep_tasks(job: Sweep, name: str, after: tuple[str, ...] = ()) -> list[Task]:

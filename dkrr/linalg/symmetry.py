@@ -8,7 +8,7 @@ from dkrr.errors import InputError
 from dkrr.kernels.blocks import SYMMETRY_TOLERANCE
 from dkrr.rows import Rows
 from dkrr.rows.sources import dense
-from dkrr.runtime.task import Meter, Task
+from dkrr.runtime import Executor, Meter, Progress, Task
 from dkrr.tiles import TileGrid
 
 
@@ -27,6 +27,12 @@ class BlockSymmetry:
 def symmetry_tasks(rows: Rows, grid: TileGrid) -> list[Task]:
     """Tasks whose values are the BlockSymmetry of every tile."""
     return [Task(f"symmetry-{i}-{j}", block_symmetry, (rows, grid, i, j)) for i, j in grid.lower()]
+
+
+def check_symmetry(executor: Executor, rows: Rows, grid: TileGrid) -> None:
+    """Refuse a given Gram matrix that is not symmetric; see `refuse_asymmetry`."""
+    values = executor.run(symmetry_tasks(rows, grid), Progress()).values()
+    refuse_asymmetry(list(values.values()))
 
 
 def block_symmetry(meter: Meter, rows: Rows, grid: TileGrid, i: int, j: int) -> BlockSymmetry:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cost import Cost
-from dkrr.linalg.cholesky import factor_bytes
+from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS, prefetched
 from dkrr.linalg.sources import read_range
 from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.tiles import ChunkedArray, TileGrid
 
 LOOK_AHEAD = 2
 """Tile rows whose solution a far part does not wait for."""
@@ -38,7 +38,7 @@ WIDEN_SECONDS = 6e-10
 class Substitution:
     """L and the vectors of one substitution; each has shape (n, m), in chunks of tile rows."""
 
-    factor: TiledMatrix
+    factor: Matrix
     right_sides: ChunkedArray
     partial: ChunkedArray | None
     """Far parts of the sums (backward only)."""
@@ -127,7 +127,7 @@ def _subtract_products(meter: Meter, job: Substitution, j: int, rows: range, x: 
                 subtract_product(x[_local(grid, p)], strip, x_i, transpose=True)
 
 
-def _solve_diagonal(meter: Meter, factor: TiledMatrix, j: int, x: NDArray[np.float64], *, transpose: bool) -> None:
+def _solve_diagonal(meter: Meter, factor: Matrix, j: int, x: NDArray[np.float64], *, transpose: bool) -> None:
     """Set x ← L_jj⁻¹ x or L_jj⁻ᵀ x, a strip at a time."""
     panels = list(factor.grid.panels(j))
     for _, p, strip in strips(meter, factor, [(j, p) for p in (reversed(panels) if transpose else panels)]):
@@ -193,15 +193,13 @@ def _local(grid: TileGrid, p: int) -> slice:
     return slice(columns.start - first, columns.stop - first)
 
 
-def strips(
-    meter: Meter, factor: TiledMatrix, wanted: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, NDArray[Any]]]:
+def strips(meter: Meter, factor: Matrix, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Read strips of a factor, each while the one before is in use.
 
     Parameters
     ----------
     meter : Meter
-    factor : TiledMatrix
+    factor : TiledMatrix or MemoryMatrix
     wanted : sequence of (int, int)
         Tile row and number of each strip, in the order of their use.
 
@@ -217,7 +215,9 @@ def strips(
     def load(k: int, slot: int) -> tuple[NDArray[Any], int]:
         return factor.read_strip(*wanted[k], buffers[slot])
 
-    for (i, p), (strip, n_bytes) in zip(wanted, prefetched(len(wanted), load, meter), strict=True):
+    for (i, p), (strip, n_bytes) in zip(
+        wanted, prefetched(len(wanted), load, meter, waits=factor.is_stored), strict=True
+    ):
         meter.bytes_read += n_bytes
         yield i, p, strip
 

@@ -12,11 +12,11 @@ from dkrr.linalg.cholesky import (
     partial_bytes,
 )
 from dkrr.linalg.factored import apply_cost
-from dkrr.linalg.incore import dense_bytes, dense_cost
+from dkrr.linalg.memory import memory_bytes, memory_cost
 from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.operator import multiply_bytes, pass_cost
 from dkrr.linalg.residual import uses_symmetry
-from dkrr.linalg.sources import KERNEL_BLOCK, gram_block_bytes, gram_cost, gram_workspace_bytes
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.plan import Candidate
 from dkrr.planning.problem import Form, Problem
@@ -25,6 +25,15 @@ from dkrr.planning.schedule import factorisation_seconds
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import TileGrid
 
+ONE_TILE = 2048
+"""Rows up to which a matrix in memory is one tile: no task is made, and it and its factor share a square."""
+MEMORY_TILES = (512, 1024)
+"""Fewest and most rows of a tile in memory (512: products run at full rate, and squares on the diagonal waste little)
+..."""
+MEMORY_TILES_A_SIDE = 32
+"""... and of how many tiles a side, from which on they grow."""
+KEEPING = 0.95
+"""Part of the time below which a second triangle in memory pays."""
 PANEL = 512
 """Columns of a strip that GEMM needs to run at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
 TILES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
@@ -53,6 +62,8 @@ ROWS_PART = 4
 """X is kept by every process that needs it again and again, if it takes at most one part in this many of its memory."""
 THREAD_BUFFER_BYTES = 32 * 2**20
 """What BLAS keeps for each of its threads in the calling process (a worker's one thread is in its baseline)."""
+TILE_BUFFER_BYTES = 8 * 2**20
+"""The same where products are of tiles: the packed parts of two of them; and 4 KiB for each right-hand side."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
 
@@ -93,37 +104,76 @@ def _segments(problem: Problem, place: Place, grid: TileGrid) -> list[int]:
     return [0] + [s for s in SEGMENTS if s < n_tiles - 1 and n_tiles**3 / 6 <= s * MAX_TASKS]
 
 
+def memory_grid(n: int) -> TileGrid:
+    """Grid of a matrix in memory: one tile if it is small, else tiles that threads factor."""
+    if n <= ONE_TILE:
+        return TileGrid(n, n, n)
+    n_tiles = -(-n // min(max(MEMORY_TILES[0], n // MEMORY_TILES_A_SIDE), MEMORY_TILES[1]))
+    tile = 8 * -(-n // (8 * n_tiles))
+    return TileGrid(n, tile, tile)
+
+
 def dual_in_memory(problem: Problem, resources: Resources) -> Candidate:
-    """The whole Gram matrix in the calling process."""
-    p, n = problem, problem.n
+    """Lower triangle of the Gram matrix in the calling process; the whole where forming it again takes long."""
+    kept = _dual_in_memory(problem, resources, keeps=True)
+    if problem.n <= ONE_TILE:
+        return kept
+    again = _dual_in_memory(problem, resources, keeps=False)
+    return kept if kept.seconds < KEEPING * again.seconds and kept.peak_bytes <= kept.limit_bytes else again
+
+
+def dual_kept_in_memory(problem: Problem, resources: Resources) -> Candidate:
+    """The Gram matrix in the calling process beside its factor."""
+    return _dual_in_memory(problem, resources, keeps=True)
+
+
+def _dual_in_memory(p: Problem, resources: Resources, *, keeps: bool) -> Candidate:
+    n, m, threads, grid = p.n, p.n_right_sides + 1, resources.local_threads, memory_grid(p.n)
     loaded = 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
-    entry = p.entry(resources.rates)
-    cost = dense_cost(n, p.n_right_sides + 1, len(p.alphas)) + gram_cost(entry, n * (n + 1) / 2)
+    formed = gram_cost(p.entry(resources.rates), n * (n + 1) / 2 * (1 if keeps else 1 + len(p.alphas)))
+    if grid.n_tiles > 1:  # by threads
+        formed = replace(formed, element_seconds=formed.element_seconds / threads)
     peak = (
         resources.local_baseline_bytes
         + loaded
-        + dense_bytes(n, p.n_right_sides + 1)
-        + gram_block_bytes(p.kernel, n, p.d, p.csr_bytes(min(n, KERNEL_BLOCK)))
-        + resources.local_threads * THREAD_BUFFER_BYTES
+        + memory_bytes(grid, keeps=keeps)
+        + 5 * 8 * n * m
+        + (threads if grid.n_tiles > 1 else 1) * memory_task_bytes(p, grid, m, keeps=keeps)
+        + threads
+        * (THREAD_BUFFER_BYTES if grid.n_tiles == 1 else min(THREAD_BUFFER_BYTES, TILE_BUFFER_BYTES + 4096 * m))
         + PROCESS_MARGIN_BYTES
     )
     reading = rates_of_rows(p, resources, 1, peak, on_workers=False)
+    solving = resources.rates.seconds(memory_cost(grid, m, len(p.alphas), keeps=keeps) + formed, threads)
     return Candidate(
         form="dual",
         execution="memory",
         n_workers=1,
-        tile=n,
-        panel=n,
+        tile=grid.tile,
+        panel=grid.panel,
         segment=0,
         row_parts=1,
         row_block=n,
-        seconds=resources.rates.seconds(cost, resources.local_threads) + loaded / reading.read_bytes,
+        seconds=solving + loaded / reading.read_bytes,
         read_bytes=0 if p.x_in_memory else p.stored_bytes,
         written_bytes=0,
         disk_bytes=0,
         peak_bytes=peak,
         limit_bytes=resources.local_limit_bytes,
+        keeps_matrix=keeps,
     )
+
+
+def memory_task_bytes(p: Problem, grid: TileGrid, m: int, *, keeps: bool) -> int:
+    """Most memory of one thread besides tiles that stay: to form one, or to multiply by it at the check."""
+    row_bytes, csr_bytes = p.bytes_of_part(grid.tile), p.csr_bytes(min(grid.tile, KERNEL_BLOCK))
+    form = gram_workspace_bytes(p.kernel, grid.tile, row_bytes, p.d, csr_bytes)
+    if keeps:
+        return form
+    if uses_symmetry(grid, m):
+        # Of each slab a sum, which wait to be added.
+        return max(form, multiply_bytes(p.kernel, p.n, grid.tile, p.d, row_bytes, m, is_sparse=p.is_sparse))
+    return form + 8 * grid.tile**2 + 8 * 8 * grid.tile * m
 
 
 def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
@@ -136,10 +186,13 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
     # No tasks here, and nothing to read if the rows are in memory already.
     cost = replace(cost, n_tasks=0, read_bytes=0.0 if p.x_in_memory else cost.read_bytes)
     rows = parts * block * (2 * 8 * dimension + 2 * p.most_bytes_of_row + TARGET_COPIES * 8 * p.n_targets)
-    rows += (parts - 1) * (8 * dimension * (dimension + p.n_targets) + p.read_overhead_bytes + feature_bytes(p))
+    grid = memory_grid(dimension)
+    one = memory_bytes(grid, keeps=False) + 8 * dimension * p.n_targets
+    rows += (parts - 1) * (one + p.read_overhead_bytes + feature_bytes(p))
     peak = (
         resources.local_baseline_bytes
-        + dense_bytes(dimension, p.n_targets + 1)
+        + memory_bytes(grid, keeps=True)
+        + 5 * 8 * dimension * (p.n_targets + 1)
         + rows
         + feature_bytes(p)
         + p.y_bytes_to_come
@@ -155,20 +208,21 @@ def primal_in_memory(problem: Problem, resources: Resources) -> Candidate:
         form="primal",
         execution="memory",
         n_workers=1,
-        tile=dimension,
-        panel=dimension,
+        tile=grid.tile,
+        panel=grid.panel,
         segment=0,
         row_parts=parts,
         row_block=block,
         seconds=forming
         + mapped.seconds
         + (0.0 if p.y_is_mapped else p.y_bytes / rates.fresh_bytes)
-        + rates.seconds(dense_cost(dimension, p.n_targets + 1, len(p.alphas)), threads),
+        + rates.seconds(memory_cost(grid, p.n_targets + 1, len(p.alphas), keeps=True), threads),
         read_bytes=cost.read_bytes + mapped.read_bytes,
         written_bytes=mapped.written_bytes,
         disk_bytes=mapped.disk_bytes,
         peak_bytes=peak,
         limit_bytes=resources.local_limit_bytes,
+        keeps_matrix=True,
     )
 
 

@@ -11,17 +11,18 @@ from dkrr.errors import PlanError
 from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.factored import apply_bytes, apply_cost
-from dkrr.linalg.incore import dense_cost
+from dkrr.linalg.memory import memory_bytes, memory_cost
 from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.sources import gram_cost
 from dkrr.planning.candidates import (
     PROCESS_MARGIN_BYTES,
     THREAD_BUFFER_BYTES,
     checked_bytes,
-    dual_in_memory,
+    dual_kept_in_memory,
     dual_tiled,
     feature_bytes,
     feature_seconds,
+    memory_grid,
     rates_of_rows,
     row_block,
     tile_choices,
@@ -117,16 +118,18 @@ def _dense(p: Problem, r: Resources) -> Candidate:
     # A product passes over K, a substitution twice over a factor; independent models have both to themselves.
     products = steps * (PASSES_A_STEP + _inner(p)) * (1 if p.is_coupled else m)
     substitutions = steps * m * (_inner(p) + 1)
-    cost = gram_cost(p.entry(r.rates), n * (n + 1) / 2) + dense_cost(n, 1, steps * m)
+    grid = memory_grid(n)
+    one = memory_bytes(grid, keeps=False)
+    cost = gram_cost(p.entry(r.rates), n * (n + 1) / 2) + memory_cost(grid, 1, steps * m, keeps=True)
     cost = replace(
         cost,
         gemm_flops=cost.gemm_flops + (products + substitutions) * 2.0 * n * n,
         memory_bytes=cost.memory_bytes + (products + substitutions) * 8.0 * n * n,
-        fresh_bytes=cost.fresh_bytes + (steps * m * 8.0 * n * n if p.is_coupled else 0.0),
+        fresh_bytes=cost.fresh_bytes + (steps * m * float(one) if p.is_coupled else 0.0),
         element_seconds=cost.element_seconds + steps * n * m * LIKELIHOOD_SECONDS,
     )
-    apart = 8 * n * n * m if p.is_coupled else 0
-    whole = dual_in_memory(p, r)  # as a ridge regression
+    apart = one * m - (memory_bytes(grid, keeps=True) - one) if p.is_coupled else 0
+    whole = dual_kept_in_memory(p, r)  # as a ridge regression
     peak = whole.peak_bytes + apart + _newton_bytes(p)
     reading = rates_of_rows(p, r, 1, peak, on_workers=False)
     return replace(
@@ -215,7 +218,8 @@ def _primal(p: Problem, r: Resources, place: Place, solver: str) -> Candidate:
         pairs = m * (m + 1) / 2 if p.is_coupled else m
         one += 2.0 * pairs * p.n * float(dimension) ** 2 / rates.gemm_flops
         systems, side = (1, dimension * m) if p.is_coupled else (m, dimension)
-        solve = rates.seconds(dense_cost(side, 1, systems), r.local_threads)
+        grid = TileGrid(side, side, side)
+        solve = rates.seconds(memory_cost(grid, 1, systems, keeps=False), r.local_threads)
     else:
         inner = primal_iterations_expected(
             replace(p, alphas=tuple(CURVATURE_SHIFT[p.is_coupled] * a for a in p.alphas), tol=INNER_TOL)

@@ -24,7 +24,7 @@ class Candidate:
     n_workers: int
     """Processes that work."""
     tile: int
-    """Rows of a tile; the whole matrix in memory counts as one."""
+    """Rows of a tile; a small matrix in memory is one."""
     panel: int
     """Columns of a stored strip of a tile."""
     segment: int
@@ -61,6 +61,8 @@ class Candidate:
     """A complete float32 factor on disk is the preconditioner."""
     keeps_rows: bool = False
     """Every process keeps X in memory."""
+    keeps_matrix: bool = False
+    """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
     n_tiles: int = 0
     """Tiles along one side (conjugate gradient)."""
     slots: int = 1

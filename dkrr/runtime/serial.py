@@ -4,14 +4,16 @@ import heapq
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
+from threading import Condition
 from typing import Any, Self
 
+from dkrr import blas
 from dkrr.runtime import resident
 from dkrr.runtime.progress import Progress
-from dkrr.runtime.task import RunRecord, Task, execute, execute_on_one_thread, execute_with
+from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute, execute_with
 
 
 class ReadyQueue:
@@ -30,17 +32,20 @@ class ReadyQueue:
         heapq.heapify(self._ready)
         self._order = {t.key: n for n, t in enumerate(tasks)}
         self.unfinished = len(tasks)
+        self.n_running = 0
 
     def __bool__(self) -> bool:
         return bool(self._ready)
 
     def pop(self) -> Task:
         """Take the next task."""
+        self.n_running += 1
         return self._tasks[heapq.heappop(self._ready)[2]]
 
     def complete(self, key: str) -> None:
         """Say that a task is done, which may make others ready."""
         self.unfinished -= 1
+        self.n_running -= 1
         for follower in self._followers.pop(key, ()):
             self._waiting[follower].discard(key)
             if not self._waiting[follower]:
@@ -81,7 +86,8 @@ class SerialExecutor:
 class ThreadExecutor(SerialExecutor):
     """Runs tasks in threads of the calling process, each with one BLAS thread.
 
-    For work whose elementwise half BLAS threads would not share. A context manager.
+    BLAS's own threads would wait for each other at every product, and for whatever else the cores do, and would not
+    share elementwise work. A context manager.
 
     Parameters
     ----------
@@ -89,6 +95,7 @@ class ThreadExecutor(SerialExecutor):
     """
 
     def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
         self._pool = ThreadPoolExecutor(n_threads, thread_name_prefix="dkrr")
 
     def __enter__(self) -> Self:
@@ -98,16 +105,45 @@ class ThreadExecutor(SerialExecutor):
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
-        """See `Executor.run`; for tasks that do not wait for each other."""
-        start = time.perf_counter()
-        if any(task.depends for task in tasks):
-            return super().run(tasks, progress)
-        record = RunRecord()
-        for task, done in zip(tasks, self._pool.map(execute_on_one_thread, tasks), strict=True):
-            record.tasks.append(done)
-            progress.advance(task.flops)
-        record.seconds = time.perf_counter() - start
-        return record
+        """See `Executor.run`; the records are in the order of the tasks."""
+        start, queue, changed = time.perf_counter(), ReadyQueue(tasks), Condition()
+        done: dict[str, TaskRecord] = {}
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            while True:
+                with changed:
+                    # Nothing is ready and nothing runs: what is left waits in a circle.
+                    changed.wait_for(lambda: queue or failures or queue.n_running == 0)
+                    if failures or not queue:
+                        return
+                    task = queue.pop()
+                try:
+                    record = execute(task)
+                except BaseException as error:
+                    with changed:
+                        failures.append(error)
+                        changed.notify_all()
+                    return
+                with changed:
+                    done[task.key] = record
+                    queue.complete(task.key)
+                    progress.advance(task.flops)
+                    changed.notify_all()
+
+        with blas.one_thread():
+            try:
+                wait([self._pool.submit(work) for _ in range(min(self._n_threads, len(tasks)))])
+            except BaseException as error:  # Ctrl-C: no thread may begin another task
+                with changed:
+                    failures.append(error)
+                    changed.notify_all()
+                raise
+        if failures:
+            raise failures[0]
+        if queue.unfinished:
+            raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
+        return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
         """See `Executor.map`."""

@@ -3,12 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
-from dkrr.linalg.residual import Check, check_tiled
 from dkrr.linalg.triangular import Substitution, backward_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
@@ -57,35 +53,6 @@ class Cholesky:
         with progress.stage("substitution", sum(t.flops for t in tasks)):
             record.add(executor.run(tasks, progress))
         return solution, record
-
-    def check_tiled(
-        self,
-        system: TiledSystem,
-        solution: ChunkedArray,
-        constants: NDArray[np.float64] | None,
-        scaling: ChunkedArray | None,
-        executor: Executor,
-        progress: Progress,
-        slots: int,
-    ) -> tuple[Check, RunRecord]:
-        """Check a solution out of core, by the matrix and not by its factor.
-
-        Parameters
-        ----------
-        system : TiledSystem
-        solution : ChunkedArray of shape (n, m + 1)
-            X, and what the probe became.
-        constants : ndarray of shape (k, t), optional
-            See dkrr.linalg.residual.freed.
-        scaling : ChunkedArray of shape (n, 1), optional
-            D, of A + diag(s), with which the probe was made.
-        executor : Executor
-        progress : Progress
-        slots : int
-            Tasks that run at once.
-        """
-        with progress.stage("true residual", 2.0 * system.grid.n**2 * solution.shape[1]):
-            return check_tiled(system, solution, constants, scaling, executor, progress, slots)
 
 
 def not_positive_definite(error: NotPositiveDefiniteError, alpha: float, form: str) -> NotPositiveDefiniteError:

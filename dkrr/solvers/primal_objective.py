@@ -6,15 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.incore import DenseSystem, mirror_lower_blocks
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
+from dkrr.linalg.memory import factor_in_memory, memory_system
 from dkrr.linalg.normal import Segment
 from dkrr.linalg.normal_product import Diagonal
 from dkrr.linalg.operator import column_norms
 from dkrr.linalg.preconditioner import Identity, Preconditioner
-from dkrr.runtime import Executor, Progress, RunRecord, Task
+from dkrr.linalg.sources import SummedTiles
+from dkrr.linalg.sweeps import substituted
+from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective, Point
+from dkrr.tiles import MemoryMatrix
 
 Array = NDArray[np.float64]
 
@@ -181,12 +184,13 @@ class PrimalObjective(Objective):
             if not batch:
                 continue
             matrix = self._curvature[batch[0] if like.n_systems > 1 else 0]
-            mirror_lower_blocks(matrix)
             shift = np.tile(self._penalties[:, 0], len(batch))
             self._free_of_gauge(matrix, shift, len(batch))
             right_side = -np.ascontiguousarray(self._gradient[:, batch].T).reshape(-1, 1)
             try:
-                x = DenseSystem(matrix).solve(shift, right_side)
+                factor = MemoryMatrix.of_square(matrix)
+                factor_in_memory(memory_system(SummedTiles((factor,)), shift, factor), SerialExecutor())
+                x = substituted(factor, right_side)
             except NotPositiveDefiniteError as error:
                 alpha = self.alpha * self.unit
                 raise NotPositiveDefiniteError(

@@ -1,7 +1,7 @@
 """A symmetric (or lower triangular) matrix as tiles of its lower triangle in one Zarr array."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ class TiledMatrix:
 
     array: ChunkedArray
     grid: TileGrid
+    is_stored: ClassVar[bool] = True
+    """Reading and writing wait for a disk, and others may read what is written."""
 
     @classmethod
     def create(cls, url: str, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
@@ -39,9 +41,21 @@ class TiledMatrix:
         """float64 or float32."""
         return np.dtype(self.array.dtype)
 
+    def room(self, i: int, j: int) -> NDArray[Any]:
+        """Uninitialised array to compute tile (i, j) in."""
+        return np.empty((self.grid.height(i), self.grid.height(j)), self.dtype)
+
     def strip_buffer(self) -> NDArray[Any]:
         """Uninitialised buffer that one strip fits in."""
         return np.empty(self.array.chunks, self.dtype)
+
+    def stretches(self, tiles: range) -> list[slice]:
+        """Columns of these tile columns that are read at once, one after another: those of a strip."""
+        return [self.grid.columns(p) for j in tiles for p in self.grid.panels(j)]
+
+    def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+        """Read tile row `i` in the columns of a stretch; see `read_strip`."""
+        return self.read_strip(i, columns.start // self.grid.panel, buffer)
 
     def read_strip(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
         """Read strip `p` of tile row `i`.

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dkrr.linalg.residual import check_tiled, relative, residual_tasks, uses_symmetry
+from dkrr.linalg.residual import Solved, check_tiled, relative, residual_tasks, uses_symmetry
 from dkrr.runtime import Progress, SerialExecutor
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import RAGGED, grids, make_case, run, vectors
@@ -22,7 +22,7 @@ def test_against_the_whole_matrix(tmp_path_factory, grid, m):
     R, squares = B - case.shifted @ G, np.einsum("ij,ij->j", G, case.A @ G)
     case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
     system = case.system
-    tasks = residual_tasks(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, X))
+    tasks = residual_tasks(Solved(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, X)))
     parts = [part for part, _ in run(tasks).values().values()]
     assert len(parts) == grid.n_tiles
     assert_allclose(np.linalg.norm([p.norms[0] for p in parts], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
@@ -52,7 +52,9 @@ def test_with_few_columns_and_with_many(tmp_path, m, symmetric, slots, centred, 
     case.A[np.triu_indices(grid.n, 1)] = np.nan
     solution = vectors(tmp_path, grid, np.column_stack([X, solved]))
     scaling = vectors(tmp_path, grid, np.sqrt(d)[:, None]) if scaled else None
-    found, record = check_tiled(case.system, solution, constants, scaling, SerialExecutor(), Progress(), slots)
+    system = case.system
+    solved = Solved(system.source, grid, system.shift, system.right_sides, solution, scaling)
+    found, record = check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-12)
     assert_allclose(found.squares, squares, rtol=1e-11)
     assert_allclose(found.condition, largest / smallest, rtol=1e-11)
@@ -65,7 +67,8 @@ def test_zero_at_the_solution(tmp_path):
     case = make_case(tmp_path, RAGGED, m=3, seed=1)
     X = np.linalg.solve(case.shifted, case.B)
     system = case.system
-    tasks = residual_tasks(system.source, RAGGED, system.shift, system.right_sides, vectors(tmp_path, RAGGED, X))
+    X = vectors(tmp_path, RAGGED, X)
+    tasks = residual_tasks(Solved(system.source, RAGGED, system.shift, system.right_sides, X))
     assert relative([part.norms for part, _ in run(tasks).values().values()]) < 1e-14
 
 

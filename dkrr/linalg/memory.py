@@ -1,0 +1,171 @@
+"""Systems in the memory of the calling process: the tasks of `cholesky` on tiles that lie there.
+
+What was factored is gone from its tiles. The true residual is computed from tiles that are formed again, as out of
+core, or from a matrix that is kept beside the factor, where forming it takes long. A small matrix is one tile; it and
+its factor share a square, and no task is made for it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.cost import Cost
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_segments
+from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
+from dkrr.tiles import MemoryMatrix, TileGrid
+
+Array = NDArray[np.float64]
+
+MEMORY_SEGMENT = 4
+"""Tile columns that one task subtracts in memory, where sums between segments cost nothing: threads wait for no longer
+than one task takes."""
+
+
+def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:
+    """A + diag(s), to be factored in this process's memory; s is of shape (n,)."""
+    n_parts = n_segments(matrix.grid.n_tiles - 1, MEMORY_SEGMENT)
+    partial = (PartialSums(matrix),) * (n_parts - 1)
+    return TiledSystem(source, shift[:, None], matrix, segment=MEMORY_SEGMENT, partial=partial)
+
+
+def factor_in_memory(system: TiledSystem, executor: Executor) -> None:
+    """Factor A + diag(s) in this process's memory: a single tile in this thread, others by an executor's.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If a pivot is not positive.
+    NotFiniteError
+        If a diagonal entry of A is infinite or NaN.
+    """
+    if system.grid.n_tiles == 1:
+        factor_tile(Meter(), system, TileStep(0, 0, 0, range(0), is_last=True))
+    else:
+        executor.run(cholesky_tasks(system), Progress())
+
+
+class KeptTiles(TileSource, Operator):
+    """A in memory; a factor made `beside` it takes what is below the diagonal of its squares, where A is above.
+
+    So a matrix of one tile and its factor take one square, and of any other one and its factor little more.
+
+    Parameters
+    ----------
+    matrix : MemoryMatrix
+        Complete, its squares symmetric; theirs are overwritten below the diagonal.
+    """
+
+    def __init__(self, matrix: MemoryMatrix) -> None:
+        grid = matrix.grid
+        self.n, self.grid, self.record = grid.n, grid, RunRecord()
+        self._matrix, self._is_whole = matrix, [True] * grid.n_tiles
+        self.diagonal = np.concatenate([matrix.room(i, i).diagonal() for i in range(grid.n_tiles)])
+
+    @classmethod
+    def of_source(cls, source: TileSource, grid: TileGrid, executor: Executor) -> "KeptTiles":
+        """Form all tiles of another source, by tasks if there are several."""
+        matrix = MemoryMatrix(grid)
+        if grid.n_tiles == 1:
+            form_tile(Meter(), source, matrix, 0, 0)
+        else:
+            executor.run(
+                [
+                    Task(f"tile-{i}-{j}", form_tile, (source, matrix, i, j), flops=grid.height(i) * grid.height(j))
+                    for i, j in grid.lower()
+                ],
+                Progress(),
+            )
+        return cls(matrix)
+
+    def beside(self) -> MemoryMatrix:
+        """Where one factor at a time may be."""
+        return self._matrix.beside()
+
+    def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
+        """See base class."""
+        i, j = rows.start // self.grid.tile, columns.start // self.grid.tile
+        tile = self._matrix.room(i, j)
+        if i != j:
+            out[...] = tile
+            return
+        if out is not tile:
+            out[...] = tile
+            mirror_lower(out.T)
+        elif not self._is_whole[i]:
+            mirror_lower(tile.T)
+        np.einsum("ii->i", out)[:] = self.diagonal[rows]
+        if out is tile:
+            self._is_whole[i] = False  # a factor comes there
+
+    def multiply(
+        self,
+        vectors: Array,
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Array:
+        """See base class; always in float64."""
+        out, v = np.zeros(vectors.shape), np.ascontiguousarray(vectors, np.float64)
+        for i in range(self.grid.n_tiles):
+            rows = self.grid.rows(i)
+            if i:
+                left, _ = self._matrix.read_stretch(i, slice(0, rows.start), v)
+                for here, there, piece in cut_tile(left, rows, slice(0, rows.start)):
+                    blas.gemm(out[here], piece, v[there], beta=1.0)
+                    blas.gemm(out[there], piece, v[here], transpose_a=True, beta=1.0)
+            self._multiply_square(i, out[rows], v[rows])
+        return out
+
+    def _multiply_square(self, i: int, out: Array, vectors: Array) -> None:
+        square = self._matrix.room(i, i)
+        diagonal = np.einsum("ii->i", square)
+        # That of L is replaced for the time of the product: to subtract it afterwards would cancel, L being of the size
+        # of √A.
+        of_factor = None if self._is_whole[i] else diagonal.copy()
+        try:
+            diagonal[:] = self.diagonal[self.grid.rows(i)]
+            blas.symm(out, square, vectors, beta=1.0)
+        finally:
+            if of_factor is not None:
+                diagonal[:] = of_factor
+
+
+def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j: int) -> None:
+    """Task: form one tile where it stays, those on the diagonal whole."""
+    tile = matrix.room(i, j)
+    source.fill(meter, tile, matrix.grid.rows(i), matrix.grid.rows(j))
+    if i == j and len(tile) > KERNEL_BLOCK:  # smaller ones are whole
+        mirror_lower(tile)
+
+
+def memory_cost(grid: TileGrid, m: int, n_systems: int, *, keeps: bool) -> Cost:
+    """Cost of factoring and solving `n_systems` times, forming the tiles not included.
+
+    Parameters
+    ----------
+    grid : TileGrid
+    m : int
+        Right-hand sides.
+    n_systems : int
+    keeps : bool
+        Whether a matrix is kept beside the factor: it is copied, and multiplied once.
+    """
+    n = grid.n
+    # Both substitutions together pass once over the matrix.
+    passes = n_systems + (1 + 2 * n_systems if keeps else 0)
+    return Cost(
+        gemm_flops=n_systems * (4.0 if keeps else 2.0) * n**2 * m,
+        memory_bytes=passes * 8.0 * n * n,
+        fresh_bytes=float(memory_bytes(grid, keeps=keeps)),
+        dense_flops=n_systems * n**3 / 3,
+        dense_side=n,
+    )
+
+
+def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:
+    """Memory of a factor, and of a matrix beside it, which shares the squares on the diagonal."""
+    squares = sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
+    left = sum(grid.height(i) * grid.rows(i).start for i in range(grid.n_tiles))
+    return 8 * (squares + (2 if keeps else 1) * int(left))
