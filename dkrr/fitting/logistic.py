@@ -196,7 +196,7 @@ def _room(data: LabelledData, plan: Plan, store: str | None, progress: Progress)
             meter = Meter()
             if plan.form == "dual" and plan.solver == "cholesky":
                 stack.enter_context(blas.one_thread(plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS))
-                executor = stack.enter_context(memory_executor(plan))
+                executor = stack.enter_context(memory_executor(plan, memory_grid(plan)))
                 yield _memory_room(data, plan, executor, progress, meter)
                 return
             team = stack.enter_context(Team.of_threads(plan, progress))

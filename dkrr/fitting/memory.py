@@ -49,7 +49,7 @@ def fit_dual(data: TrainingData, plan: Plan, meter: Meter) -> DualSolution:
     scan(rows, "X")
     scale, means = data.dual_scale(), data.target_means()
     found, grid = DualParts(data, means), memory_grid(plan)
-    with memory_executor(plan) as executor:
+    with memory_executor(plan, grid) as executor:
         source, kept = gram_tiles(data.kernel, rows, scale), None
         if plan.chosen.keeps_matrix:
             source = kept = KeptTiles.of_source(source, grid, executor)
@@ -88,9 +88,9 @@ def memory_grid(plan: Plan) -> TileGrid:
     return TileGrid(n, plan.chosen.tile, plan.chosen.panel)
 
 
-def memory_executor(plan: Plan) -> AbstractContextManager[Executor]:
+def memory_executor(plan: Plan, grid: TileGrid) -> AbstractContextManager[Executor]:
     """Threads for the tasks of several tiles."""
-    if memory_grid(plan).n_tiles == 1:
+    if grid.n_tiles == 1:
         return nullcontext(SerialExecutor())
     return ThreadExecutor(plan.resources.local_threads)
 
@@ -162,7 +162,7 @@ def fit_primal(data: TrainingData, plan: Plan) -> tuple[PrimalSolution, RunRecor
             scaling = scaling_of(kept.diagonal + shift)
             right_sides = with_probe(moments[:, columns], scaling)
             try:
-                with memory_executor(plan) as threads:
+                with memory_executor(plan, grid) as threads:
                     factor_in_memory(memory_system(kept, shift, factor), threads)
             except NotPositiveDefiniteError as error:
                 raise not_positive_definite(error, alpha, "primal") from None
