@@ -161,7 +161,10 @@ def test_a_bad_value_is_named_where_it_is_read():
     X, y, _, _ = samples()
     X[17, 2] = np.nan
     segment = Segment(as_rows(X), 3, N, 4, y)
-    for work in (lambda: normal_part(Meter(), MAP, segment, None, ONE_TILE), lambda: feature_sums(Meter(), MAP, segment)):
+    for work in (
+        lambda: normal_part(Meter(), MAP, segment, None, ONE_TILE),
+        lambda: feature_sums(Meter(), MAP, segment),
+    ):
         with pytest.raises(InputError, match="row 17, column 2"):
             work()
 
