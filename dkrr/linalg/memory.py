@@ -166,6 +166,8 @@ def memory_cost(grid: TileGrid, m: int, n_systems: int, *, keeps: bool) -> Cost:
 
 def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:
     """Memory of a factor, and of a matrix beside it, which shares the squares on the diagonal."""
-    squares = sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
-    left = sum(grid.height(i) * grid.rows(i).start for i in range(grid.n_tiles))
-    return 8 * (squares + (2 if keeps else 1) * int(left))
+    full = grid.n_tiles - 1
+    last = grid.n - full * grid.tile
+    squares = full * grid.tile**2 + last**2
+    left = grid.tile * (full * (full - 1) // 2 * grid.tile + full * last)
+    return 8 * (squares + (2 if keeps else 1) * left)

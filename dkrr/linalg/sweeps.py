@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.sources import read_range
 from dkrr.linalg.triangular import solve_strip, strips, subtract_product
 from dkrr.runtime import Meter, Task
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TileGrid
 
 Vectors = NDArray[np.float64]
 Strips = Sequence[tuple[int, int]]
@@ -86,6 +87,10 @@ def ordered_strips(grid: TileGrid, tiles: range, *, transpose: bool) -> Iterator
 def substituted(factor: Matrix, right_sides: Vectors) -> Vectors:
     """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m)."""
     x, grid, meter = np.array(right_sides, np.float64, order="C"), factor.grid, Meter()
+    if isinstance(factor, MemoryMatrix) and grid.n_tiles == 1:
+        blas.solve_lower(factor.room(0, 0), x)
+        blas.solve_lower(factor.room(0, 0), x, transpose=True)
+        return x
     for tiles, transpose in ((range(grid.n_tiles), False), (range(grid.n_tiles - 1, -1, -1), True)):
         sweep(meter, factor, list(ordered_strips(grid, tiles, transpose=transpose)), x, transpose=transpose)
     return x

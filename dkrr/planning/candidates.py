@@ -166,13 +166,13 @@ def _dual_in_memory(p: Problem, resources: Resources, *, keeps: bool) -> Candida
 
 def memory_task_bytes(p: Problem, grid: TileGrid, m: int, *, keeps: bool) -> int:
     """Most memory of one thread besides tiles that stay: to form one, or to multiply by it at the check."""
-    part, csr_bytes = p.bytes_of_part(grid.tile), p.csr_bytes(min(grid.tile, KERNEL_BLOCK))
-    form = gram_workspace_bytes(p.kernel, grid.tile, part, p.d, csr_bytes)
+    row_bytes, csr_bytes = p.bytes_of_part(grid.tile), p.csr_bytes(min(grid.tile, KERNEL_BLOCK))
+    form = gram_workspace_bytes(p.kernel, grid.tile, row_bytes, p.d, csr_bytes)
     if keeps:
         return form
     if uses_symmetry(grid, m):
         # Of each slab a sum, which wait to be added.
-        return max(form, multiply_bytes(p.kernel, p.n, grid.tile, p.d, part, m, is_sparse=p.is_sparse))
+        return max(form, multiply_bytes(p.kernel, p.n, grid.tile, p.d, row_bytes, m, is_sparse=p.is_sparse))
     return form + 8 * grid.tile**2 + 8 * 8 * grid.tile * m
 
 

@@ -58,6 +58,9 @@ weighted_and_centred = pytest.mark.parametrize(
 )
 
 
+ONE_TILE = TileGrid(DIMENSION, DIMENSION, DIMENSION)
+
+
 @weighted_and_centred
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, N + 3), st.integers(0, N - 1), st.data())
@@ -75,7 +78,8 @@ def test_accumulate(weighted, centred, block, start, data):
     matrix = np.full((rows.stop - rows.start, columns.stop - columns.start), 0.5)  # it is added to
     moments = np.full((rows.stop - rows.start, 2), 0.5)
     segment = Segment(as_rows(X), start, stop, block, y, w)
-    accumulate(Meter(), MAP, segment, centre, matrix, moments, rows, columns)
+    blocks = [(matrix, slice(0, len(matrix)), slice(0, matrix.shape[1]))]
+    accumulate(Meter(), MAP, segment, centre, blocks, moments, rows, columns)
     lower = np.tri(*matrix.shape, dtype=bool) if rows == columns else np.ones(matrix.shape, bool)
     assert_allclose(matrix[lower], (whole_matrix[rows, columns] + 0.5)[lower], **TOLERANCE)
     assert (matrix[~lower] == 0.5).all()
@@ -101,8 +105,12 @@ def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, c
     here = slice(2, 27)
     part = phi[here] - (0.0 if centre is None else centre)
     whole_matrix, whole_moments = naive_normal(part, np.ones(25) if w is None else w[here, 0], y[here])
-    matrix, moments = normal_part(Meter(), MAP, segment, centre)
-    assert_allclose(np.tril(matrix), np.tril(whole_matrix), **TOLERANCE)
+    for grid in (ONE_TILE, TileGrid(DIMENSION, 2, 2)):
+        matrix, moments = normal_part(Meter(), MAP, segment, centre, grid)
+        for i, j in grid.lower():
+            block = whole_matrix[grid.rows(i), grid.rows(j)]
+            lower = np.tri(*block.shape, dtype=bool) if i == j else np.ones(block.shape, bool)
+            assert_allclose(matrix.room(i, j)[lower], block[lower], **TOLERANCE)
     assert_allclose(moments, whole_moments, **TOLERANCE)
     assert_allclose(
         feature_sums(Meter(), MAP, segment), ((1.0 if w is None else w) * phi)[here].sum(axis=0), **TOLERANCE
@@ -144,8 +152,8 @@ def test_targets_less_their_means():
     X, y, w, _ = samples()
     means, before = np.array([3.0, -1e3]), y.copy()
     plain, less = Segment(as_rows(X), 3, 25, 5, y - means, w), Segment(as_rows(X), 3, 25, 5, y, w, means)
-    for a, b in zip(normal_part(Meter(), MAP, less, None), normal_part(Meter(), MAP, plain, None), strict=True):
-        assert_array_equal(a, b)
+    (_, a), (_, b) = (normal_part(Meter(), MAP, segment, None, ONE_TILE) for segment in (less, plain))
+    assert_array_equal(a, b)
     assert_array_equal(y, before, err_msg="the targets are the caller's")
 
 
@@ -153,7 +161,10 @@ def test_a_bad_value_is_named_where_it_is_read():
     X, y, _, _ = samples()
     X[17, 2] = np.nan
     segment = Segment(as_rows(X), 3, N, 4, y)
-    for work in (lambda: normal_part(Meter(), MAP, segment, None), lambda: feature_sums(Meter(), MAP, segment)):
+    for work in (
+        lambda: normal_part(Meter(), MAP, segment, None, ONE_TILE),
+        lambda: feature_sums(Meter(), MAP, segment),
+    ):
         with pytest.raises(InputError, match="row 17, column 2"):
             work()
 
@@ -164,7 +175,9 @@ def test_every_kind_of_rows(kind, tmp_path):
     X, y, matrix, moments = case.array, np.ones((23, 1)), np.zeros((7, 7)), np.zeros((7, 1))
     before = X.copy()
     segment = Segment(as_rows(case.handed_in), 0, 23, 6, y, np.full((23, 1), 4.0))
-    accumulate(Meter(), IdentityMap(), segment, np.ones(7), matrix, moments, slice(0, 7), slice(0, 7))
+    everything = slice(0, 7)
+    blocks = [(matrix, everything, everything)]
+    accumulate(Meter(), IdentityMap(), segment, np.ones(7), blocks, moments, everything, everything)
     assert_allclose(np.tril(matrix), np.tril(4 * (X - 1).T @ (X - 1)), rtol=1e-12)
     assert_allclose(moments, 4 * (X - 1).T @ y, rtol=1e-11, atol=1e-9)
     assert (before == X).all(), "the user's rows are not changed"
