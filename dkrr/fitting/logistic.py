@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
+from dkrr.linalg.operator import Operator
 from dkrr.planning import Plan
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
@@ -133,11 +134,16 @@ def _save_step(
 def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
     """Training rows, and objectives in the dual form that share K and what preconditions their systems."""
     matrix, c = GramMatrix(data, plan, context), plan.chosen
-    gram, largest = matrix.operator(), max(float(np.abs(matrix.diagonal()).max()), 1e-300)
-    preconditioners = _preconditioners(data, plan, matrix)
     labels = LabelTerms(data.likelihood, data.codes, data.weights)
 
+    @cache
+    def shared() -> tuple[Operator, NewtonPreconditioners, float]:
+        """What is made for the first λ only: a run that is resumed may have done all."""
+        largest = float(np.abs(matrix.diagonal()).max())
+        return matrix.operator(), _preconditioners(data, plan, matrix), max(largest, 1e-300)
+
     def objective(alpha: float, start: Point, known: Array | None) -> Objective:
+        gram, preconditioners, largest = shared()
         return DualObjective(
             labels=labels,
             fit_intercept=data.fit_intercept,
