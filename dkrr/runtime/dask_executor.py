@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from distributed import Client, as_completed
 from distributed.client import FutureCancelledError
-from distributed.comm import CommClosedError
+from distributed.comm import CommClosedError, resolve_address
 from distributed.protocol.pickle import dumps, loads
 from distributed.scheduler import KilledWorker
 
@@ -322,6 +322,7 @@ def connect(address: str, timeout: str = "10s") -> Client:
         If none answers at that address.
     """
     try:
+        resolve_address(address)  # a client that finds out by itself stays the ambient one
         return Client(address, timeout=timeout)
     except (OSError, ValueError) as error:
         raise InputError(f"no Dask scheduler answers at {address}: {error}") from error

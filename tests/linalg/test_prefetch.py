@@ -16,7 +16,7 @@ def test_order_and_slots(n):
         seen.append((k, slot))
         return k * k
 
-    assert list(prefetched(n, load, Meter())) == [k * k for k in range(n)]
+    assert list(prefetched(n, load, Meter(), waits=True)) == [k * k for k in range(n)]
     assert seen == [(k, k % N_SLOTS) for k in range(n)]
 
 
@@ -27,7 +27,7 @@ def test_a_buffer_in_use_is_not_filled():
         buffers[slot] = k
         return slot
 
-    for k, slot in enumerate(prefetched(20, load, Meter())):
+    for k, slot in enumerate(prefetched(20, load, Meter(), waits=True)):
         for _ in range(200):  # give the reader every chance to run ahead
             assert buffers[slot] == k
 
@@ -39,7 +39,7 @@ def test_the_next_is_loaded_while_one_is_in_use():
         loaded[k].set()
         return k
 
-    strips = prefetched(3, load, Meter())
+    strips = prefetched(3, load, Meter(), waits=True)
     assert next(strips) == 0
     assert loaded[1].wait(10), "strip 1 is read without being asked for"
     assert not loaded[2].is_set()
@@ -52,7 +52,7 @@ def test_an_error_comes_where_the_strip_is_wanted():
             raise OSError("damaged")
         return k
 
-    strips = prefetched(4, load, Meter())
+    strips = prefetched(4, load, Meter(), waits=True)
     assert [next(strips), next(strips)] == [0, 1]
     with pytest.raises(OSError, match="damaged"):
         next(strips)
@@ -60,5 +60,12 @@ def test_an_error_comes_where_the_strip_is_wanted():
 
 def test_waiting_counts_as_reading():
     meter = Meter()
-    list(prefetched(3, lambda k, slot: k, meter))
+    list(prefetched(3, lambda k, slot: k, meter, waits=True))
     assert set(meter.seconds) == {"read"}
+
+
+def test_nothing_is_loaded_ahead_from_memory():
+    loaded = []
+    for k in prefetched(3, lambda k, slot: loaded.append(slot) or k, Meter(), waits=False):
+        assert len(loaded) == k + 1
+    assert loaded == [0, 0, 0]
