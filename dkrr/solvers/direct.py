@@ -75,6 +75,7 @@ def in_terms_of_alpha(alphas: Iterable[float], form: Literal["dual", "primal"]) 
 
 def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: Literal["dual", "primal"]) -> str:
     matrix, what = ("K + λI", "row") if form == "dual" else ("ΦᵀΦ + λI", "feature")
+    alphas = list(alphas)
     if min(alphas) > 0:
         remedy = (
             "The kernel is not positive semidefinite on these rows, or λ is below what rounding in K allows: increase "
@@ -87,8 +88,13 @@ def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: L
         )
     else:
         remedy = "With λ = 0 the features must be linearly independent: remove dependent columns, or set alpha > 0"
-    found = str(error) if error.row < 0 else f"the pivot of {what} {error.row} (counted from 0) is not positive"
+    values = ", ".join(f"{a:g}" for a in alphas)
+    if error.row < 0:  # of an iteration, which meets no pivots
+        return (
+            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds a jitter of its own; "
+            f"checkpoints in a given store are kept"
+        )
     return (
-        f"{matrix} is not positive definite with λ = alpha = {', '.join(f'{a:g}' for a in alphas)}: {found}. {remedy}. "
-        f"dkrr never adds a jitter of its own"
+        f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
+        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own"
     )
