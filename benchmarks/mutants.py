@@ -28,10 +28,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -84,9 +83,8 @@ class Mutant:
     source: str
     """Checksum of the module without the mutation."""
     number: int
-    """Place among all mutants of the module."""
+    """Among all mutants of the module, ``of``."""
     of: int
-    """How many there are."""
     line: int
     diff: str
     outcome: str = ""
@@ -167,47 +165,42 @@ class Copy:
 def tried(
     code: str, copy: Copy, module: str, tests: list[str], size: int | None, seed: int, known: dict[object, Mutant]
 ) -> Iterator[Mutant]:
-    """Run the mutants of one module, but for those that are known.
-
-    Raises
-    ------
-    click.ClickException
-        If the tests fail without a mutation, or pass without the module.
-    """
-    target = copy.root / module
+    """Run the mutants of one module, but for those that are known."""
+    target, limit = copy.root / module, 0.0
     if not target.is_file():
         raise click.ClickException(f"{code} has no {module}; name the modules of another layout by --module")
     source, times = target.read_text(), target.stat()
+    checksum = hashlib.sha256(source.encode()).hexdigest()[:12]
     parsed, found = mutants(target, module)
-    made = []
     for number in range(len(found)) if size is None else drawn(found, size, seed):
         changed = deep_replace(parsed, found[number].original_node, found[number].mutated_node)
         assert isinstance(changed, libcst.Module)
-        diff = list(unified_diff(source.splitlines(), changed.code.splitlines(), lineterm="", n=0))[2:]
-        line = int(diff[0].split()[1].lstrip("-").split(",")[0])
-        checksum = hashlib.sha256(source.encode()).hexdigest()[:12]
-        text = "\n".join(row for row in diff if not row.startswith("@@"))
+        where, *diff = list(unified_diff(source.splitlines(), changed.code.splitlines(), lineterm="", n=0))[2:]
+        line, text = int(where.split()[1].lstrip("-").split(",")[0]), "\n".join(diff)
         one = Mutant(code, module, " ".join(tests), checksum, number, len(found), line, text)
-        made.append((one, changed.code))
-    yield from (known[one.key] for one, _ in made if one.key in known)
-    rest = [(one, text) for one, text in made if one.key not in known]
-    if not rest:
-        return
+        if one.key in known:
+            yield known[one.key]
+            continue
+        limit = limit or _limit(copy, target, tests)
+        try:
+            target.write_text(changed.code)
+            outcome, used, _ = copy.run(tests, limit)
+        finally:
+            target.write_text(source)
+            os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))  # its bytecode is compared with it
+        yield replace(one, outcome=outcome, cpu_seconds=round(used, 2))
+
+
+def _limit(copy: Copy, target: Path, tests: list[str]) -> float:
+    """CPU seconds that a mutant may take; refuse tests that fail without a mutation or pass without the module."""
     ended, clean, printed = copy.run(tests)
     if ended != "survived":
-        raise click.ClickException(f"the tests of {module} fail without a mutation:\n{printed[-3000:]}")
+        raise click.ClickException(f"the tests of {target.name} fail without a mutation:\n{printed[-3000:]}")
     limit = CPU_FACTOR * clean + CPU_SECONDS
-    try:
-        target.write_text("raise ImportError\n")
-        if copy.run(tests, limit)[0] == "survived":
-            raise click.ClickException(f"the tests of {module} pass without it: they import another one, or none")
-        for one, text in rest:
-            target.write_text(text)
-            outcome, used, _ = copy.run(tests, limit)
-            yield Mutant(**asdict(one) | {"outcome": outcome, "cpu_seconds": round(used, 2)})
-    finally:
-        target.write_text(source)
-        os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))  # its bytecode is compared with it
+    target.write_text("raise ImportError\n")
+    if copy.run(tests, limit)[0] == "survived":
+        raise click.ClickException(f"the tests of {target.name} pass without it: they import another one, or none")
+    return limit
 
 
 def table(results: Iterable[Mutant]) -> str:
@@ -262,7 +255,6 @@ def main(
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             copy = Copy(Path(tree), Path(folder))
             for module, tests in wanted.items():
-                start = time.monotonic()
                 for one in tried(code, copy, module, tests, None if everything else sample, seed, known):
                     results.append(one)
                     if one.outcome == "survived":
@@ -270,7 +262,6 @@ def main(
                     if file is not None and one.key not in known:
                         with file.open("a") as out:
                             out.write(json.dumps(asdict(one)) + "\n")
-                click.echo(f"{code}: {module}: {time.monotonic() - start:.0f} s", err=True)
     block = table(results)
     click.echo(block)
     if write is not None:
