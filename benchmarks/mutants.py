@@ -6,9 +6,10 @@
     python -m benchmarks.mutants --tree before=../old --tree after=. --json output/mutants.jsonl
     python -m benchmarks.mutants --module dkrr/tiles/grid.py=tests/tiles/test_grid.py
 
-mutmut makes the mutants: ``<=`` for ``<``, ``-`` for ``+``, another number, None for an argument, an argument left out.
-Those of strings are left out, since most strings are words of a message. A sample draws places in the code, and one
-mutant of each; the same seed draws the same ones, and a larger sample contains a smaller one.
+mutmut makes the mutants: ``<=`` for ``<``, ``-`` for ``+``, ``or`` for ``and``, another number, an argument left out.
+Two kinds are not used: other strings, since most strings are words of a message, and None for a value, which fails
+wherever the line runs. A sample draws places in the code, and one mutant of each; the same seed draws the same ones,
+and a larger sample contains a smaller one.
 
 Every mutant is written into a copy of the checkout, where pytest runs the tests of its module until the first failure;
 Hypothesis draws the same examples each time. A mutant is **caught** if the tests fail, **timed out** if they take
@@ -82,24 +83,28 @@ class Mutant:
     tests: str
     source: str
     """Checksum of the module without the mutation."""
-    number: int
-    """Among all mutants of the module, ``of``."""
     of: int
+    """All mutants of the module."""
     line: int
     diff: str
     outcome: str = ""
     cpu_seconds: float = 0.0
 
     @property
-    def key(self) -> tuple[str | int, ...]:
+    def key(self) -> tuple[object, ...]:
         """Equal for the same mutant in another run."""
-        return self.code, self.module, self.tests, self.source, self.number
+        return self.code, self.module, self.tests, self.source, self.line, self.diff
 
 
 def mutants(path: Path, module: str) -> tuple[libcst.Module, list[Mutation]]:
     """Parse a file and list its mutants, in the order of the code."""
     parsed, found, *_ = create_mutations(module, path.read_text())
-    return parsed, [one for one in found if not isinstance(one.original_node, libcst.BaseString)]
+    return parsed, [one for one in found if _is_used(*map(parsed.code_for_node, (one.original_node, one.mutated_node)))]
+
+
+def _is_used(original: str, mutated: str) -> bool:
+    is_string = original.startswith(("'", '"'))
+    return not is_string and mutated.count("None") <= original.count("None")
 
 
 def drawn(found: list[Mutation], size: int, seed: int) -> list[int]:
@@ -177,7 +182,7 @@ def tried(
         assert isinstance(changed, libcst.Module)
         where, *diff = list(unified_diff(source.splitlines(), changed.code.splitlines(), lineterm="", n=0))[2:]
         line, text = int(where.split()[1].lstrip("-").split(",")[0]), "\n".join(diff)
-        one = Mutant(code, module, " ".join(tests), checksum, number, len(found), line, text)
+        one = Mutant(code, module, " ".join(tests), checksum, len(found), line, text)
         if one.key in known:
             yield known[one.key]
             continue
@@ -249,8 +254,8 @@ def main(
     lines = file.read_text().splitlines() if file is not None and file.exists() else []
     earlier = [Mutant(**json.loads(line)) for line in lines]
     known: dict[object, Mutant] = {one.key: one for one in earlier}
-    results = [one for one in earlier if one.code not in trees]
     wanted = {module: tests.split(",") for module, tests in modules.items()} or MODULES
+    results = [one for one in earlier if one.code not in trees or one.module not in wanted]
     for code, tree in trees.items():
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             copy = Copy(Path(tree), Path(folder))

@@ -15,8 +15,9 @@ SOURCE = '''
 
 
 def is_long(values):
+    label = "long"
     if len(values) > 3:
-        return "long"
+        return label
     return False
 '''
 TESTS = """
@@ -47,10 +48,10 @@ def run(checkout, *arguments, tests="tests/test_lengths.py"):
     return CliRunner().invoke(mutants.main, given)
 
 
-def mutant(number, line, before, after, outcome):
+def mutant(line, before, after, outcome):
     checksum = hashlib.sha256(SOURCE.encode()).hexdigest()[:12]
     one = mutants.Mutant(
-        "old", "small/lengths.py", "tests/test_lengths.py", checksum, number, 3, line, f"-{before}\n+{after}", outcome
+        "old", "small/lengths.py", "tests/test_lengths.py", checksum, 3, line, f"-{before}\n+{after}", outcome
     )
     return asdict(one)
 
@@ -61,15 +62,15 @@ def test_mutants_of_a_checkout(checkout, monkeypatch):
     kept = (checkout / "small" / "lengths.py").read_text()
     result = run(checkout, "--all", "--json", str(file), "--write", str(page))
     assert result.exit_code == 0, result.output
-    # Strings are left alone.
+    # Another label and None for it are not tried.
     assert [json.loads(line) | {"cpu_seconds": 0.0} for line in file.read_text().splitlines()] == [
-        mutant(0, 6, "    if len(values) > 3:", "    if len(values) >= 3:", "survived"),
-        mutant(1, 6, "    if len(values) > 3:", "    if len(values) > 4:", "caught"),
-        mutant(2, 8, "    return False", "    return True", "caught"),
+        mutant(7, "    if len(values) > 3:", "    if len(values) >= 3:", "survived"),
+        mutant(7, "    if len(values) > 3:", "    if len(values) > 4:", "caught"),
+        mutant(9, "    return False", "    return True", "caught"),
     ]
     row = "| `small/lengths.py` | old | 3 of 3 | 2 | 0 | 1 | 67 % |"
     assert row in result.stdout and row in page.read_text() and page.read_text().endswith("\nafter\n")
-    assert "old: small/lengths.py:6 survived" in result.stderr
+    assert "old: small/lengths.py:7 survived" in result.stderr
     assert (checkout / "small" / "lengths.py").read_text() == kept
 
     monkeypatch.setattr(mutants.Copy, "run", None)  # results that are known are not found again
