@@ -254,18 +254,18 @@ def table(lines: Iterable[Line]) -> str:
     return "\n".join([head, *map(str, lines)])
 
 
-def replaced(page: str, block: str) -> str:
-    """Return a page with another block between the two markers.
+def replaced(page: str, block: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return a page with another block between two markers.
 
     Raises
     ------
     click.ClickException
         If the page has no such markers.
     """
-    if BEGIN not in page or END not in page:
-        raise click.ClickException(f"the page has no lines {BEGIN} and {END} for the table to stand between")
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END, 1)[1]}"
+    if begin not in page or end not in page:
+        raise click.ClickException(f"the page has no lines {begin} and {end} for the table to stand between")
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
 
 
 @click.command()
