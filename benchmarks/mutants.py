@@ -48,10 +48,10 @@ MODULES = {
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
-    "dkrr/planning/candidates.py": ["tests/planning/test_candidates.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/direct.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/tiles/chunks.py": ["tests/tiles/test_chunks.py"],
-    "dkrr/requests.py": [
-        "tests/planning/test_logistic.py",
+    "dkrr/arguments.py": [
+        "tests/planning/test_newton.py",
         "tests/estimators/test_bad_input.py",
         "tests/estimators/test_logistic_bad_input.py",
     ],

@@ -6,6 +6,7 @@ import pytest
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting import iteration
+from dkrr.planning import iteration as pricing
 from dkrr.planning import planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
 
@@ -15,9 +16,9 @@ N = 3000
 @pytest.fixture
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
-    monkeypatch.setattr(planner, "SURELY_FASTER", 1e-6)
+    monkeypatch.setattr(pricing, "SURELY_FASTER", 1e-6)
     monkeypatch.setattr(planner, "TINY_SECONDS", 0.0)
-    monkeypatch.setattr(planner, "SMALL_SECONDS", 0.0)
+    monkeypatch.setattr(pricing, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
 
 
