@@ -1,6 +1,5 @@
 """Names by which `fitting` still reads any strategy, until its systems read their own."""
 
-from contextlib import suppress
 from typing import Any
 
 ALIASES = {"segment": "columns_per_task", "stores_tiles": "is_stored", "cold_part": "cold_fraction"}
@@ -29,11 +28,14 @@ class FlatNames:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        own = vars(self)
+        if "inner" in own:
+            return getattr(own["inner"], name)
         name = ALIASES.get(name, name)
-        held = vars(vars(self).get("inner", self))
-        for part in (vars(self).get("inner"), held.get("products"), held.get("tiling"), held.get("place")):
-            with suppress(AttributeError):
-                return object.__getattribute__(part, name)
+        for part in ("products", "tiling", "place"):
+            held = vars(own[part]) if part in own else {}
+            if name in held:
+                return held[name]
         if name in ABSENT:
             return ABSENT[name]
         raise AttributeError(name)
