@@ -109,8 +109,8 @@ class Rows(ABC):
     @property
     def heaviest_bytes(self) -> tuple[int, ...]:
         """Bytes of the heaviest row, of the 2, 4, 8, ... heaviest ones together, and of all of them."""
-        n = max(self.shape[0], 1)
-        return tuple(self.row_bytes * k for k in (*(2**k for k in range(n.bit_length()) if 2**k < n), n))
+        n, row_bytes = max(self.shape[0], 1), self.row_bytes
+        return tuple(row_bytes * k for k in (*(2**k for k in range(n.bit_length()) if 2**k < n), n))
 
     @property
     def read_overhead_bytes(self) -> int:
