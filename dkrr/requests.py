@@ -24,7 +24,7 @@ from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
-from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum
+from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Loss, Spectrum
@@ -36,11 +36,6 @@ from dkrr.tiles import RunStore
 from dkrr.tiles.mapped import is_mapped
 
 Array = NDArray[np.float64]
-
-SAMPLED_FROM = 4 * SAMPLE
-"""Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
-SAMPLED_BYTES = 64 * 2**20
-"""Most memory that the rows of a sample may take: planning has no part of a memory limit."""
 
 
 @dataclass(frozen=True)
@@ -364,8 +359,8 @@ def _with_spectrum(problem: Problem, rows: Rows) -> Problem:
     wanted = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
     is_costly = p.kernel.is_precomputed or isinstance(p.kernel, CallableKernel) or isinstance(rows, DaskRows)
-    is_costly = is_costly or SAMPLE * p.bytes_of_row > SAMPLED_BYTES
-    if p.form == "primal" or p.n < SAMPLED_FROM or is_costly or not (wanted or possible):
+    is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
+    if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (wanted or possible):
         return problem
     found = estimated_spectrum(p.kernel, rows)
     return problem if found is None else replace(problem, spectrum=Spectrum(*found))

@@ -10,6 +10,10 @@ from dkrr.rows import MemoryRows, Rows
 
 SAMPLE = 1024
 """Rows: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of all rows."""
+MIN_SAMPLED_ROWS = 4 * SAMPLE
+"""Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
+MAX_SAMPLE_BYTES = 64 * 2**20
+"""Most memory that the rows of a sample may take: planning has no part of a memory limit."""
 _BLOCKS = 16
 """Blocks of consecutive rows that are read where rows are in a store."""
 

@@ -47,17 +47,17 @@ from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Resources
 from dkrr.planning.strategy import Settings, Strategy, Systems, Tiling
 from dkrr.solvers import Cholesky
+from dkrr.solvers.dual_objective import VECTORS_HELD
 from dkrr.solvers.newton import (
     COUPLED_ITERATIONS,
     CURVATURE_SHIFT,
     INNER_TOL,
     INNER_WITH_FACTOR,
-    MAX_MATRIX_SIDE,
     PASSES_PER_STEP,
     SECONDS_PER_STEP,
     SECONDS_PER_STEP_IN_MEMORY,
-    VECTORS_HELD,
 )
+from dkrr.solvers.primal_objective import MAX_MATRIX_SIDE
 from dkrr.tiles import TileGrid
 
 Inner = Direct | Iterative | Float32Factor

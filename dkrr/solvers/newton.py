@@ -62,8 +62,6 @@ INNER_WITH_FACTOR = 1
 """Iterations for a system whose preconditioner is its inverse."""
 PASSES_PER_STEP = 4
 """Products with K of a step besides its iterations: right-hand side, true residual, scores and gradient."""
-VECTORS_HELD = 30
-"""Arrays as long as the scores in the calling process."""
 SECONDS_PER_STEP = 4e-3
 """Time of every step, however small: calls, and a line search."""
 SECONDS_PER_STEP_IN_MEMORY: Mapping[tuple[str, str], float] = {
@@ -73,8 +71,6 @@ SECONDS_PER_STEP_IN_MEMORY: Mapping[tuple[str, str], float] = {
     ("dual", "cg"): 3.7e-3,
 }
 """Time of every step without tasks, by form and solver."""
-MAX_MATRIX_SIDE = 20_000
-"""Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from dkrr.tiles import MemoryMatrix
 
 Array = NDArray[np.float64]
 
+MAX_MATRIX_SIDE = 20_000
+"""Largest curvature matrix of the primal form that is held in memory: 3 GiB."""
+
 
 @dataclass
 class PrimalObjective(Objective):
