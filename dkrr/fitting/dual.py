@@ -17,7 +17,7 @@ from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
 from dkrr.planning import Plan
 from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Iteration, Outcome, State
+from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]
@@ -29,6 +29,21 @@ CANCELLED = (
     "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
 )
+
+
+def tightened(tol: float, reached: float, residual: float) -> float | None:
+    """Tolerance for u and v with which the residual of α should meet `tol`; None if no smaller one helps.
+
+    Parameters
+    ----------
+    tol : float
+    reached : float
+        Residual of u and v.
+    residual : float
+        Residual of α, of which they leave so much; it may be infinite or NaN.
+    """
+    smaller = 0.5 * reached * (tol / residual) if residual > 0 else 0.0
+    return smaller if smaller > 0 else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class DualRidge:
         factor = self.matrix.partial_factor(importance, float(shift.min()), self._plan.problem.tol)
         return LowRank(factor, shift, self.scale)
 
-    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> Outcome:
+    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:
         """Take what conjugate gradient finds, until the coefficients themselves meet the tolerance.
 
         With free constants α = u − v b; its residual exceeds those of u and v where b is large or they cancel.
@@ -129,10 +144,10 @@ class DualRidge:
         outcome = iteration.run(state=state)
         residuals, squares = self._checked(groups, iteration, products, outcome)
         for _ in range(MAX_TIGHTENINGS):
-            if outcome.status is not Status.CONVERGED or (residuals <= tol).all():
+            smaller = tightened(tol, min(iteration.tol, float(outcome.residuals.max())), float(residuals.max()))
+            if outcome.status is not Status.CONVERGED or (residuals <= tol).all() or smaller is None:
                 break
-            reached = min(iteration.tol, float(outcome.residuals.max()))
-            iteration.tol = 0.5 * reached * tol / float(residuals.max())
+            iteration.tol = smaller
             outcome = iteration.run(state=iteration.last)
             residuals, squares = self._checked(groups, iteration, products, outcome)
         if outcome.status is Status.CONVERGED and not (residuals <= tol).all():
@@ -145,7 +160,7 @@ class DualRidge:
         return outcome
 
     def _checked(
-        self, groups: Sequence[Group], iteration: Iteration, products: LastProduct, outcome: Outcome
+        self, groups: Sequence[Group], iteration: Iteration, products: LastProduct, outcome: CGOutcome
     ) -> tuple[Array, Array]:
         """Relative residuals and squares by targets, in the order of the groups."""
         solutions, right_sides, sizes, kept, first = list[Array](), list[Array](), list[Array](), list[int](), 0
@@ -169,7 +184,7 @@ class DualRidge:
             residuals = column_norms((b - product - shift * x) / unit) / np.where(norms > 0, norms / unit, 1.0)
             return residuals, energies(x, product)
 
-    def solution(self, outcome: Outcome | None = None) -> Solution:
+    def solution(self, outcome: CGOutcome | None = None) -> Solution:
         """Return the whole, once all systems are solved."""
         return Solution(
             dual_coef=self._coef,

@@ -9,6 +9,7 @@ from benchmarks.trials import trial
 from dkrr import KernelRidge
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.dual import tightened
 from dkrr.fitting.primal import drop_rounding
 from dkrr.kernels import Linear
 from dkrr.rows import as_rows
@@ -37,6 +38,14 @@ def test_moments_that_are_only_rounding(weight):
     assert_array_equal(found[:, 0], 0.0)
     assert_array_equal(found[:, 1:], moments[:, 1:])
     assert_allclose(sizes, [lengths[0] * np.sqrt(2) * root, 1e-16, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("reached", "residual", "smaller"),
+    [(1e-8, 4e-8, 1.25e-9), (1e-8, np.inf, None), (1e-8, np.nan, None), (0.0, 1e-7, None), (1e-8, 0.0, None)],
+)
+def test_a_tolerance_from_which_no_residual_follows_ends_the_search(reached, residual, smaller):
+    assert tightened(1e-8, reached, residual) == (None if smaller is None else pytest.approx(smaller))
 
 
 class TestResidualWithAnIntercept:

@@ -246,6 +246,11 @@ class TestClients:
         with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
             connect("tcp://127.0.0.1:9", timeout="200ms")
 
+    def test_an_unknown_protocol_leaves_no_client(self):
+        with pytest.raises(InputError, match="nowhere://here"):
+            connect("nowhere://here")
+        assert ambient_client() is None
+
     def test_shared_folder(self, client, tmp_path):
         check_folder_is_shared(client, tmp_path)
         assert list(tmp_path.iterdir()) == []
