@@ -101,7 +101,7 @@ def fit(
     solver_name: str,
     rank: int | None,
     precision: str,
-    max_iterations: int,
+    max_iter: int,
     tol: float,
     memory_limit: str | None,
     cache: Path | None,
@@ -118,7 +118,7 @@ def fit(
     model = dkrr.KernelRidge(
         alpha=alpha,
         kernel=value,
-        solver=solver(solver_name, rank, precision, max_iterations),
+        solver=solver(solver_name, rank, precision, max_iter),
         tol=tol,
         memory_limit=memory_limit,
         progress=sys.stderr.isatty(),
@@ -250,7 +250,7 @@ def panel(n: int, cache: Path | None) -> None:
             solver=f"cg-{name}",
             rank=None if name == "none" else rank,
             precision="float64",
-            max_iterations=100,
+            max_iter=100,
             tol=1e-12,
             cache=cache,
         )

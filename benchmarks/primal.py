@@ -174,7 +174,7 @@ def _read_file(path: Path) -> None:
 
 
 def syrk_rate(width: int, seconds: float) -> float:
-    """Rate of AᵀA on one BLAS thread, in strips as dkrr cuts them; 10⁹ flop/s, width² for each row."""
+    """Rate of AᵀA on one BLAS thread, in panels as dkrr cuts them; 10⁹ flop/s, width² for each row."""
     rows = max(STRIP_ROWS, STRIP_BYTES // (8 * width))
     a, c = np.random.default_rng(0).standard_normal((rows, width)), np.zeros((width, width))
     with blas.one_thread():

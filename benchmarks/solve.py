@@ -61,7 +61,7 @@ STAGES = {
 _COLOURS = {
     "diagonal tile": "#e8963a",
     "other tile": "#1763a6",
-    "segment of a sum": "#7fb2dd",
+    "part of a sum": "#7fb2dd",
     "substitution": "#3a9e6d",
     "residual": "#8a6fb3",
     "other": "#8a94a0",
@@ -247,8 +247,8 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
             "n_workers": chosen.n_workers,
             "tile": layout["tile"],
             "panel": layout["panel"],
-            "segment": layout["segment"],
-            "tiles_a_side": grid.n_tiles if on_tiles else 1,
+            "columns_per_task": layout["columns_per_task"],
+            "tiles_per_side": grid.n_tiles if on_tiles else 1,
         },
         "memory": {
             "limit_bytes": parse_bytes(settings.memory_limit),
@@ -401,7 +401,7 @@ def _kind(task: TaskRecord) -> str:
     if stage == "factorisation":
         step, i, j = task.key.split("-")[:3]
         if step == "S":
-            return "segment of a sum"
+            return "part of a sum"
         return "diagonal tile" if i == j else "other tile"
     return stage if stage in _COLOURS else "other"
 

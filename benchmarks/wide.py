@@ -39,7 +39,7 @@ from dkrr.planning.schedule import (
     step_bytes,
     step_flops,
 )
-from dkrr.planning.simulation import Cluster, Outcome, Queue
+from dkrr.planning.simulation import Cluster, Queue, SimulatedRun
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
@@ -48,7 +48,7 @@ D = 16
 """Columns of X: as in the other benchmarks. They weigh little beside n³."""
 TILES = (256, 384, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 20480)
 """Tile sizes that `answer` compares."""
-SEGMENTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+TASK_COLUMNS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 """Tile columns to a task that it compares; 0 means all."""
 SHORTLIST = 4
 """Pairs of the two that it simulates, of those whose closed formula promises most."""
@@ -91,7 +91,9 @@ _json_option = click.option(
 @click.option("--d", type=int, default=D, show_default=True)
 @click.option("--workers", type=int, multiple=True, default=(1, 2), show_default=True)
 @click.option("--tile", type=int, help="Default: what the planner chooses for the most workers.")
-@click.option("--segment", type=click.IntRange(min=0), help="Tile columns to a task, 0 for all. Default as for --tile.")
+@click.option(
+    "--columns-per-task", type=click.IntRange(min=0), help="Tile columns to a task, 0 for all. Default as for --tile."
+)
 @click.option("--memory-limit", default="1GiB", show_default=True, help="Of each worker.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--costs", "costs_path", type=click.Path(dir_okay=False, path_type=Path), help="Save what was fitted.")
@@ -101,7 +103,7 @@ def reproduce(
     d: int,
     workers: tuple[int, ...],
     tile: int | None,
-    segment: int | None,
+    columns_per_task: int | None,
     memory_limit: str,
     repeat: int,
     costs_path: Path | None,
@@ -115,7 +117,7 @@ def reproduce(
         (
             "n",
             "workers",
-            "tile, segment",
+            "tile, columns_per_task",
             "factorisation",
             "by 1 worker's costs",
             "by its own",
@@ -126,13 +128,13 @@ def reproduce(
     )
     costs: TaskCosts | None = None
     for n in sizes:
-        layout = tile, segment
+        layout = tile, columns_per_task
         for _ in range(repeat):
             runs: list[Run] = []
             # The most workers first: their plan is the hardest to change.
             for k in sorted(set(workers), reverse=True):
                 runs.append(measured_run(n, d, k, layout, memory_limit))
-                layout = runs[-1].grid.tile, runs[-1].segment
+                layout = runs[-1].grid.tile, runs[-1].columns_per_task
             one = runs[-1] if runs[-1].workers == 1 else None
             costs = costs if one is None else one.costs
             for run in reversed(runs):
@@ -153,7 +155,7 @@ class Run:
     n: int
     workers: int
     grid: TileGrid
-    segment: int
+    columns_per_task: int
     seconds: float
     stages: dict[str, dict[str, float]]
     costs: TaskCosts
@@ -161,8 +163,8 @@ class Run:
 
 
 def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | None], memory_limit: str) -> Run:
-    """Fit on running workers with one thread each; `layout` has the tile and the segment, None for the planner's."""
-    tile, segment = layout
+    """Fit on running workers with one thread each; `layout`: tile and tile columns per task, None for the planner's."""
+    tile, columns_per_task = layout
     settings = Settings(
         n=n,
         d=d,
@@ -173,20 +175,20 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.direct._columns_per_task", return_value=[segment])
+    fixed = mock.patch("dkrr.planning.direct._columns_per_task", return_value=[columns_per_task])
     try:
-        with nullcontext() if segment is None else fixed:
+        with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)
     except DkrrError as error:
         raise click.ClickException(str(error)) from error
     cut = fit.plan.chosen.layout()
     grid = TileGrid(n, cut["tile"], cut["panel"])
     stages = stage_times(fit.tasks, workers, fit.started)
-    costs = fitted_costs(fit.tasks, grid, cut["segment"])
-    return Run(n, workers, grid, cut["segment"], fit.seconds, stages, costs, fit.load.noisy)
+    costs = fitted_costs(fit.tasks, grid, cut["columns_per_task"])
+    return Run(n, workers, grid, cut["columns_per_task"], fit.seconds, stages, costs, fit.load.noisy)
 
 
-def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, segment: int) -> TaskCosts:
+def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, columns_per_task: int) -> TaskCosts:
     """Rates at which the tasks of a run did each kind of work.
 
     Parameters
@@ -194,9 +196,9 @@ def fitted_costs(tasks: Sequence[TaskRecord], grid: TileGrid, segment: int) -> T
     tasks : sequence of TaskRecord
         Others than those of the factorisation are passed over.
     grid : TileGrid
-    segment : int
+    columns_per_task : int
     """
-    steps = {step.key: step for step in tile_steps(grid.n_tiles, segment)}
+    steps = {step.key: step for step in tile_steps(grid.n_tiles, columns_per_task)}
     done = [task for task in tasks if task.key in steps]
     if grid.n_tiles < 3:
         raise click.ClickException("a matrix of less than three tiles a side does not show what every kind costs")
@@ -242,13 +244,13 @@ def compare(run: Run, one: Run | None) -> dict[str, Any]:
     (the substitution by two, which is all its chain can use), and the time between stages is taken as it was there.
     """
     cluster = Cluster(run.workers)
-    own = simulate_factorisation(run.grid, run.segment, run.costs, cluster)
+    own = simulate_factorisation(run.grid, run.columns_per_task, run.costs, cluster)
     measured = run.stages["factorisation"]["seconds"]
     record: dict[str, Any] = {
         "n": run.n,
         "workers": run.workers,
         "tile": run.grid.tile,
-        "segment": run.segment,
+        "columns_per_task": run.columns_per_task,
         "tasks": len(own.work),
         "factorisation_seconds": measured,
         "seconds": run.seconds,
@@ -258,7 +260,7 @@ def compare(run: Run, one: Run | None) -> dict[str, Any]:
         "noisy": run.noisy,
     }
     if one is not None:
-        other = simulate_factorisation(run.grid, run.segment, one.costs, cluster)
+        other = simulate_factorisation(run.grid, run.columns_per_task, one.costs, cluster)
         rest = one.seconds
         for stage, times in one.stages.items():
             rest -= times["seconds"]
@@ -278,7 +280,7 @@ def _comparison_row(record: dict[str, Any]) -> list[str]:
     return [
         f"{record['n']:,}",
         str(record["workers"]),
-        f"{record['tile']:,}, {record['segment'] or 'all'}",
+        f"{record['tile']:,}, {record['columns_per_task'] or 'all'}",
         format_seconds(record["factorisation_seconds"]),
         f"{one['ratio']:.2f}" if one else "–",
         f"{record['own_costs']['ratio']:.2f}",
@@ -317,7 +319,7 @@ class Best:
     """One way to cut the matrix and what it came to, without the times of single tasks, which take 50 MB and more."""
 
     grid: TileGrid
-    segment: int
+    columns_per_task: int
     cluster: Cluster
     seconds: float
     efficiency: float
@@ -330,12 +332,12 @@ class Best:
     peak_write_rate: float
 
     @classmethod
-    def of(cls, grid: TileGrid, segment: int, costs: TaskCosts, cluster: Cluster) -> Self:
+    def of(cls, grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> Self:
         """Simulate it."""
-        o = simulate_factorisation(grid, segment, costs, cluster)
+        o = simulate_factorisation(grid, columns_per_task, costs, cluster)
         return cls(
             grid,
-            segment,
+            columns_per_task,
             cluster,
             seconds=o.seconds,
             efficiency=o.efficiency,
@@ -355,12 +357,12 @@ class Best:
 
     @property
     def disk_bytes(self) -> int:
-        """Of the factor and of the sums between segments, which are kept until the end."""
-        return factor_bytes(self.grid) + partial_bytes(self.grid, 1, self.segment)
+        """Of the factor and of the sums between parts, which are kept until the end."""
+        return factor_bytes(self.grid) + partial_bytes(self.grid, 1, self.columns_per_task)
 
-    def in_trouble(self, costs: TaskCosts) -> Outcome:
+    def in_trouble(self, costs: TaskCosts) -> SimulatedRun:
         """Simulate the same with stragglers and lost workers."""
-        return simulate_factorisation(self.grid, self.segment, costs, replace(self.cluster, **TROUBLE))
+        return simulate_factorisation(self.grid, self.columns_per_task, costs, replace(self.cluster, **TROUBLE))
 
 
 def task_peak_bytes(grid: TileGrid) -> int:
@@ -369,29 +371,30 @@ def task_peak_bytes(grid: TileGrid) -> int:
     return WORKER_BASELINE_BYTES + PROCESS_MARGIN_BYTES + cholesky_task_bytes(grid, 1, form)
 
 
-def _layouts(n: int, setting: Setting, segments: Sequence[int]) -> list[tuple[TileGrid, int]]:
+def _layouts(n: int, setting: Setting, parts: Sequence[int]) -> list[tuple[TileGrid, int]]:
     usable = int(USABLE_FRACTION * setting.worker_bytes)
     grids = {tile_grid(n, tile) for tile in TILES}
     return [
-        (grid, segment)
+        (grid, columns_per_task)
         for grid in sorted(grids, key=lambda g: g.tile)
         if task_peak_bytes(grid) <= usable
-        # Before the exact number is counted: the segments alone are about N³ / 6s tasks.
+        # Before the exact number is counted: the parts alone are about N³ / 6s tasks.
         and grid.n_tiles**2 / 2 <= setting.max_tasks
-        for segment in segments
-        if segment < max(1, grid.n_tiles - 1) and cholesky_cost(grid, 1, segment).n_tasks <= setting.max_tasks
+        for columns_per_task in parts
+        if columns_per_task < max(1, grid.n_tiles - 1)
+        and cholesky_cost(grid, 1, columns_per_task).n_tasks <= setting.max_tasks
     ]
 
 
 @lru_cache(maxsize=4096)
-def best(n: int, workers: int, setting: Setting, segments: tuple[int, ...] = SEGMENTS) -> Best:
-    """Best of the tile sizes and segments: a closed formula makes the shortlist, the simulation decides."""
+def best(n: int, workers: int, setting: Setting, parts: tuple[int, ...] = TASK_COLUMNS) -> Best:
+    """Best of the tile sizes and parts: a closed formula makes the shortlist, the simulation decides."""
     cluster = setting.cluster(workers)
 
     def promise(layout: tuple[TileGrid, int]) -> float:
         return estimated_seconds(*layout, setting.costs, cluster)
 
-    layouts = sorted(_layouts(n, setting, segments), key=promise)[:SHORTLIST]
+    layouts = sorted(_layouts(n, setting, parts), key=promise)[:SHORTLIST]
     if not layouts:
         raise click.ClickException(f"n = {n:,} has no tile that fits in {format_bytes(setting.worker_bytes)} a worker")
     found = [Best.of(g, s, setting.costs, cluster) for g, s in layouts]
@@ -401,11 +404,13 @@ def best(n: int, workers: int, setting: Setting, segments: tuple[int, ...] = SEG
 
 
 def describe(n: int, workers: int, setting: Setting, price: float) -> dict[str, Any]:
-    """Values of JSON for the best way with and without segments, and the former in trouble."""
+    """Values of JSON for the best way with and without parts, and the former in trouble."""
     found, whole = best(n, workers, setting), best(n, workers, setting, (0,))
     trouble = found.in_trouble(setting.costs)
-    layout = {"tile": found.grid.tile, "n_tiles": found.grid.n_tiles, "segment": found.segment}
-    simulated = {name: value for name, value in asdict(found).items() if name not in ("grid", "segment", "cluster")}
+    layout = {"tile": found.grid.tile, "n_tiles": found.grid.n_tiles, "columns_per_task": found.columns_per_task}
+    simulated = {
+        name: value for name, value in asdict(found).items() if name not in ("grid", "columns_per_task", "cluster")
+    }
     return {"n": n, "workers": workers, **layout, **simulated} | {
         "ideal_efficiency": n**3 / 3 / setting.costs.gemm_flops / (workers * found.seconds),
         "disk_bytes": found.disk_bytes,
@@ -418,12 +423,12 @@ def describe(n: int, workers: int, setting: Setting, price: float) -> dict[str, 
             "lost_tasks": trouble.lost_tasks,
             "core_hours": trouble.slots * trouble.seconds / 3600,
         },
-        "one_task_a_tile": {
+        "one_task_per_tile": {
             "tile": whole.grid.tile,
             "seconds": whole.seconds,
             "efficiency": whole.efficiency,
         },
-        "segments_pay": whole.seconds / found.seconds,
+        "parts_pay": whole.seconds / found.seconds,
     }
 
 
@@ -481,7 +486,7 @@ def answer(
     queue: Queue,
     json_path: Path | None,
 ) -> None:
-    """Time, efficiency, store bandwidth and cost on wide clusters, with the best tile and segment of each."""
+    """Time, efficiency, store bandwidth and cost on wide clusters, with the best tile and columns_per_task of each."""
     setting = Setting(load_costs(costs_path), parse_bytes(worker_memory), max_tasks, queue)
     console = _console()
     for n in sizes:
@@ -523,7 +528,7 @@ def _answer_row(r: dict[str, Any]) -> list[str]:
     return [
         f"{r['workers']:,}",
         f"{r['tile']:,}",
-        str(r["segment"] or "all"),
+        str(r["columns_per_task"] or "all"),
         f"{r['tasks']:,}",
         format_seconds(r["seconds"]),
         f"{r['efficiency']:.2f}",
@@ -535,7 +540,7 @@ def _answer_row(r: dict[str, Any]) -> list[str]:
         f"{r['cost']:,.2f}",
         f"{trouble['seconds'] / r['seconds']:.2f} ×",
         str(trouble["lost_tasks"]),
-        f"{r['segments_pay']:.2f} ×",
+        f"{r['parts_pay']:.2f} ×",
     ]
 
 
@@ -546,10 +551,10 @@ def _store_table(
     stores: tuple[tuple[str, ...], int | None, float],
     path: Path | None,
 ) -> Table:
-    """Time with stores that deliver so many bytes a second, each with the best tile and segment for it."""
+    """Time with stores that deliver so many bytes a second, each with the best layout for it."""
     names, cores, write_part = stores
     table = _table(
-        f"n = {n:,}: time over that with an unlimited store (and tile, segment); writing at {write_part:g} of it",
+        f"n = {n:,}: time over that with an unlimited store (and layout); writing at {write_part:g} of it",
         ("workers", "unlimited", *(f"{name}/s" + (f" for {cores:,} cores" if cores else "") for name in names)),
     )
     for k in sorted(workers)[-STORE_ROWS:]:
@@ -558,9 +563,9 @@ def _store_table(
             rate = parse_bytes(name, "store") * (k / cores if cores else 1.0)
             b = best(n, k, replace(setting, store_read_bytes=rate, store_write_bytes=write_part * rate))
             record = {"n": n, "workers": k, "store_read_bytes": rate, "seconds": b.seconds}
-            record |= {"tile": b.grid.tile, "segment": b.segment, "efficiency": b.efficiency}
+            record |= {"tile": b.grid.tile, "columns_per_task": b.columns_per_task, "efficiency": b.efficiency}
             write_line({"benchmark": "wide.store", **record}, path)
-            row.append(f"{b.seconds / free:.2f} ({b.grid.tile:,}, {b.segment or 'all'})")
+            row.append(f"{b.seconds / free:.2f} ({b.grid.tile:,}, {b.columns_per_task or 'all'})")
         table.add_row(f"{k:,}", format_seconds(free), *row)
     return table
 
@@ -615,12 +620,12 @@ def draw(
     queue: Queue,
     json_path: Path | None,
 ) -> None:
-    """Draw the efficiency over the number of workers, with the best segments and with one task a tile."""
+    """Draw the efficiency over the number of workers, with the best parts and with one task a tile."""
     setting = Setting(load_costs(costs_path), parse_bytes(worker_memory), max_tasks, queue)
     curves = {}
     for n in sizes:
-        for name, segments in (("segments", SEGMENTS), ("one task a tile", (0,))):
-            values = [best(n, k, setting, segments).efficiency for k in workers]
+        for name, parts in (("parts", TASK_COLUMNS), ("one task a tile", (0,))):
+            values = [best(n, k, setting, parts).efficiency for k in workers]
             curves[n, name] = values
             record = {"n": n, "tasks": name, "workers": workers, "efficiency": values}
             write_line({"benchmark": "wide.draw", **record}, json_path)
@@ -629,7 +634,7 @@ def draw(
 
 
 def draw_curves(path: Path, workers: Sequence[int], curves: dict[tuple[int, str], list[float]]) -> None:
-    """Draw a line for every n: solid with segments, dashed without."""
+    """Draw a line for every n: solid with parts, dashed without."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -642,8 +647,8 @@ def draw_curves(path: Path, workers: Sequence[int], curves: dict[tuple[int, str]
             workers,
             values,
             color=_COLOURS[sizes.index(n) % len(_COLOURS)],
-            linestyle="-" if name == "segments" else (0, (3, 2)),
-            linewidth=2.2 if name == "segments" else 1.4,
+            linestyle="-" if name == "parts" else (0, (3, 2)),
+            linewidth=2.2 if name == "parts" else 1.4,
             marker="o",
             markersize=3.5,
             label=f"n = {n:,}, {name}",
@@ -656,7 +661,7 @@ def draw_curves(path: Path, workers: Sequence[int], curves: dict[tuple[int, str]
     axes.tick_params(colors=_QUIET, labelcolor=_INK, labelsize=9)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    title = "Tiled Cholesky, simulated: segments keep wide clusters busy"
+    title = "Tiled Cholesky, simulated: parts keep wide clusters busy"
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_TEXT, loc="lower left")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,18 @@ def test_docstring_examples(name):
     assert failed == 0
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_methods_have_a_docstring(name):
+    """Their own or that of the method which they override."""
+    module = importlib.import_module(name)
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == name and c.__name__[0] != "_"]
+    for cls in classes:
+        for method, value in vars(cls).items():
+            is_method = inspect.isfunction(value) and value.__name__ == method
+            if method[0] != "_" and (is_method or isinstance(value, property)):
+                assert inspect.getdoc(getattr(cls, method)), f"{name}.{cls.__name__}.{method}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_examples_of_a_page(page, tmp_path, monkeypatch):
     """Blocks of ```python run in order in one namespace; those up to the last that writes files, twice in a folder."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Fill, FloatArray, Rows, as_rows
+from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
 
 COPY_SECONDS = 1.6e-9
@@ -92,7 +92,7 @@ class FeatureMap(ABC):
         """Return the kernel k(x, z) = ⟨φ(x), φ(z)⟩."""
         return MapKernel(self)
 
-    def transform(self, X: Rows, columns: slice | None = None) -> npt.NDArray[np.float64]:
+    def transform(self, X: Block, columns: slice | None = None) -> npt.NDArray[np.float64]:
         """Return Φ, the features of each row.
 
         Parameters
@@ -121,7 +121,7 @@ class FeatureMap(ABC):
                 self._fill(rows, start, stop, out)
         return out
 
-    def multiply(self, X: Rows, coef: Array) -> Array:
+    def multiply(self, X: Block, coef: Array) -> Array:
         """Return Φ w, without Φ as a whole.
 
         Parameters
@@ -141,7 +141,7 @@ class FeatureMap(ABC):
         rows = as_rows(X)
         return self._multiply(rows, _matrix(coef, self.dimension(rows.shape[1]), "coef", "feature"))
 
-    def adjoint(self, X: Rows, values: Array) -> Array:
+    def adjoint(self, X: Block, values: Array) -> Array:
         """Return Φᵀ v, without Φ as a whole.
 
         Parameters
@@ -181,28 +181,28 @@ class FeatureMap(ABC):
         parts = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
         return not is_dkrrs(type(self)) or any(p._has_own_class() for p in parts if isinstance(p, FeatureMap))
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         """`multiply` of checked arguments."""
         out = np.zeros((X.shape[0], coef.shape[1]))
         for columns in self._panels(X):
             blas.gemm(out, self.transform(X, columns), coef[columns], beta=1.0)
         return out
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         """`adjoint` of checked arguments."""
         out = np.zeros((self.dimension(X.shape[1]), values.shape[1]))
         for columns in self._panels(X):
             blas.gemm(out[columns], self.transform(X, columns), values, transpose_a=True)
         return out
 
-    def _panels(self, X: Rows) -> list[slice]:
+    def _panels(self, X: Block) -> list[slice]:
         """Ranges of features for which Φ is in memory at once; none if X has no rows."""
         dimension = self.dimension(X.shape[1])
         width = max(STRIP_COLUMNS, PRODUCT_ENTRIES // max(X.shape[0], 1))
         return [slice(k, min(k + width, dimension)) for k in range(0, dimension if X.shape[0] else 0, width)]
 
     @abstractmethod
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         """Write columns start...stop of Φ, for checked rows and a range that is not empty."""
 
 
@@ -257,7 +257,7 @@ class MapKernel(Kernel):
         """Return a description of JSON's types only; arrays are named by their checksum."""
         return {"kernel": self.tag, "feature_map": self.base.to_dict()}
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self.base.transform(X).astype(dtype, copy=False)
         right = left if Y is X else self.base.transform(Y).astype(dtype, copy=False)
 
@@ -266,7 +266,7 @@ class MapKernel(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         values = np.empty(X.shape[0])
         for start in range(0, len(values), STRIP_ROWS):
             phi = self.base.transform(X[start : start + STRIP_ROWS])

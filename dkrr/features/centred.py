@@ -13,7 +13,7 @@ from dkrr.features.base import Array, FeatureMap
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.maps import ConcatenatedMap, ScaledMap
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Rows, checksum, is_sparse
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, checksum, is_sparse
 from dkrr.kernels.centring import CentredLinear, as_origin, described
 
 
@@ -63,23 +63,23 @@ class CentredMap(FeatureMap):
         """Return the array that `to_dict` names, as one row."""
         return {self._digest: self.origin[np.newaxis]}
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         part = X[:, start:stop]
         np.subtract(part.toarray() if is_sparse(X) else part, self.origin[start:stop], out=out, dtype=np.float64)
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         out = np.empty((X.shape[0], coef.shape[1]))
         for rows, strip in self._strips(X):
             blas.gemm(out[rows], strip, coef)
         return out
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         out = np.zeros((X.shape[1], values.shape[1]))
         for rows, strip in self._strips(X):
             blas.gemm(out, strip, values[rows], transpose_a=True, beta=1.0)
         return out
 
-    def _strips(self, X: Rows) -> Iterator[tuple[slice, Array]]:
+    def _strips(self, X: Block) -> Iterator[tuple[slice, Array]]:
         """Yield ranges of rows with their features, which the next ones overwrite.
 
         Xw − 1(oᵀw) would take no pass over X, and lose the digits that the origin is there to keep.

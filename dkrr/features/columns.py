@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Columns, Kernel
-from dkrr.kernels.blocks import Rows
+from dkrr.kernels.blocks import Block
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,6 @@ class ColumnsMap(FeatureMap):
 
     @property
     def keeps_sparse(self) -> bool:
-        """See base class."""
         return self.base.keeps_sparse
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
@@ -67,15 +66,12 @@ class ColumnsMap(FeatureMap):
         return self.base.dimension(self.width)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """See base class."""
         return self.base.entry_seconds(self.width) + COPY_SECONDS
 
     def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
-        """See base class."""
         return self.base.held_bytes(self.width)
 
     def resolved(self, n_features: int) -> FeatureMap:  # noqa: ARG002
-        """See base class."""
         base = self.base.resolved(self.width)
         return self if base is self.base else replace(self, base=base)
 
@@ -85,21 +81,20 @@ class ColumnsMap(FeatureMap):
         return Columns(self.base.kernel(), numbers)
 
     def to_dict(self) -> dict[str, Any]:
-        """See base class."""
         description = super().to_dict()
         return {**description, "columns": None if self.columns is None else list(self.columns)}
 
-    def _cut(self, X: Rows) -> Rows:
+    def _cut(self, X: Block) -> Block:
         if X.shape[1] < (max(self.columns) + 1 if self.columns else self.stop or 0):
             raise InputError(f"X has {X.shape[1]} columns, and {self!r} takes later ones")
-        part: Rows = X[:, self._where]
+        part: Block = X[:, self._where]
         return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         self.base._fill(self._cut(X), start, stop, out)
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         return self.base._multiply(self._cut(X), coef)
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         return self.base._adjoint(self._cut(X), values)

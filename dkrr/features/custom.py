@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.features.base import Array, FeatureMap
 from dkrr.features.settings import whole
-from dkrr.kernels.blocks import STRIP_ROWS, Rows, is_sparse
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import identity_of, qualified_name
 
 FEATURE_SECONDS = 20e-9
@@ -72,7 +72,6 @@ class CallableMap(FeatureMap):
         return whole(self.size(n_features), f"the size of {self._subject}", 1) if callable(self.size) else self.size
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """See base class."""
         return FEATURE_SECONDS
 
     def held_bytes(self, n_features: int) -> int:
@@ -88,13 +87,13 @@ class CallableMap(FeatureMap):
     def _subject(self) -> str:
         return f"the feature function {self.name!r}"
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         # All features of a strip of rows, as the function knows nothing of ranges.
         for top in range(0, X.shape[0], STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
             out[rows] = self._block(X[rows].astype(np.float64, copy=False))[:, start:stop]
 
-    def _block(self, X: Rows) -> Array:
+    def _block(self, X: Block) -> Array:
         """Return function(X), checked."""
         expected = X.shape[0], self.dimension(X.shape[1])
         try:

@@ -14,7 +14,7 @@ from dkrr.errors import InputError
 from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import RBF, Kernel, Laplacian, Matern
-from dkrr.kernels.blocks import STRIP_ROWS, Rows, is_sparse
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 
 TRIGONOMETRIC_SECONDS = 10e-9
 """Time of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""
@@ -88,7 +88,6 @@ class RandomFourier(FeatureMap):
         return n_features / GEMM_FLOPS + TRIGONOMETRIC_SECONDS
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class."""
         n_blocks = -(-self.n_components // (2 * _block_width(n_features)))
         # One more block for the bits that become frequencies.
         return 8 * n_features * _block_width(n_features) * (min(n_blocks, BLOCKS_KEPT) + 1)
@@ -101,7 +100,7 @@ class RandomFourier(FeatureMap):
         """Return the kernel φ(x)ᵀφ(z), which is near the one it approximates."""
         return MapKernel(self)
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         # Pairs of cosine and sine rather than √2 cos(ωᵀx + b): with Δ = x − z their variance is lower wherever
         # k(2Δ) < 2 k(Δ)² (Sutherland and Schneider 2015), which holds for all three kernels, and k(x, x) is exact.
         n_rows, d = X.shape
@@ -186,7 +185,7 @@ def _uniform(bits: np.random.PCG64, n_rows: int, n_columns: int) -> Array:
     return uniform
 
 
-def _product(X: Rows, omega: Array) -> Array:
+def _product(X: Block, omega: Array) -> Array:
     product: Array = X @ omega if is_sparse(X) else np.empty((X.shape[0], omega.shape[1]))
     if not is_sparse(X):
         blas.gemm(product, np.ascontiguousarray(X, np.float64), omega)

@@ -13,7 +13,7 @@ from dkrr.features import base
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.features.maps import ConcatenatedMap, IdentityMap, PolynomialMap
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import Rows, is_sparse
+from dkrr.kernels.blocks import Block, is_sparse
 
 _PARTS = ConcatenatedMap(IdentityMap(), PolynomialMap(degree=2, gamma=1.0, coef0=0.0))
 
@@ -43,19 +43,18 @@ class InteractionMap(FeatureMap):
         return _PARTS.dimension(n_features)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """See base class."""
         return 2 * COPY_SECONDS
 
     def kernel(self) -> Kernel:
         """Return the kernel xᵀz + (xᵀz)²."""
         return _PARTS.kernel()
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         _PARTS._fill(X, start, stop, out)
 
     # A product with the quadratic features is a product with a d × d matrix, which GEMM does without any of them.
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         d = X.shape[1]
         out = _PARTS.left._multiply(X, coef[:d])
         if is_sparse(X):
@@ -72,7 +71,7 @@ class InteractionMap(FeatureMap):
                 out[rows, target] += np.einsum("ij,ij->i", blas.product(block, form), block)
         return out
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         d = X.shape[1]
         out = np.zeros((self.dimension(d), values.shape[1]))
         out[:d] = _PARTS.left._adjoint(X, values)
@@ -90,7 +89,7 @@ class InteractionMap(FeatureMap):
         return out
 
 
-def _strips(X: Rows) -> Iterator[tuple[slice, Array]]:
+def _strips(X: Block) -> Iterator[tuple[slice, Array]]:
     """Dense rows in float64, so many at a time that a temporary of their size is small."""
     height = max(1, base.PRODUCT_ENTRIES // X.shape[1])
     for top in range(0, X.shape[0], height):

@@ -12,7 +12,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Rows, Scratch, finite, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Scratch, finite, is_sparse, positive
 from dkrr.kernels.dot import unit_rows
 
 
@@ -39,13 +39,13 @@ class IdentityMap(FeatureMap):
         """Return the linear kernel."""
         return Linear()
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         out[...] = _dense(X[:, start:stop])
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         return _product(X, coef)
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         return _transposed_product(X, values)
 
 
@@ -72,15 +72,15 @@ class NormalizedMap(FeatureMap):
         """Return the cosine kernel."""
         return Cosine()
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         for top in range(0, len(out), STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
             out[rows] = _dense(unit_rows(X[rows])[:, start:stop])
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         return _product(unit_rows(X), coef)
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         return _transposed_product(unit_rows(X), values)
 
 
@@ -145,7 +145,7 @@ class PolynomialMap(FeatureMap):
     def _n_symbols(self, n_features: int) -> int:
         return n_features + (self.coef0 > 0)
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         n_rows, d = X.shape
         if stop >= 2**63:
             raise InputError(
@@ -169,7 +169,7 @@ class PolynomialMap(FeatureMap):
                     np.take(symbols, row, axis=1, out=factor, mode="clip")
                     strip *= factor
 
-    def _symbols(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _symbols(self, X: Block) -> npt.NDArray[np.float64]:
         """Return x' = [√c, √γ x], the constant first, or without it for c = 0."""
         n_rows, d = X.shape
         symbols = np.empty((n_rows, self._n_symbols(d)))
@@ -203,16 +203,13 @@ class ScaledMap(FeatureMap):
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a feature map"))
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return self.base.entry_seconds(n_features) + COPY_SECONDS
 
     @property
     def keeps_sparse(self) -> bool:
-        """See base class."""
         return self.base.keeps_sparse
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class."""
         return self.base.held_bytes(n_features)
 
     def dimension(self, n_features: int) -> int:
@@ -223,14 +220,14 @@ class ScaledMap(FeatureMap):
         """Return the scaled kernel."""
         return self.scale * self.base.kernel()
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         self.base._fill(X, start, stop, out)
         out *= sqrt(self.scale)
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         return sqrt(self.scale) * self.base._multiply(X, coef)
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         return sqrt(self.scale) * self.base._adjoint(X, values)
 
 
@@ -262,12 +259,10 @@ class UnitLengthMap(FeatureMap):
         _check_part(self.base)
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return self.base.entry_seconds(n_features) + COPY_SECONDS
 
     @property
     def keeps_sparse(self) -> bool:
-        """See base class."""
         return self.base.keeps_sparse
 
     def held_bytes(self, n_features: int) -> int:
@@ -283,21 +278,21 @@ class UnitLengthMap(FeatureMap):
         """Return the normalised kernel."""
         return Normalized(self.base.kernel())
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         rows, inverse_lengths = self._prepared(X)
         self.base._fill(rows, start, stop, out)
         out *= inverse_lengths
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         rows, inverse_lengths = self._prepared(X)
         product: Array = inverse_lengths * self.base._multiply(rows, coef)
         return product
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         rows, inverse_lengths = self._prepared(X)
         return self.base._adjoint(rows, inverse_lengths * values)
 
-    def _prepared(self, X: Rows) -> tuple[Rows, Array]:
+    def _prepared(self, X: Block) -> tuple[Block, Array]:
         """Return rows, of moderate length where that changes nothing, and 1 / ‖φ₁(x)‖ or 0, of shape (n_rows, 1)."""
         kernel = Normalized(self.base.kernel().resolved(X.shape[1]))
         rows, inverse_lengths = kernel.prepared(X)
@@ -324,16 +319,13 @@ class ConcatenatedMap(FeatureMap):
         _check_part(self.right)
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return max(self.left.entry_seconds(n_features), self.right.entry_seconds(n_features))
 
     @property
     def keeps_sparse(self) -> bool:
-        """See base class."""
         return self.left.keeps_sparse and self.right.keeps_sparse
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class."""
         return self.left.held_bytes(n_features) + self.right.held_bytes(n_features)
 
     def dimension(self, n_features: int) -> int:
@@ -344,7 +336,7 @@ class ConcatenatedMap(FeatureMap):
         """Return the sum of the two kernels."""
         return self.left.kernel() + self.right.kernel()
 
-    def _fill(self, X: Rows, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
         border = self.left.dimension(X.shape[1])
         if start < border:
             end = min(stop, border)
@@ -353,26 +345,26 @@ class ConcatenatedMap(FeatureMap):
             begin = max(start, border)
             self.right._fill(X, begin - border, stop - border, out[:, begin - start :])
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         border = self.left.dimension(X.shape[1])
         return self.left._multiply(X, coef[:border]) + self.right._multiply(X, coef[border:])
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         return np.vstack([self.left._adjoint(X, values), self.right._adjoint(X, values)])
 
 
-def _dense(X: Rows) -> npt.NDArray[np.float64]:
+def _dense(X: Block) -> npt.NDArray[np.float64]:
     dense: npt.NDArray[np.float64] = X.toarray() if is_sparse(X) else X
     return dense
 
 
-def _product(X: Rows, coef: Array) -> Array:
+def _product(X: Block, coef: Array) -> Array:
     """Return X w; only the result is dense."""
     product: Array = X @ coef if is_sparse(X) else blas.product(X, coef)
     return product
 
 
-def _transposed_product(X: Rows, values: Array) -> Array:
+def _transposed_product(X: Block, values: Array) -> Array:
     """Return Xᵀ v; only the result is dense."""
     if is_sparse(X):
         product: Array = X.T @ values

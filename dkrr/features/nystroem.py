@@ -11,11 +11,11 @@ from dkrr.errors import InputError
 from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, Rows, as_rows, checksum
+from dkrr.kernels.blocks import STRIP_COLUMNS, Block, as_rows, checksum
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""
-MOST_STRIP_ROWS = 512
+MAX_STRIP_ROWS = 512
 
 Pivots = Literal["rpcholesky", "uniform"]
 
@@ -69,7 +69,6 @@ class Nystroem(FeatureMap):
         object.__setattr__(self, "random_state", whole(self.random_state, "random_state", 0))
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return entry_seconds(self.base.resolved(n_features), self.n_components, n_features)
 
     def held_bytes(self, n_features: int) -> int:
@@ -84,7 +83,7 @@ class Nystroem(FeatureMap):
         """Return the kernel of the features-to-be."""
         return MapKernel(self)
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
         raise InputError(
             f"{self!r} has no centres yet, and so no features; expected a fitted map: KernelRidge(kernel=...).fit "
             "draws the centres from the training rows, dkrr.features.whitened(kernel, centres) takes given ones"
@@ -107,7 +106,7 @@ class NystroemMap(FeatureMap):
     tag: ClassVar[str] = "nystroem_map"
 
     base: Kernel
-    centres: Rows
+    centres: Block
     whitening: Array
 
     def __post_init__(self) -> None:
@@ -130,11 +129,9 @@ class NystroemMap(FeatureMap):
         return hash((self.base, *self._digests))
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return entry_seconds(self.base, len(self.whitening), n_features)
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class."""
         return held_bytes(self.base, len(self.whitening), n_features)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
@@ -158,7 +155,7 @@ class NystroemMap(FeatureMap):
     def _digests(self) -> tuple[str, str]:
         return checksum(self.centres), checksum(self.whitening)
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         for rows, gram in self._strips(X, stop):
             # W is triangular, so a panel of features needs what is left of its end only: half the work in all.
             for left in range(start, stop, STRIP_COLUMNS):
@@ -166,21 +163,21 @@ class NystroemMap(FeatureMap):
                 target = out[rows, left - start : right - start]
                 blas.gemm(target, gram[:, :right], self.whitening[:right, left:right])
 
-    def _multiply(self, X: Rows, coef: Array) -> Array:
+    def _multiply(self, X: Block, coef: Array) -> Array:
         # (k(x, C) W) w = k(x, C) (W w): the whitening is applied to t columns instead of n rows.
         weights, out = blas.product(self.whitening, coef), np.empty((X.shape[0], coef.shape[1]))
         for rows, gram in self._strips(X, len(weights)):
             blas.gemm(out[rows], gram, weights)
         return out
 
-    def _adjoint(self, X: Rows, values: Array) -> Array:
+    def _adjoint(self, X: Block, values: Array) -> Array:
         total, out = np.zeros((len(self.whitening), values.shape[1])), np.empty((len(self.whitening), values.shape[1]))
         for rows, gram in self._strips(X, len(total)):
             blas.gemm(total, gram, values[rows], transpose_a=True, beta=1.0)
         blas.gemm(out, self.whitening, total, transpose_a=True)
         return out
 
-    def _strips(self, X: Rows, stop: int) -> Any:
+    def _strips(self, X: Block, stop: int) -> Any:
         """Yield ranges of rows, each with its k(x, C) for the first `stop` centres."""
         height = strip_rows(stop)
         gram = np.empty((min(height, X.shape[0]), stop))
@@ -192,7 +189,7 @@ class NystroemMap(FeatureMap):
 
 def strip_rows(n_centres: int) -> int:
     """Rows whose kernel with the centres is in memory at once."""
-    return max(1, min(MOST_STRIP_ROWS, STRIP_ENTRIES // max(n_centres, 1)))
+    return max(1, min(MAX_STRIP_ROWS, STRIP_ENTRIES // max(n_centres, 1)))
 
 
 def entry_seconds(base: Kernel, n_centres: int, n_features: int) -> float:
@@ -208,7 +205,7 @@ def held_bytes(base: Kernel, n_centres: int, n_features: int) -> int:
     return 8 * n_centres * (n_centres + n_features) + temporary
 
 
-def whitened(kernel: Kernel, centres: Rows) -> NystroemMap:
+def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
     """Return the Nyström map of given centres.
 
     By pivoted Cholesky, K_CC = P L Lᵀ Pᵀ and W = L⁻ᵀ for the centres in the order of the pivots. It stops where what

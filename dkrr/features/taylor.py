@@ -15,10 +15,10 @@ from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.features.settings import whole
 from dkrr.kernels import Kernel, TaylorRBF
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Rows, Scratch, finite, is_sparse, positive, squared_norms
-from dkrr.kernels.taylor import MOST_DEGREE
+from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Scratch, finite, is_sparse, positive, squared_norms
+from dkrr.kernels.taylor import MAX_DEGREE
 
-MOST_FEATURES = 100_000
+MAX_FEATURES = 100_000
 """D up to which `TaylorMap.for_error` takes a map to be worth its features."""
 
 
@@ -79,7 +79,7 @@ class TaylorMap(FeatureMap):
         radius: float,
         n_features: int,
         gamma: float | None = None,
-        most_features: int = MOST_FEATURES,
+        most_features: int = MAX_FEATURES,
     ) -> TaylorMap:
         """Return the map of least degree whose inner products are within `error` of the RBF kernel.
 
@@ -108,14 +108,14 @@ class TaylorMap(FeatureMap):
         error, d = positive(error, "error"), whole(n_features, "n_features", 1)
         known = 1.0 / d if gamma is None else positive(gamma, "gamma")
         reach = _reach(radius, known)
-        enough = np.flatnonzero(gammainc(np.arange(1.0, MOST_DEGREE + 2), reach) <= error)
+        enough = np.flatnonzero(gammainc(np.arange(1.0, MAX_DEGREE + 2), reach) <= error)
         advice = (
             "centre the rows, take a larger error or a smaller gamma, or use dkrr.features.RandomFourier or Nystroem, "
             "whose number of features does not depend on the columns, or the RBF kernel itself, which is exact"
         )
         if not len(enough):
             raise InputError(
-                f"no Taylor map of degree up to {MOST_DEGREE} is within {error:g} of the RBF kernel for "
+                f"no Taylor map of degree up to {MAX_DEGREE} is within {error:g} of the RBF kernel for "
                 f"gamma={known:g} and rows of length up to {radius:g} (‖x‖²/σ² is {reach:.3g}); expected rows near the "
                 f"origin: {advice}"
             )
@@ -156,7 +156,7 @@ class TaylorMap(FeatureMap):
         """Return the RBF kernel with its series cut off, in closed form."""
         return TaylorRBF(self.degree, self.gamma)
 
-    def _fill(self, X: Rows, start: int, stop: int, out: Array) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         n_rows, d = X.shape
         if stop >= 2**63:
             raise InputError(
@@ -192,7 +192,7 @@ def _reach(radius: float, gamma: float) -> float:
     return 2 * gamma * length**2
 
 
-def _symbols(X: Rows, scale: float) -> Array:
+def _symbols(X: Block, scale: float) -> Array:
     """Return [1, √(2γ) x]."""
     symbols = np.ones((X.shape[0], X.shape[1] + 1))
     np.multiply(X.toarray() if is_sparse(X) else X, scale, out=symbols[:, 1:], dtype=np.float64)

@@ -25,7 +25,7 @@ MEAN_BYTES = 2 * 2**20
 """Of targets, in a temporary array while their means are found."""
 WEIGHTS_IN_RANGE = (1e-30, 1e30)
 """Of the largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
-MOST_EXPONENT = 960
+MAX_EXPONENT = 960
 """Scaled weights and alphas stay within 2 to this power, and its inverse."""
 ORIGINS = "origins"
 """Name of the note in a store that holds the origins of the kernel of its run."""
@@ -202,8 +202,8 @@ class LabelledData(FitData):
             return self
         assert self.weights is not None
         own = frexp(largest)[1] - 1
-        least = frexp(min(*self.alphas, float(self.weights[self.weights > 0].min())))[1] + MOST_EXPONENT
-        most = max(own, frexp(max(self.alphas))[1]) - MOST_EXPONENT
+        least = frexp(min(*self.alphas, float(self.weights[self.weights > 0].min())))[1] + MAX_EXPONENT
+        most = max(own, frexp(max(self.alphas))[1]) - MAX_EXPONENT
         if most > least:
             return self
         exponent = min(max(own, most), least)

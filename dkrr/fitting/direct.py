@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, check_diagonal, cholesky_tasks, n_segments, tile_steps
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, check_diagonal, cholesky_tasks, n_update_parts, tile_steps
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, check_tiled, checked
@@ -140,7 +140,7 @@ class TiledSystems:
 
     def _n_sums(self) -> int:
         """Partial sums of a factorisation."""
-        return n_segments(self.grid.n_tiles - 1, self.columns_per_task) - 1
+        return n_update_parts(self.grid.n_tiles - 1, self.columns_per_task) - 1
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         """See DirectSystems."""
@@ -155,7 +155,7 @@ class TiledSystems:
             right_sides=kept_sides,
             factor=storage.matrix(group, "factor", grid),
             forward=vectors("forward"),
-            segment=self.columns_per_task,
+            columns_per_task=self.columns_per_task,
             partial=tuple(
                 PartialSums(storage.matrix(group, f"sum-{k}", grid), vectors(f"sum-{k}-forward"))
                 for k in range(self._n_sums())
@@ -202,7 +202,7 @@ class TiledSystems:
             source=self.source,
             shift=storage.vectors(group, "shift", grid, 1, shift),
             factor=storage.matrix(group, "factor", grid, dtype),
-            segment=self.columns_per_task,
+            columns_per_task=self.columns_per_task,
             partial=tuple(PartialSums(storage.matrix(group, f"sum-{k}", grid, dtype)) for k in range(self._n_sums())),
         )
         tasks = cholesky_tasks(system)

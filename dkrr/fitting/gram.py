@@ -112,7 +112,7 @@ class GramMatrix:
 
     @cached_property
     def _in_store(self) -> TiledSystems:
-        columns_per_task = self._plan.chosen.segment
+        columns_per_task = self._plan.chosen.columns_per_task
         return TiledSystems(self._scaled_tiles, self._grid, columns_per_task, self._scaled_diagonal(), self._context)
 
     def _scaled_diagonal(self) -> Array:
@@ -134,7 +134,7 @@ class GramMatrix:
             executor=context.executor,
             run=context.run,
             slots=context.slots,
-            slots_a_process=context.slots_per_process,
+            slots_per_process=context.slots_per_process,
             kept_tiles=c.kept_tiles,
             keeps=c.precision,
             scale=self._scale,

@@ -11,7 +11,7 @@ from dkrr.linalg.operator import Operator
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Plan
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import Iteration, Outcome, State
+from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
 
 Array = NDArray[np.float64]
 
@@ -40,14 +40,14 @@ def iteration_of(
         right_sides=right_sides,
         preconditioner=preconditioner,
         tol=plan.problem.tol,
-        max_iterations=settings_of(plan).max_iter,
+        max_iter=settings_of(plan).max_iter,
         mixed=mixed,
         deflate=deflate,
         progress=context.progress,
     )
 
 
-def resumed(context: Context, iteration: Iteration, run: Callable[[State | None], Outcome]) -> Outcome:
+def resumed(context: Context, iteration: Iteration, run: Callable[[State | None], CGOutcome]) -> CGOutcome:
     """Run an iteration from the last checkpoint, if one can be read, and save others on the way.
 
     Parameters

@@ -152,7 +152,7 @@ def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None
             preconditioners=preconditioners,
             largest=largest,
             mixed=c.precision == "float32" and not matrix.makes_factors,
-            max_iterations=settings_of(plan).max_iter,
+            max_iter=settings_of(plan).max_iter,
             start=start,
             progress=context.progress,
             unit=data.unit,
@@ -169,11 +169,9 @@ class _GramFactors(ByCompleteFactors):
     matrix: GramMatrix
 
     def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
-        """See base class."""
         return self.matrix.factors_of_step(shifts, models)
 
     def end_step(self) -> None:
-        """See base class."""
         self.matrix.delete_factors()
 
 
@@ -201,7 +199,7 @@ def _primal(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | No
             segments=segments,
             executor=context.executor,
             alpha=alpha,
-            max_iterations=settings.max_iter,
+            max_iter=settings.max_iter,
             is_preconditioned=settings.preconditioner is not None,
             start=start,
             progress=context.progress,

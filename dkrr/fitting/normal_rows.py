@@ -172,7 +172,7 @@ class FormedRows(NormalRows):
         ]
         values = context.run_tasks("diagonal", tasks)
         diagonal = np.concatenate([values[t.key] for t in tasks])
-        return TiledSystems(source, grid, self._plan.chosen.segment, diagonal, context), moments
+        return TiledSystems(source, grid, self._plan.chosen.columns_per_task, diagonal, context), moments
 
     def residuals(self, coef: Array, errors: Vectors) -> Array:
         """Write the training errors y − Φw to `errors`, and return ΦᵀW(y − Φw), of the shape of `coef`.

@@ -18,7 +18,7 @@ from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
-from dkrr.solvers.conjugate_gradient import Iteration, Outcome, State
+from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
 
 Array = NDArray[np.float64]
 
@@ -99,11 +99,11 @@ class PrimalRidge:
         iteration = iteration_of(self._plan, self._context, rows.operator(), shift, moments, preconditioner)
         return iteration, [(np.arange(len(data.alphas)), len(data.alphas))]
 
-    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> Outcome:  # noqa: ARG002
+    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:  # noqa: ARG002
         """Run it; the residual is that of the coefficients."""
         return iteration.run(state=state)
 
-    def solution(self, outcome: Outcome | None = None) -> Solution:
+    def solution(self, outcome: CGOutcome | None = None) -> Solution:
         """Return the whole, once all systems are solved, with the training errors and by these α."""
         rows, errors = self._rows, self._rows.new_errors(self._data.room_for_errors)
         if outcome is None:

@@ -21,7 +21,7 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.conjugate_gradient import Outcome
+from dkrr.solvers.conjugate_gradient import CGOutcome
 from dkrr.solvers.newton import PROBABILITY_POWER, Point
 from dkrr.solvers.result import caution, direct_status
 
@@ -58,7 +58,7 @@ class Solution:
     """Largest true relative residual."""
     condition: float = math.nan
     """Estimate of κ₂ of the matrix."""
-    outcome: Outcome | None = None
+    outcome: CGOutcome | None = None
     """What an iterative solver reports besides."""
     squares: Array | None = None
     """αᵀKα as computed, of shape (t,)."""

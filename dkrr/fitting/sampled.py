@@ -180,11 +180,9 @@ class _StoredMap(FeatureMap):
     whitening: Rows
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class."""
         return entry_seconds(self.base, self.whitening.shape[0], n_features)
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class."""
         return held_bytes(self.base, self.whitening.shape[0], n_features)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002

@@ -19,7 +19,7 @@ from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.runtime import Progress
 from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Outcome
+from dkrr.solvers.conjugate_gradient import CGOutcome
 from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
@@ -47,7 +47,7 @@ def solve_iteratively(data: TrainingData, plan: Plan, context: Context) -> Solut
 
 def solve_with_float32_factor(data: TrainingData, plan: Plan, context: Context) -> Solution:
     """Conjugate gradient for each distinct λ, with a complete factor in float32 as the preconditioner."""
-    form, outcomes = DualRidge(data, plan, context), list[Outcome]()
+    form, outcomes = DualRidge(data, plan, context), list[CGOutcome]()
     for system in form.systems():
         group = f"factored-{system.number}"
         with in_terms_of_alpha([system.alpha], "dual"):
@@ -100,14 +100,13 @@ class CompleteFactor(Preconditioner):
     captures_constant = True
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
-        """See base class."""
         return self.factor.apply(residuals)
 
 
-def merged(outcomes: Sequence[Outcome]) -> Outcome:
+def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
     """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
     bad = [o.status for o in outcomes if o.status is not Status.CONVERGED]
-    return Outcome(
+    return CGOutcome(
         x=outcomes[-1].x,
         residuals=np.concatenate([o.residuals for o in outcomes]),
         status=bad[0] if bad else Status.CONVERGED,

@@ -17,9 +17,9 @@ from dkrr.kernels.blocks import (
     PIECE_ROWS,
     STRIP_COLUMNS,
     STRIP_ENTRIES,
+    Block,
     Fill,
     FloatArray,
-    Rows,
     Scratch,
     as_buffer,
     as_row_pair,
@@ -78,7 +78,7 @@ class Kernel(ABC):
     # numpy scalars then leave ``np.float64(2) * kernel`` to __rmul__ instead of making an object array.
     __array_ufunc__: ClassVar[None] = None
 
-    def __call__(self, X: Rows, Y: Rows | None = None, *, out: FloatArray | None = None) -> FloatArray:
+    def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
         """Return the block of kernel values.
 
         Parameters
@@ -121,7 +121,7 @@ class Kernel(ABC):
         return target
 
     def pieces(
-        self, X: Rows, Y: Rows | None = None, *, dtype: npt.DTypeLike = np.float64
+        self, X: Block, Y: Block | None = None, *, dtype: npt.DTypeLike = np.float64
     ) -> Iterator[tuple[slice, slice, FloatArray]]:
         """Yield the block of kernel values in pieces that stay in cache, for work that uses each at once.
 
@@ -181,7 +181,7 @@ class Kernel(ABC):
         """
         return X
 
-    def diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """Return k(x, x) for each row, without forming a block.
 
         Parameters
@@ -201,7 +201,7 @@ class Kernel(ABC):
         with np.errstate(over="ignore", invalid="ignore"):
             return self.resolved(rows.shape[1])._finite_diagonal(rows)
 
-    def _finite_diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _finite_diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """`diagonal` of checked rows. Called on a resolved kernel only, where overflow is no warning."""
         values = self._diagonal(X)
         if not self.has_unit_diagonal:  # which is 1, or 0
@@ -313,11 +313,11 @@ class Kernel(ABC):
         return False
 
     @abstractmethod
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Return what fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
 
     @abstractmethod
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """Return k(x, x) of checked rows. Called on a resolved kernel only."""
 
     # The operators' classes derive from this one, hence the imports inside.

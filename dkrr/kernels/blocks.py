@@ -16,7 +16,7 @@ from dkrr.sparse import check_structure
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Sparse: TypeAlias = Any  # a canonical scipy.sparse.csr_array of float64 or float32
-Rows: TypeAlias = Any  # FloatArray or Sparse, two-dimensional
+Block: TypeAlias = Any  # FloatArray or Sparse, two-dimensional
 
 # Writes k(X[rows], Y[columns]) into a (len(rows), len(columns)) buffer; made once for each pair of blocks.
 Fill: TypeAlias = Callable[[slice, slice, FloatArray], None]
@@ -44,7 +44,7 @@ MIRROR_PADDING = 8
 SYMMETRY_TOLERANCE = 1e-10
 
 
-def as_rows(X: object, name: str = "X") -> Rows:
+def as_rows(X: object, name: str = "X") -> Block:
     """Return a block of rows as a float array or a canonical CSR array, without a copy where possible.
 
     Parameters
@@ -97,12 +97,12 @@ def as_rows(X: object, name: str = "X") -> Rows:
     return rows
 
 
-def is_sparse(X: Rows) -> bool:
+def is_sparse(X: Block) -> bool:
     """Whether checked rows are CSR rather than dense."""
     return isinstance(X, sp.csr_array)
 
 
-def as_row_pair(X: object, Y: object) -> tuple[Rows, Rows]:
+def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
     """Return two checked blocks with as many features each, both dense or both CSR; Y None gives X twice."""
     left = as_rows(X, "X")
     if Y is None or Y is X:
@@ -243,7 +243,7 @@ def check_symmetric(K: FloatArray, subject: str) -> None:
             )
 
 
-def checksum(array: Rows) -> str:
+def checksum(array: Block) -> str:
     """Checksum of a dense or CSR array."""
     parts: list[npt.NDArray[Any]] = [array]
     if is_sparse(array):
@@ -254,13 +254,13 @@ def checksum(array: Rows) -> str:
     return sha.hexdigest()
 
 
-def squared_norms(X: Rows) -> npt.NDArray[np.float64]:
+def squared_norms(X: Block) -> npt.NDArray[np.float64]:
     """Return ‖x‖² of each row, (n_rows,), summed in float64; ∞ where it overflows."""
     with np.errstate(over="ignore", under="ignore"):
         return _squared_norms(X)
 
 
-def _squared_norms(X: Rows) -> npt.NDArray[np.float64]:
+def _squared_norms(X: Block) -> npt.NDArray[np.float64]:
     if is_sparse(X):
         # float32 squares would be rounded, or overflow, before they are summed.
         squared = sp.csr_array((np.square(X.data, dtype=np.float64), X.indices, X.indptr), shape=X.shape)
@@ -270,7 +270,7 @@ def _squared_norms(X: Rows) -> npt.NDArray[np.float64]:
     return squares
 
 
-def times_powers_of_two(X: Rows, exponents: Any) -> Rows:
+def times_powers_of_two(X: Block, exponents: Any) -> Block:
     """Return rows times 2ᵏ in float64, k one number or one for each row; no digit changes within float64's range."""
     if not is_sparse(X):
         each = exponents if np.ndim(exponents) == 0 else np.asarray(exponents)[:, np.newaxis]
@@ -279,7 +279,7 @@ def times_powers_of_two(X: Rows, exponents: Any) -> Rows:
     return sp.csr_array((np.ldexp(X.data.astype(np.float64, copy=False), each), X.indices, X.indptr), shape=X.shape)
 
 
-def moderate_rows(X: Rows) -> Rows:
+def moderate_rows(X: Block) -> Block:
     """Return rows times powers of two, one for each row, so that the largest |x| of a row is from 1/2 to 1.
 
     No digit changes, and ‖x‖² neither overflows nor underflows. A row of zeros stays.
@@ -307,7 +307,7 @@ def check_diagonal(values: npt.NDArray[np.float64], subject: object) -> None:
         )
 
 
-def dot_products(X: Rows, Y: Rows, dtype: npt.DTypeLike) -> Fill:
+def dot_products(X: Block, Y: Block, dtype: npt.DTypeLike) -> Fill:
     """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
 
     The arithmetic is in `dtype`, or better, whatever the rows are stored in; CSR rows are converted strip by strip.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows, checksum, dot_products, is_sparse, squared_norms
+from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, dot_products, is_sparse, squared_norms
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
@@ -67,7 +67,6 @@ class CentredLinear(Kernel):
         return checksum(self.origin)
 
     def resolved(self, n_features: int) -> Kernel:
-        """See base class."""
         if n_features != len(self.origin):
             raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, one for each of the origin")
         return self
@@ -84,18 +83,18 @@ class CentredLinear(Kernel):
         """Return the array that `to_dict` names, as one row."""
         return {self._digest: self.origin[np.newaxis]}
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._centred(X, dtype)
         return dot_products(left, left if Y is X else self._centred(Y, dtype), dtype)
 
-    def _diagonal(self, X: Rows) -> Array:
+    def _diagonal(self, X: Block) -> Array:
         values = np.empty(X.shape[0])
         for top in range(0, len(values), STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
             values[rows] = squared_norms(self._centred(X[rows], np.dtype(np.float64)))
         return values
 
-    def _centred(self, X: Rows, dtype: np.dtype[Any]) -> FloatArray:
+    def _centred(self, X: Block, dtype: np.dtype[Any]) -> FloatArray:
         out = np.empty(X.shape, dtype)
         # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.
         np.subtract(X.toarray() if is_sparse(X) else X, self.origin, out=out, casting="same_kind", dtype=np.float64)
@@ -136,7 +135,7 @@ class Centring:
         """Return the origins as values of JSON."""
         return [None if origin is None else origin.tolist() for origin in self.origins]
 
-    def shift(self, rows: Rows) -> Array:
+    def shift(self, rows: Block) -> Array:
         """Return Σ −s oᵀ(x_J − o) for every row x, over the parts with an origin: k(0, x) less that about 0.
 
         Parameters

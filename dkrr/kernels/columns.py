@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Fill, Rows
+from dkrr.kernels.blocks import Block, Fill
 from dkrr.kernels.objects import is_objects
 
 DENSE_COLUMNS = 256
@@ -71,11 +71,9 @@ class Columns(Kernel):
         return first is None or isinstance(first, str)
 
     def fitted(self, X: Any) -> Kernel:
-        """See base class."""
         return fitted_parts(self, X)
 
     def encode(self, X: Any) -> Any:
-        """See base class."""
         return encode_parts(self, X)
 
     def selected(self, X: Any) -> Any:
@@ -116,8 +114,8 @@ class Columns(Kernel):
         numbers = self.numbers(n_features)
         return len(numbers) if isinstance(numbers, list) else numbers.stop - numbers.start
 
-    def _cut(self, X: Rows) -> Rows:
-        part: Rows = X[:, self.numbers(X.shape[1])]
+    def _cut(self, X: Block) -> Block:
+        part: Block = X[:, self.numbers(X.shape[1])]
         if isinstance(part, np.ndarray):
             return np.ascontiguousarray(part)
         return part.toarray() if part.shape[1] <= DENSE_COLUMNS else part
@@ -143,23 +141,20 @@ class Columns(Kernel):
 
     @property
     def has_unit_diagonal(self) -> bool:
-        """See base class."""
         return self.base.has_unit_diagonal
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return self.base.row_degree
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._cut(X)
         return self.base._filler(left, left if Y is X else self._cut(Y), dtype)
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self.base._diagonal(self._cut(X))
 
     def to_dict(self) -> dict[str, Any]:
-        """See base class."""
         description = super().to_dict()
         description["columns"] = list(self.columns) if isinstance(self.columns, tuple) else self.columns
         return description

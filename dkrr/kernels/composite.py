@@ -11,9 +11,9 @@ from dkrr.kernels import columns as parts
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
+    Block,
     Fill,
     FloatArray,
-    Rows,
     Scratch,
     are_moderate,
     check_diagonal,
@@ -37,11 +37,9 @@ class _Pair(Kernel):
         _check_part(self.right)
 
     def fitted(self, X: Any) -> Kernel:
-        """See base class."""
         return parts.fitted_parts(self, X)
 
     def encode(self, X: Any) -> Any:
-        """See base class."""
         return parts.encode_parts(self, X)
 
     def resolved(self, n_features: int) -> Kernel:
@@ -65,7 +63,6 @@ class _Pair(Kernel):
 
     @property
     def sparse_parts(self) -> int:
-        """See base class."""
         each = self.left.sparse_parts, self.right.sparse_parts
         return sum(each) if all(each) else 0
 
@@ -76,7 +73,7 @@ class _Pair(Kernel):
     def _csr_strips(self) -> int:
         return max(self.left._csr_strips(), self.right._csr_strips())
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
         scratch = Scratch(dtype)
 
@@ -88,7 +85,7 @@ class _Pair(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         combined: npt.NDArray[np.float64] = self._combine(self.left._diagonal(X), self.right._diagonal(X))
         return combined
 
@@ -108,7 +105,6 @@ class Sum(_Pair):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return self.left.row_degree if self.left.row_degree == self.right.row_degree else None
 
 
@@ -127,7 +123,6 @@ class Product(_Pair):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         first, second = self.left.row_degree, self.right.row_degree
         return None if first is None or second is None else first + second
 
@@ -154,11 +149,9 @@ class Scaled(Kernel):
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a kernel"))
 
     def fitted(self, X: Any) -> Kernel:
-        """See base class."""
         return parts.fitted_parts(self, X)
 
     def encode(self, X: Any) -> Any:
-        """See base class."""
         return parts.encode_parts(self, X)
 
     def resolved(self, n_features: int) -> Kernel:
@@ -168,7 +161,6 @@ class Scaled(Kernel):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return self.base.row_degree
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -184,17 +176,15 @@ class Scaled(Kernel):
 
     @property
     def sparse_parts(self) -> int:
-        """See base class."""
         return self.base.sparse_parts
 
     def sparse_width(self, n_features: int, stored: int) -> int:
-        """See base class."""
         return self.base.sparse_width(n_features, stored)
 
     def _csr_strips(self) -> int:
         return self.base._csr_strips()
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         base = self.base._filler(X, Y, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -203,7 +193,7 @@ class Scaled(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self.scale * self.base._diagonal(X)
 
 
@@ -238,11 +228,9 @@ class Normalized(Kernel):
         return True
 
     def fitted(self, X: Any) -> Kernel:
-        """See base class."""
         return parts.fitted_parts(self, X)
 
     def encode(self, X: Any) -> Any:
-        """See base class."""
         return parts.encode_parts(self, X)
 
     def resolved(self, n_features: int) -> Kernel:
@@ -252,7 +240,6 @@ class Normalized(Kernel):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return None if self.base.row_degree is None else 0
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -268,17 +255,15 @@ class Normalized(Kernel):
 
     @property
     def sparse_parts(self) -> int:
-        """See base class."""
         return self.base.sparse_parts
 
     def sparse_width(self, n_features: int, stored: int) -> int:
-        """See base class."""
         return self.base.sparse_width(n_features, stored)
 
     def _csr_strips(self) -> int:
         return self.base._csr_strips()
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         # Lengths first: what they need in memory is free again when the part's filler is made.
         rows, lengths = self.prepared(X, dtype)
         others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
@@ -292,10 +277,10 @@ class Normalized(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return (self.prepared(X)[1] > 0).astype(np.float64)
 
-    def prepared(self, X: Rows, dtype: npt.DTypeLike = np.float64) -> tuple[Rows, npt.NDArray[np.float64]]:
+    def prepared(self, X: Block, dtype: npt.DTypeLike = np.float64) -> tuple[Block, npt.NDArray[np.float64]]:
         """Return rows of which the part neither overflows nor underflows, where it allows, and 1 / √k₁(x, x), or 0.
 
         Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel.

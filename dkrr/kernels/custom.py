@@ -15,9 +15,9 @@ import scipy.sparse as sp
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
+    Block,
     Fill,
     FloatArray,
-    Rows,
     as_buffer,
     as_rows,
     check_symmetric,
@@ -79,11 +79,9 @@ class CallableKernel(Kernel):
         return identity_of(self.function)
 
     def fitted(self, X: Any) -> Kernel:
-        """See base class."""
         return replace(self, takes_objects=True) if is_objects(X) else self
 
     def encode(self, X: Any) -> Any:
-        """See base class."""
         if self.takes_objects:  # also those that look like numbers
             return encode_objects(X) if is_container(X) else X
         return encode_objects(X) if is_objects(X) else X
@@ -102,7 +100,7 @@ class CallableKernel(Kernel):
         description = {"kernel": self.tag, "name": self.name, "digest": self.digest}
         return {**description, "takes_objects": True} if self.takes_objects else description
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         # The function is called once, on the whole block: it may have a high cost per call, and only the
         # whole shows whether it is symmetric.
         block = self._block(X, Y)
@@ -114,7 +112,7 @@ class CallableKernel(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         values = np.empty(X.shape[0])
         for start in range(0, len(values), DIAGONAL_ROWS):
             rows = X[start : start + DIAGONAL_ROWS]
@@ -125,12 +123,12 @@ class CallableKernel(Kernel):
     def _subject(self) -> str:
         return f"the kernel function {self.name!r}"
 
-    def _block(self, X: Rows, Y: Rows) -> FloatArray:
+    def _block(self, X: Block, Y: Block) -> FloatArray:
         """Return function(X, Y), checked."""
         expected = X.shape[0], Y.shape[0]
         takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
         # A function of float32 rows would compute in float32.
-        given: Callable[[Rows], Any] = decode_objects if takes_objects else lambda rows: rows.astype(float, copy=False)
+        given: Callable[[Block], Any] = decode_objects if takes_objects else lambda rows: rows.astype(float, copy=False)
         left: Any = given(X)
         right: Any = left if Y is X else given(Y)
         try:
@@ -184,7 +182,7 @@ class Precomputed(Kernel):
 
     tag: ClassVar[str] = "precomputed"
 
-    def __call__(self, X: Rows, Y: Rows | None = None, *, out: FloatArray | None = None) -> FloatArray:
+    def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
         """Return X, copied to `out` or to a new array.
 
         Parameters
@@ -223,15 +221,15 @@ class Precomputed(Kernel):
         """Return the cost of one entry: none but reading it."""
         return EntryCost(0.0, 0.0)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         raise AssertionError("a precomputed kernel is never part of another")
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         _check_square(X)
         return cast("npt.NDArray[np.float64]", X.diagonal().astype(np.float64))
 
 
-def _check_square(K: Rows) -> None:
+def _check_square(K: Block) -> None:
     if K.shape[0] != K.shape[1]:
         raise InputError(
             f"the precomputed Gram matrix has shape {K.shape}; expected a square one, a row and a column for "

@@ -10,9 +10,9 @@ import scipy.sparse as sp
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
+    Block,
     Fill,
     FloatArray,
-    Rows,
     Scratch,
     are_moderate,
     dot_products,
@@ -42,17 +42,16 @@ class Linear(Kernel):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return 1
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return dot_products(X, Y, dtype)
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return squared_norms(X)
 
 
@@ -96,7 +95,6 @@ class Polynomial(Kernel):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return self.degree if self.coef0 == 0 else None
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -106,7 +104,7 @@ class Polynomial(Kernel):
             return EntryCost(2.0 * n_features, WRITE_SECONDS + passes * PASS_SECONDS)
         return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + POWER_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -115,7 +113,7 @@ class Polynomial(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         values = squared_norms(X)
         self._raise(values, np.empty_like(values))
         return values
@@ -162,7 +160,7 @@ class Sigmoid(Kernel):
         """Return the cost of one entry: a product and a tanh."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + TANH_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         multiply = dot_products(X, Y, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -171,7 +169,7 @@ class Sigmoid(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         values = squared_norms(X)
         self._squash(values)
         return values
@@ -201,22 +199,21 @@ class Cosine(Kernel):
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return 0
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Return the cost of one entry: a product of rows scaled beforehand."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = unit_rows(X)
         return dot_products(left, left if Y is X else unit_rows(Y), dtype)
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return (_with_lengths(X)[1] > 0).astype(np.float64)
 
 
-def unit_rows(X: Rows) -> Rows:
+def unit_rows(X: Block) -> Block:
     """Return rows divided by their Euclidean length; a row of zeros stays."""
     X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
@@ -226,7 +223,7 @@ def unit_rows(X: Rows) -> Rows:
     return X * scale[:, np.newaxis]
 
 
-def _with_lengths(X: Rows) -> tuple[Rows, npt.NDArray[np.float64]]:
+def _with_lengths(X: Block) -> tuple[Block, npt.NDArray[np.float64]]:
     """Return rows, times powers of two where squares would leave the range of float64, and their lengths."""
     squares = squared_norms(X)
     if not are_moderate(squares):

@@ -15,9 +15,9 @@ from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
+    Block,
     Fill,
     FloatArray,
-    Rows,
     Scratch,
     dot_products,
     finite,
@@ -36,9 +36,9 @@ ZERO_EXPONENT = -40.0
 # Matérn: the square root amplifies the error near zero, so below this ‖x − z‖² / (‖x‖² + ‖z‖²) it is too.
 REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 # Beyond this |s|(‖x‖² + ‖z‖²) the augmented product may overflow: nothing of it is used.
-LARGEST_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
+MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
 # Within 2^±200 an s changes no distance that counts where ‖x‖² leaves the range of float64; beyond, rows take it up.
-MOST_EXPONENT = 200
+MAX_EXPONENT = 200
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
 GATHER_ENTRIES = 8
 
@@ -78,7 +78,7 @@ class RBF(Kernel):
         """Return the cost of one entry: a product of augmented rows, a clamp and an exp."""
         return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         assert self.gamma is not None, "the kernel must be resolved first"
         exponent = ScaledSquaredDistances(X, Y, -self.gamma, dtype)
         limit = REFINE_EXPONENT[dtype]
@@ -99,7 +99,7 @@ class RBF(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
 
 
@@ -150,7 +150,7 @@ class Matern(Kernel):
         elements = WRITE_SECONDS + passes * PASS_SECONDS + SQRT_SECONDS + EXP_SECONDS
         return EntryCost(2.0 * (n_features + 2), elements)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         squares = ScaledSquaredDistances(X, Y, 2 * self.nu / self.length_scale**2, dtype)
         scratch, near = Scratch(dtype), REFINE_DISTANCE[dtype]
 
@@ -167,7 +167,7 @@ class Matern(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
 
     def _decay(self, squares: FloatArray, scratch: Scratch) -> None:
@@ -206,11 +206,11 @@ class ScaledSquaredDistances:
         Precision of the product.
     """
 
-    def __init__(self, X: Rows, Y: Rows, scale: float, dtype: np.dtype[Any]) -> None:
+    def __init__(self, X: Block, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
         X, Y, scale = _with_moderate_scale(X, Y, scale)
         self._X, self._Y, self._scale = X, Y, scale
         self._dots: Fill | None = None
-        self.most = LARGEST_SIZE[dtype]
+        self.most = MAX_SIZE[dtype]
         self.error = 4.0 * (X.shape[1] + 2) * float(np.finfo(dtype).eps)
         """Bound of the error of an entry that `fill` writes, over its size."""
         # Sizes that overflow are infinite or NaN; `fill` looks.
@@ -275,7 +275,7 @@ class ScaledSquaredDistances:
         with np.errstate(over="ignore"):
             self._refine(self._X[rows], self._Y[columns], out, i, j)
 
-    def _refine(self, X: Rows, Y: Rows, out: FloatArray, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> None:
+    def _refine(self, X: Block, Y: Block, out: FloatArray, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> None:
         if not is_sparse(X) and len(i) * GATHER_ENTRIES > out.size:
             np.multiply(cdist(X, Y, "sqeuclidean"), self._scale, out=out, casting="same_kind")
             return
@@ -292,14 +292,14 @@ class ScaledSquaredDistances:
             out[some, others] = self._scale * squared_norms(differences)
 
 
-def _with_moderate_scale(X: Rows, Y: Rows, scale: float) -> tuple[Rows, Rows, float]:
+def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:
     """Return rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
     exponent = frexp(scale)[1]
-    if abs(exponent) <= MOST_EXPONENT:
+    if abs(exponent) <= MAX_EXPONENT:
         return X, Y, scale
     # Rows that are not small need no larger numbers, and might overflow.
     largest = max(float(abs(rows).max()) if min(rows.shape) else 0.0 for rows in (X, Y))
-    half = min(exponent // 2, MOST_EXPONENT - frexp(largest)[1])
+    half = min(exponent // 2, MAX_EXPONENT - frexp(largest)[1])
     if exponent > 0 and half <= 0:
         return X, Y, scale
     left = times_powers_of_two(X, half)

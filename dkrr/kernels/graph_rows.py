@@ -28,7 +28,7 @@ from dkrr.sparse import check_structure
 GRAPH_WIDTH = 2**31 - 1
 """Columns of encoded graphs, however large these are: rows of any two sets of graphs then fit each other."""
 
-MOST_NODES = 2**24 - 1
+MAX_NODES = 2**24 - 1
 """Up to here float32 tells whole numbers apart."""
 
 NO_LABELS, INT_LABELS, STR_LABELS = 1, 2, 3
@@ -74,8 +74,8 @@ class Graph:
 
     def __post_init__(self) -> None:
         n_nodes = whole_number(self.n_nodes, "n_nodes")
-        if not 1 <= n_nodes <= MOST_NODES:
-            raise InputError(f"{n_nodes} nodes; expected 1 to {MOST_NODES}: leave empty graphs out")
+        if not 1 <= n_nodes <= MAX_NODES:
+            raise InputError(f"{n_nodes} nodes; expected 1 to {MAX_NODES}: leave empty graphs out")
         object.__setattr__(self, "n_nodes", n_nodes)
         object.__setattr__(self, "edges", tuple((a, b) for a, b in _sorted_edges(self.edges, n_nodes).tolist()))
         object.__setattr__(self, "labels", _plain_labels(self.labels, n_nodes))
@@ -271,8 +271,8 @@ def _row(graph: Graph) -> list[int]:
         for label in place
         for value in (*(byte + 1 for byte in str(label).encode(errors=_LENIENT)), _END_OF_LABEL)
     ]
-    if len(alphabet) >= MOST_NODES:
-        raise InputError(f"its labels are {len(alphabet)} bytes of text; expected fewer than {MOST_NODES}: number them")
+    if len(alphabet) >= MAX_NODES:
+        raise InputError(f"its labels are {len(alphabet)} bytes of text; expected fewer than {MAX_NODES}: number them")
     return [*head, len(alphabet) + 1, *alphabet, *(place[label] for label in graph.labels), *edges]
 
 
@@ -281,7 +281,7 @@ def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integer
     kind, n_nodes, low, high, length = (int(value) for value in row[:_HEAD])
     n_edges, nodes_at = low - 1 + (high - 1) * _DIGIT, _HEAD + length - 1
     edges_at = nodes_at + (0 if kind == NO_LABELS else n_nodes)
-    if kind not in _KIND_NAMES or n_nodes > MOST_NODES or len(row) != edges_at + 2 * n_edges:
+    if kind not in _KIND_NAMES or n_nodes > MAX_NODES or len(row) != edges_at + 2 * n_edges:
         raise ValueError("another length")
     edges = row[edges_at:].reshape(-1, 2) - 1
     if n_edges and not (edges.max() < n_nodes and (edges[:, 0] < edges[:, 1]).all()):

@@ -40,8 +40,8 @@ SUM_TOLERANCE = 1e-14
 # Residual of the system of a graph with itself, relative to its right-hand side: its solution is a certificate.
 OWN_TOLERANCE = 1e-12
 # Least 1 - decay x spectral radius; nearer to 0, rounding would be multiplied by more than a million.
-LEAST_GAP = 1e-6
-MOST_ITERATIONS = 50_000
+MIN_GAP = 1e-6
+MAX_ITERATIONS = 50_000
 
 # Up to this many nodes the spectral radius for a message is computed densely.
 DENSE_NODES = 500
@@ -288,7 +288,7 @@ class SpectralWalks(CommonWalks):
 
     def _own(self, side: Quotients, name: str) -> Floats:
         radii = np.maximum.reduceat(np.abs(self._spectra[id(side)][0]), side.first_classes[:-1]) ** 2
-        bad = np.flatnonzero(self.decay * radii > 1 - LEAST_GAP)
+        bad = np.flatnonzero(self.decay * radii > 1 - MIN_GAP)
         if len(bad):
             raise _endless(self.decay, radii[bad], bad, name)
         return np.array([self._sums(g, g, g + 1, side, side)[0] for g in range(side.n_graphs)])
@@ -372,7 +372,7 @@ class ProductWalks(CommonWalks):
                 else:
                     sums[g] = _moments(found.matrix, found.starts, found.firsts, self.steps).sum(axis=0)
         self._rates[id(side)] = rates
-        bad = np.flatnonzero(~(rates <= 1 - LEAST_GAP))
+        bad = np.flatnonzero(~(rates <= 1 - MIN_GAP))
         if len(bad):
             radii = [
                 _radius(one.matrix) / self.decay
@@ -517,7 +517,7 @@ def _solved(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
     enough = OWN_TOLERANCE**2 * squares if gaps is None else SUM_TOLERANCE * gaps
     solution, place = np.zeros(len(residual) if gaps is None else 0), np.arange(len(residual))
     going = np.ones(len(live), dtype=bool)
-    for _ in range(MOST_ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         image = direction - matrix @ direction
         curvature = np.add.reduceat(direction * image, firsts)
         definite = curvature > 0

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Fill, FloatArray, Rows, Scratch, positive
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, FloatArray, Scratch, positive
 from dkrr.kernels.graph_rows import encode_graphs, whole_number
 from dkrr.kernels.graph_walks import MATCHED_PAIRS, PRODUCT_ENTRIES, common_walks
 
@@ -140,7 +140,7 @@ class RandomWalk(Kernel):
         pieces = ENTRY_BYTES * PRODUCT_ENTRIES + PAIR_BYTES * MATCHED_PAIRS + self._strip_buffers * 8 * STRIP_ENTRIES
         return GRAPH_BYTES * (n_rows + n_columns) + pieces + FIXED_WORKSPACE_BYTES
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         walks = common_walks(X, Y, self.decay, self.steps)
         scale, scale_right = 1 / np.sqrt(walks.own_left), 1 / np.sqrt(walks.own_right)
         scratch = Scratch()
@@ -157,7 +157,7 @@ class RandomWalk(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         if self.normalized or X.shape[0] == 0:
             return np.ones(X.shape[0])
         return common_walks(X, X, self.decay, self.steps).own_left

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Fill, FloatArray, Rows, Scratch, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, Scratch, is_sparse, positive
 from dkrr.kernels.costs import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS
 
 # CSR columns made dense at a time: with strips of 128 and 1024 rows, at most 4.5 MiB.
@@ -54,7 +54,7 @@ class Laplacian(Kernel):
         """See base class: at most the columns in which a strip has entries."""
         return min(n_features, STRIP_ROWS * stored)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         assert self.gamma is not None, "the kernel must be resolved first"
         scale = -self.gamma
         distances = _sparse_distances(X, Y) if is_sparse(X) else _dense_distances(X, Y)
@@ -69,7 +69,7 @@ class Laplacian(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
 
 
@@ -83,7 +83,7 @@ def _dense_distances(X: FloatArray, Y: FloatArray) -> Fill:
     return fill
 
 
-def _sparse_distances(X: Rows, Y: Rows) -> Fill:
+def _sparse_distances(X: Block, Y: Block) -> Fill:
     """Fill ‖x − z‖₁ of CSR rows, making only the columns dense that both strips have entries in.
 
     A column where one strip is empty adds |x| or |z| whatever the partner, so it needs no pairs.
@@ -105,7 +105,7 @@ def _sparse_distances(X: Rows, Y: Rows) -> Fill:
     return fill
 
 
-def _absolute_sums_without(X: Rows, excluded: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+def _absolute_sums_without(X: Block, excluded: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
     """Return Σ|x| of each CSR row over the columns that are not excluded."""
     counted = np.where(np.isin(X.indices, excluded), 0.0, np.abs(X.data))
     owners = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
@@ -132,7 +132,7 @@ class AdditiveChi2(Kernel):
         """Return the cost of one entry: several passes for each feature."""
         return EntryCost(0.0, n_features * CHI2_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = _non_negative(X, dtype)
         right = left if Y is X else _non_negative(Y, dtype)
         total, term = Scratch(dtype), Scratch(dtype)
@@ -152,7 +152,7 @@ class AdditiveChi2(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.zeros(X.shape[0])
 
 
@@ -184,7 +184,7 @@ class Chi2(Kernel):
         """Return the cost of one entry: several passes for each feature and an exp."""
         return EntryCost(0.0, n_features * CHI2_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         additive = AdditiveChi2()._filler(X, Y, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -194,11 +194,11 @@ class Chi2(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
 
 
-def _non_negative(X: Rows, dtype: np.dtype[Any]) -> FloatArray:
+def _non_negative(X: Block, dtype: np.dtype[Any]) -> FloatArray:
     """Return the features as contiguous rows, (n_features, n_rows), checked for sign."""
     if is_sparse(X):
         raise InputTypeError("a chi-squared kernel takes dense rows, not CSR: use X.toarray()")

@@ -10,12 +10,12 @@ from scipy.special import gammaincc
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Fill, FloatArray, Rows, Scratch, dot_products, finite, positive, squared_norms
+from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, dot_products, finite, positive, squared_norms
 from dkrr.kernels.costs import PASS_SECONDS, WRITE_SECONDS
 
-MOST_DEGREE = 500
+MAX_DEGREE = 500
 """Beyond, there are rows for which exp(−γ‖x‖²) is 0 in float64 and the kernel is not."""
-LARGEST_DOT = 700.0
+MAX_DOT = 700.0
 """Where 2γ|xᵀz| is larger, the kernel is below 1e-14 for every degree, as γ‖x‖² + γ‖z‖² is then larger too."""
 
 
@@ -59,9 +59,9 @@ class TaylorRBF(Kernel):
 
     def __post_init__(self) -> None:
         degree = finite(self.degree, "degree")
-        if not 0 <= degree <= MOST_DEGREE or not degree.is_integer():
+        if not 0 <= degree <= MAX_DEGREE or not degree.is_integer():
             raise InputError(
-                f"degree is {self.degree!r}; expected a whole number from 0 to {MOST_DEGREE}: where more terms are "
+                f"degree is {self.degree!r}; expected a whole number from 0 to {MAX_DEGREE}: where more terms are "
                 "needed rows lie far from the origin, so centre them, or use the RBF kernel itself"
             )
         object.__setattr__(self, "degree", int(degree))
@@ -72,7 +72,7 @@ class TaylorRBF(Kernel):
         """Return the cost of one entry: a product, two passes for each term and two for the exponentials."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS + (2 * self.degree + 4) * PASS_SECONDS)
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         assert self.gamma is not None, "the kernel must be resolved first"
         # Always in float64: exp(−γ‖x‖²) leaves the range of float32 where the kernel is still 1.
         multiply, scratch, sums = dot_products(X, Y, np.float64), Scratch(), Scratch()
@@ -80,7 +80,7 @@ class TaylorRBF(Kernel):
         right = left if Y is X else self.gamma * squared_norms(Y)
         # exp(−γ‖x‖²) is 0 there, whatever xᵀz comes to.
         is_undefined = not np.isfinite(left.max(initial=0.0) + right.max(initial=0.0))
-        may_be_large = 2 * np.sqrt(left.max(initial=0.0) * right.max(initial=0.0)) > LARGEST_DOT
+        may_be_large = 2 * np.sqrt(left.max(initial=0.0) * right.max(initial=0.0)) > MAX_DOT
         left, right = np.exp(-left), np.exp(-right)
         unit, series = self._series()
         scale = 2 * self.gamma / unit
@@ -92,7 +92,7 @@ class TaylorRBF(Kernel):
                 np.nan_to_num(s, copy=False)
             s *= scale
             if may_be_large:
-                np.clip(s, -LARGEST_DOT / unit, LARGEST_DOT / unit, out=s)
+                np.clip(s, -MAX_DOT / unit, MAX_DOT / unit, out=s)
             total[...] = series[-1]
             for term in series[-2::-1]:
                 total *= s
@@ -103,7 +103,7 @@ class TaylorRBF(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         assert self.gamma is not None, "the kernel must be resolved first"
         values: npt.NDArray[np.float64] = gammaincc(self.degree + 1.0, 2 * self.gamma * squared_norms(X))
         return values

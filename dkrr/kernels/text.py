@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
-from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Fill, Rows
+from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.costs import WRITE_SECONDS
 from dkrr.kernels.dot import Cosine, Linear
 
@@ -216,18 +216,15 @@ class BagOfWords(Kernel):
         return rows + panels + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        """See base class."""
         # Lists, as JSON gives them back: descriptions are compared.
         return {key: list(value) if isinstance(value, tuple) else value for key, value in super().to_dict().items()}
 
     @property
     def has_unit_diagonal(self) -> bool:
-        """See base class."""
         return self.cosine
 
     @property
     def row_degree(self) -> float | None:
-        """See base class."""
         return self._of_rows.row_degree
 
     @property
@@ -247,10 +244,10 @@ class BagOfWords(Kernel):
         low, high = self.ngram_range
         return "word" if high == 1 else f"run of {low} words" if low == high else f"run of {low} to {high} words"
 
-    def _filler(self, X: Rows, Y: Rows, dtype: np.dtype[Any]) -> Fill:
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._of_rows._filler(X, Y, dtype)
 
-    def _diagonal(self, X: Rows) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self._of_rows._diagonal(X)
 
     def _vectorizer(self) -> Any:

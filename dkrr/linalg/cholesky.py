@@ -4,21 +4,21 @@ For a tile (i, j) of A = L Lᵀ, i ≥ j::
 
     S = A_ij − Σ_{k<j} L_ik L_jkᵀ,     L_jj = chol(S)  for i = j,     L_ij = S L_jj⁻ᵀ  for i > j
 
-A task streams the strips of rows i and j of L through two small buffers and keeps only S in memory, so memory does
+A task streams the panels of rows i and j of L through two small buffers and keeps only S in memory, so memory does
 not grow with n. A stored tile is never updated: Dask may run any task twice, and a killed run goes on from the tiles
 that are there. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
-the forward substitution free: the strips of row j are in memory anyway.
+the forward substitution free: the panels of row j are in memory anyway.
 
 The dtype of the stored factor decides the arithmetic. A factor in float32 takes half the disk, half the reading and
 about half the time of one in float64. It is no solution but a preconditioner, whose right-hand sides change at every
 iteration: its system has none, and the tasks only factor.
 
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
-be cut into segments of tile columns, each a task of its own; all but the last write S as it stands to a store of its
+be cut into parts of some tile columns, each a task of its own; all but the last write S as it stands to a store of its
 own (write-once as well), which the next one begins from.
 
 In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
-segments), so that a task must not run twice there.
+parts), so that a task must not run twice there.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class TileStep:
     i: int
     j: int
     part: int
-    """Number of this segment among those of the tile."""
+    """Number of this part among those of the tile."""
     columns: range
     """Tile columns that it subtracts."""
     is_last: bool
@@ -95,32 +95,34 @@ def _key(i: int, j: int) -> str:
     return f"L-{i}-{j}"
 
 
-def tile_steps(n_tiles: int, segment: int) -> Iterator[TileStep]:
+def tile_steps(n_tiles: int, columns_per_task: int) -> Iterator[TileStep]:
     """All tasks of a factorisation, column by column.
 
     Parameters
     ----------
     n_tiles : int
         Tiles along one side.
-    segment : int
+    columns_per_task : int
         Tile columns that one task subtracts; 0 means all.
     """
     for j in range(n_tiles):
-        n_parts = n_segments(j, segment)
+        n_parts = n_update_parts(j, columns_per_task)
         for i in range(j, n_tiles):
             for part in range(n_parts):
                 is_last = part == n_parts - 1
-                yield TileStep(i, j, part, range(part * segment, j if is_last else (part + 1) * segment), is_last)
+                yield TileStep(
+                    i, j, part, range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task), is_last
+                )
 
 
-def n_segments(j: int, segment: int) -> int:
+def n_update_parts(j: int, columns_per_task: int) -> int:
     """Tasks to a tile of column j."""
-    return max(1, -(-j // segment)) if segment else 1
+    return max(1, -(-j // columns_per_task)) if columns_per_task else 1
 
 
 @dataclass(frozen=True)
 class PartialSums:
-    """S and b − Σ L z of the tiles whose first segments are done."""
+    """S and b − Σ L z of the tiles whose first parts are done."""
 
     matrix: Matrix
     forward: ChunkedArray | None = None
@@ -140,10 +142,10 @@ class TiledSystem:
     """B, of shape (n, m), in chunks of tile rows; None, as always in float32 and in memory, to factor only."""
     forward: ChunkedArray | None = None
     """Z = L⁻¹ B, written by the tasks; None without B."""
-    segment: int = 0
+    columns_per_task: int = 0
     """Tile columns that one task subtracts; 0 means all."""
     partial: tuple[PartialSums, ...] = ()
-    """After the first segment, after the second ..."""
+    """After the first columns_per_task, after the second ..."""
 
     def __post_init__(self) -> None:
         vectors = [self.right_sides, self.forward, *(p.forward for p in self.partial)]
@@ -166,9 +168,9 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
     summed = [_complete(p.matrix, p.forward) for p in system.partial]
     holes = _holes(system.grid.n_tiles, done)
     tasks = []
-    for step in tile_steps(system.grid.n_tiles, system.segment):
+    for step in tile_steps(system.grid.n_tiles, system.columns_per_task):
         tile = (step.i, step.j)
-        # A segment is done if it or any later one is.
+        # A part is done if it or any later one is.
         if tile in done or any(tile in later for later in summed[step.part :]):
             continue
         depends = step.depends + tuple(_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
@@ -205,7 +207,7 @@ def _complete(matrix: Matrix, forward: ChunkedArray | None) -> set[tuple[int, in
 
 
 def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
-    """Task: subtract one segment of the sum of a tile; after the last one compute the tile of L and write it.
+    """Task: subtract one part of the sum of a tile; after the last one compute the tile of L and write it.
 
     Raises
     ------
@@ -218,8 +220,8 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     tile = matrix.room(i, j)
     z = _begin(meter, system, step, tile)
     stretches = matrix.stretches(step.columns)
-    left = [matrix.strip_buffer() for _ in range(N_SLOTS)]
-    right = left if i == j else [matrix.strip_buffer() for _ in range(N_SLOTS)]
+    left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
+    right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
     def load(k: int, slot: int) -> tuple[blas.Array, blas.Array, int]:
         a, n_a = matrix.read_stretch(i, stretches[k], left[slot])
@@ -259,7 +261,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array | None:
-    """Fill the tile with A or with what the segment before left; return the same for b, if the step has any."""
+    """Fill the tile with A or with what the part before left; return the same for b, if the step has any."""
     grid, i, j = system.grid, step.i, step.j
     if step.part:
         before = system.partial[step.part - 1]
@@ -326,29 +328,29 @@ def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
 def _divide_by_diagonal(
     meter: Meter, matrix: Matrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
 ) -> None:
-    """Set tile ← tile L_jj⁻ᵀ, a strip of L_jj at a time, and write each strip of the tile as soon as it is final."""
+    """Set tile ← tile L_jj⁻ᵀ, a panel of L_jj at a time, and write each panel of the tile as soon as it is final."""
     grid, panels = matrix.grid, matrix.grid.panels(j)
     writes = []
     first = grid.rows(j).start
 
     def load(k: int, slot: int) -> tuple[blas.Array, int]:
-        return matrix.read_strip(j, panels[k], buffers[slot])
+        return matrix.read_panel(j, panels[k], buffers[slot])
 
-    for p, (strip, n_bytes) in zip(panels, prefetched(len(panels), load, meter, waits=matrix.is_stored), strict=True):
+    for p, (panel, n_bytes) in zip(panels, prefetched(len(panels), load, meter, waits=matrix.is_stored), strict=True):
         meter.bytes_read += n_bytes
         columns = grid.columns(p)
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
-            blas.solve_lower_right(strip[start:stop], tile[:, start:stop])
+            blas.solve_lower_right(panel[start:stop], tile[:, start:stop])
         if isinstance(matrix, TiledMatrix):  # else it lies where it belongs
-            writes.append(writer().submit(matrix.write_strip, i, p, tile))
+            writes.append(writer().submit(matrix.write_panel, i, p, tile))
         with meter.time("gemm"):
-            blas.gemm(tile[:, stop:], tile[:, start:stop], strip[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
+            blas.gemm(tile[:, stop:], tile[:, start:stop], panel[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
     with meter.time("write"):
         meter.bytes_written += sum(write.result() for write in writes)
 
 
-def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0, itemsize: int = 8) -> Cost:
+def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0, itemsize: int = 8) -> Cost:
     """Cost of the whole factorisation, forming the tiles of A not included.
 
     Parameters
@@ -356,29 +358,29 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int, segment: int = 0, itemsize
     grid : TileGrid
     n_right_sides : int
         0 without the forward substitution.
-    segment : int
+    columns_per_task : int
         Tile columns that one task subtracts; 0 means all.
     itemsize : int
         Bytes of an entry of L. Rates are of float64, so an operation in float32, which takes half the time, counts
         half in `gemm_flops`.
     """
     n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
-    strip = float(_strip_bytes(grid, itemsize))
-    strips_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
+    panel = float(_panel_bytes(grid, itemsize))
+    panels_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
     read = sum(
-        strip * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
-        for j, before in enumerate(strips_before)
+        panel * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
+        for j, before in enumerate(panels_before)
     )
-    between = partial_bytes(grid, n_right_sides, segment, itemsize)
+    between = partial_bytes(grid, n_right_sides, columns_per_task, itemsize)
     return Cost(
         gemm_flops=n**3 / 3 * itemsize / 8 + n**2 * m,
         read_bytes=read + between,
         written_bytes=factor_bytes(grid, itemsize) + 8.0 * n * m + between,
-        n_tasks=sum((n_tiles - j) * n_segments(j, segment) for j in range(n_tiles)),
+        n_tasks=sum((n_tiles - j) * n_update_parts(j, columns_per_task) for j in range(n_tiles)),
     )
 
 
-def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, segment: int = 0, itemsize: int = 8) -> float:
+def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int = 0, itemsize: int = 8) -> float:
     """Bytes that a factorisation reads from the disk itself where the system's cache of files has room for so many.
 
     Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the
@@ -388,41 +390,41 @@ def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, segment: int = 0, it
     ----------
     grid : TileGrid
     cache_bytes : float
-    segment : int
+    columns_per_task : int
         Tile columns that one task subtracts; 0 means all.
     itemsize : int
         Bytes of an entry of L.
     """
     if factor_bytes(grid, itemsize) <= cache_bytes:
         return 0.0
-    tile, n_tiles = len(grid.panels(0)) * _strip_bytes(grid, itemsize), grid.n_tiles
-    between = max(0.0, partial_bytes(grid, 0, segment, itemsize) - cache_bytes)
+    tile, n_tiles = len(grid.panels(0)) * _panel_bytes(grid, itemsize), grid.n_tiles
+    between = max(0.0, partial_bytes(grid, 0, columns_per_task, itemsize) - cache_bytes)
     return between + sum(max(0.0, float(j * (n_tiles - j) * tile) - cache_bytes) for j in range(n_tiles))
 
 
-def _strip_bytes(grid: TileGrid, itemsize: int) -> int:
-    """Bytes on disk of one strip, checksum included."""
+def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
+    """Bytes on disk of one panel, checksum included."""
     return itemsize * grid.tile * grid.panel + 4
 
 
-def partial_bytes(grid: TileGrid, n_right_sides: int, segment: int, itemsize: int = 8) -> int:
-    """Bytes on disk of the sums between segments, with `itemsize` bytes to an entry."""
-    strip = _strip_bytes(grid, itemsize)
+def partial_bytes(grid: TileGrid, n_right_sides: int, columns_per_task: int, itemsize: int = 8) -> int:
+    """Bytes on disk of the sums between parts, with `itemsize` bytes to an entry."""
+    panel = _panel_bytes(grid, itemsize)
     return sum(
-        (n_segments(j, segment) - 1)
-        * ((grid.n_tiles - j) * len(grid.panels(j)) * strip + 8 * grid.tile * n_right_sides)
+        (n_update_parts(j, columns_per_task) - 1)
+        * ((grid.n_tiles - j) * len(grid.panels(j)) * panel + 8 * grid.tile * n_right_sides)
         for j in range(grid.n_tiles)
     )
 
 
 def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     """Bytes on disk of the tiles of a triangle, with `itemsize` bytes to an entry."""
-    strip = _strip_bytes(grid, itemsize)
-    return sum((grid.n_tiles - j) * len(grid.panels(j)) * strip for j in range(grid.n_tiles))
+    panel = _panel_bytes(grid, itemsize)
+    return sum((grid.n_tiles - j) * len(grid.panels(j)) * panel for j in range(grid.n_tiles))
 
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:
-    """Most memory of one task: the tile, then either what forming it needs or four strips and a padded copy.
+    """Most memory of one task: the tile, then either what forming it needs or four panels and a padded copy.
 
     Parameters
     ----------
@@ -433,6 +435,6 @@ def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, ite
     itemsize : int
         Bytes of an entry of L.
     """
-    tile, strip = itemsize * grid.tile**2, itemsize * grid.tile * grid.panel
+    tile, panel = itemsize * grid.tile**2, itemsize * grid.tile * grid.panel
     right_sides = 4 * 8 * grid.tile * n_right_sides
-    return tile + max(form_bytes, 2 * N_SLOTS * strip + strip) + right_sides
+    return tile + max(form_bytes, 2 * N_SLOTS * panel + panel) + right_sides

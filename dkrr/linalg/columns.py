@@ -50,11 +50,9 @@ class GramColumns(ColumnSource):
 
     @property
     def n(self) -> int:
-        """See base class."""
         return self.rows.shape[0]
 
     def diagonal(self, rows: slice) -> Array:
-        """See base class."""
         out = np.empty(rows.stop - rows.start)
         for where, block in self._blocks(rows):
             with located(where, where):
@@ -70,14 +68,12 @@ class GramColumns(ColumnSource):
         return self.rows.take(index)
 
     def block(self, rows: slice, taken: Block) -> Array:
-        """See base class."""
         out = np.empty((rows.stop - rows.start, taken.shape[0]))
         for where, block in self._blocks(rows):
             call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
         return out
 
     def among(self, left: Block, right: Block) -> Array:
-        """See base class."""
         out = np.empty((left.shape[0], right.shape[0]))
         call_in_blocks(self.kernel, left, right, out)
         return out
@@ -91,11 +87,9 @@ class MatrixColumns(ColumnSource):
 
     @property
     def n(self) -> int:
-        """See base class."""
         return self.rows.shape[0]
 
     def diagonal(self, rows: slice) -> Array:
-        """See base class."""
         return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
 
     def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -103,11 +97,9 @@ class MatrixColumns(ColumnSource):
         return index
 
     def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:
-        """See base class."""
         return np.ascontiguousarray(np.array([_row(self.rows, int(i), rows) for i in taken]).T)
 
     def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
-        """See base class."""
         entries = [_row(self.rows, int(i), slice(0, self.n))[right] for i in left]
         return np.asarray(entries, np.float64).reshape(len(left), len(right))
 
@@ -123,11 +115,9 @@ class DividedColumns(ColumnSource):
 
     @property
     def n(self) -> int:
-        """See base class."""
         return self.columns.n
 
     def diagonal(self, rows: slice) -> Array:
-        """See base class."""
         return self._divided(self.columns.diagonal(rows))
 
     def take(self, index: NDArray[np.intp]) -> Any:
@@ -135,11 +125,9 @@ class DividedColumns(ColumnSource):
         return self.columns.take(index)
 
     def block(self, rows: slice, taken: Any) -> Array:
-        """See base class."""
         return self._divided(self.columns.block(rows, taken))
 
     def among(self, left: Any, right: Any) -> Array:
-        """See base class."""
         return self._divided(self.columns.among(left, right))
 
     def _divided(self, entries: Array) -> Array:

@@ -28,7 +28,7 @@ from dkrr.linalg.operator import column_norms
 Array = NDArray[np.float64]
 
 
-MOST_CACHED = 10_000
+MAX_CACHED = 10_000
 """Rows up to which the random vector is drawn once and kept: it then takes longer than a small fit can spare."""
 
 
@@ -58,7 +58,7 @@ def with_probe(right_sides: Array, scaling: Array | None = None) -> Array:
     n, m = right_sides.shape
     both = np.empty((n, m + 1))
     both[:, :m] = right_sides
-    z = _cached_vector(n) if n <= MOST_CACHED else _random_vector(n)
+    z = _cached_vector(n) if n <= MAX_CACHED else _random_vector(n)
     if scaling is None:
         both[:, m] = z
     else:

@@ -88,20 +88,19 @@ class CurvatureOperator(Operator):
         self.record = self.gram.record
 
     def multiply(self, vectors: Array, precision: Precision = "float64", columns: Columns | None = None) -> Array:
-        """See base class."""
         c = self.curvature if columns is None else self.curvature.of_columns(columns)
         root = c.root
         y = self.gram.multiply(root.apply(c.project(root.unstack(vectors))), precision)
         return root.stack(c.project(root.adjoint(y)))
 
 
-LEAST_SCALE = 1e-12
+MIN_SCALE = 1e-12
 """Relative to the largest c: where c is smaller, a complete factor is made with this, so that s / c² stays finite."""
 
 
 def factor_scale(scale: Array) -> Array:
     """Factors c, bounded away from 0, that a complete factor is made with; of the same shape."""
-    return np.maximum(scale, LEAST_SCALE * max(float(scale.max()), 1e-130))
+    return np.maximum(scale, MIN_SCALE * max(float(scale.max()), 1e-130))
 
 
 @dataclass
@@ -121,7 +120,6 @@ class ScaledFactors(Preconditioner):
     is_complete = True
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
-        """See base class."""
         out = np.empty_like(residuals)
         for k in np.unique(columns):
             here = np.flatnonzero(columns == k)
@@ -147,7 +145,6 @@ class Constrained(Wrapped):
         self._correction = self.curvature.root.correction(self.base)
 
     def apply(self, residuals: Array, columns: Columns) -> Array:
-        """See base class."""
         # In exact arithmetic the projections change nothing. What rounding leaves outside would be kept by the shift,
         # and grow iteration by iteration.
         c = self.curvature.of_columns(columns)
@@ -155,14 +152,12 @@ class Constrained(Wrapped):
         return c.within(self.base.apply(residuals, columns) - self._correction(residuals, columns))
 
     def grow(self) -> bool:
-        """See base class."""
         grown = super().grow()
         if grown:
             self.__post_init__()
         return grown
 
     def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:
-        """See base class."""
         raised = super().raise_shift_if_inexact(residuals, columns)
         if raised:
             self.__post_init__()
@@ -187,7 +182,6 @@ class NoPreconditioners(NewtonPreconditioners):
     """None at all."""
 
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
-        """See base class."""
         return Identity()
 
 
@@ -198,7 +192,6 @@ class ByPartialFactor(NewtonPreconditioners):
     factor: PivotedCholesky
 
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
-        """See base class."""
         return curvature.precondition(LowRank(self.factor, np.array([[shift]]), curvature.root.scale))
 
 
@@ -212,6 +205,5 @@ class ByCompleteFactors(NewtonPreconditioners):
         """Factor K + diag(s) for every column s of shifts, of shape (n, k), of the models with these numbers (k,)."""
 
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:
-        """See base class."""
         c = factor_scale(curvature.root.scale)
         return curvature.precondition(ScaledFactors(self.solvers(shift / c**2, models), c))

@@ -17,7 +17,7 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS
-from dkrr.linalg.sweeps import Strips, Sweep, block_cuts, diagonal_strips, sweep, sweep_tasks, tile_strips
+from dkrr.linalg.sweeps import Panels, Sweep, block_cuts, diagonal_panels, sweep, sweep_tasks, tile_panels
 from dkrr.linalg.triangular import WIDEN_SECONDS, WIDENED_ENTRIES
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
 from dkrr.runtime.task import execute
@@ -55,7 +55,7 @@ class LocalFactor:
         Raises
         ------
         StoreError
-            If a strip of L is missing or damaged.
+            If a panel of L is missing or damaged.
         """
         x = np.array(residual, np.float64, order="C")
         with blas.one_thread():
@@ -76,15 +76,15 @@ class LocalFactor:
             j = left.pop(0)
             if j in newest:
                 newest[j].result()
-            sweep(meter, self.factor, diagonal_strips(grid, j, transpose=transpose), x, transpose=transpose)
+            sweep(meter, self.factor, diagonal_panels(grid, j, transpose=transpose), x, transpose=transpose)
             for k in left:  # the next one first
-                wanted = tile_strips(grid, j, k) if transpose else tile_strips(grid, k, j)
+                wanted = tile_panels(grid, j, k) if transpose else tile_panels(grid, k, j)
                 newest[k] = pool.submit(self._update, newest.get(k), wanted, x, transpose)
                 updates.append(newest[k])
         for update in updates:
             _merge(meter, update.result())
 
-    def _update(self, before: Future[Meter] | None, wanted: Strips, x: Vectors, transpose: bool) -> Meter:
+    def _update(self, before: Future[Meter] | None, wanted: Panels, x: Vectors, transpose: bool) -> Meter:
         # The pool begins in the order of submission, so what is waited for has begun: threads cannot lock each other.
         if before is not None:
             before.result()
@@ -183,7 +183,7 @@ def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int
 
 def apply_bytes(grid: TileGrid, n_right_sides: int, itemsize: int = 8, n_threads: int = 0) -> int:
     """Most memory of one task of a `SharedFactor`, or of a `LocalFactor` with `n_threads` (and the calling one)."""
-    strip = itemsize * grid.tile * grid.panel
+    panel = itemsize * grid.tile * grid.panel
     widened = 8 * max(WIDENED_ENTRIES, grid.panel**2) if itemsize != 8 else 0
     vectors = 8 * n_right_sides * (grid.n + 2 * grid.tile)
-    return (n_threads + 1) * (N_SLOTS * strip + widened) + vectors
+    return (n_threads + 1) * (N_SLOTS * panel + widened) + vectors

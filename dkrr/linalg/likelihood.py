@@ -78,7 +78,6 @@ class Bernoulli(Likelihood):
 
     @property
     def n_systems(self) -> int:
-        """See base class."""
         return self.n_columns
 
     def _signed(self, scores: Array, codes: Codes) -> tuple[Array, Array]:
@@ -88,23 +87,19 @@ class Bernoulli(Likelihood):
         return sign, sign * scores
 
     def values(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
-        """See base class."""
         lost = np.logaddexp(0.0, self._signed(scores, codes)[1])
         return np.asarray(lost.sum(axis=0) if weights is None else weights @ lost)
 
     def gradient(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
-        """See base class."""
         sign, signed = self._signed(scores, codes)
         g = sign * expit(signed)
         return np.asarray(g if weights is None else g * weights[:, None])
 
     def root(self, scores: Array, weights: Array | None) -> DiagonalRoot:
-        """See base class."""
         w = expit(scores) * expit(-scores)
         return DiagonalRoot(np.sqrt(w if weights is None else w * weights[:, None]))
 
     def probabilities(self, scores: Array) -> Array:
-        """See base class."""
         if self.n_columns == 1:
             return np.hstack([expit(-scores), expit(scores)])
         log_p = self._log_each(scores)
@@ -116,7 +111,6 @@ class Bernoulli(Likelihood):
         return np.asarray(-np.logaddexp(0.0, -scores))
 
     def log_probabilities(self, scores: Array) -> Array:
-        """See base class."""
         log_p = self._log_each(scores)
         if self.n_columns == 1:
             return np.hstack([self._log_each(-scores), log_p])
@@ -128,17 +122,14 @@ class Softmax(Likelihood):
 
     @property
     def n_systems(self) -> int:
-        """See base class."""
         return 1
 
     def values(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
-        """See base class."""
         rows = np.arange(len(codes))
         lost = logsumexp(scores - scores[rows, codes][:, None], axis=1)
         return np.atleast_1d(lost.sum() if weights is None else weights @ lost)
 
     def gradient(self, scores: Array, codes: Codes, weights: Array | None) -> Array:
-        """See base class."""
         rows, g = np.arange(len(codes)), self.probabilities(scores)
         # p − 1 is minus the sum of the others, which has all digits where p is close to 1.
         g[rows, codes] = 0.0
@@ -146,17 +137,14 @@ class Softmax(Likelihood):
         return g if weights is None else g * weights[:, None]
 
     def root(self, scores: Array, weights: Array | None) -> SoftmaxRoot:
-        """See base class."""
         unit = np.sqrt(self.probabilities(scores))
         return SoftmaxRoot(unit if weights is None else unit * np.sqrt(weights)[:, None], unit)
 
     def probabilities(self, scores: Array) -> Array:
-        """See base class."""
         e = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(e / e.sum(axis=1, keepdims=True))
 
     def log_probabilities(self, scores: Array) -> Array:
-        """See base class."""
         return np.asarray(scores - logsumexp(scores, axis=1, keepdims=True))
 
 

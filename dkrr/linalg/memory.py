@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_segments
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
@@ -28,8 +28,8 @@ MEMORY_TILES_PER_SIDE = 32
 """... and of how many tiles a side, from which on they grow."""
 TILE_BUFFER_BYTES = 8 * 2**20
 """What BLAS keeps for each of its threads where products are of tiles: the packed parts of two of them."""
-MEMORY_SEGMENT = 4
-"""Tile columns that one task subtracts in memory, where sums between segments cost nothing: threads wait for no longer
+MEMORY_TASK_COLUMNS = 4
+"""Tile columns that one task subtracts in memory, where sums between parts cost nothing: threads wait for no longer
 than one task takes."""
 
 
@@ -44,9 +44,9 @@ def memory_grid(n: int) -> TileGrid:
 
 def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:
     """A + diag(s), to be factored in this process's memory; s is of shape (n,)."""
-    n_parts = n_segments(matrix.grid.n_tiles - 1, MEMORY_SEGMENT)
+    n_parts = n_update_parts(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
     partial = (PartialSums(matrix),) * (n_parts - 1)
-    return TiledSystem(source, shift[:, None], matrix, segment=MEMORY_SEGMENT, partial=partial)
+    return TiledSystem(source, shift[:, None], matrix, columns_per_task=MEMORY_TASK_COLUMNS, partial=partial)
 
 
 def factor_in_memory(system: TiledSystem, executor: Executor) -> None:
@@ -103,7 +103,6 @@ class KeptTiles(TileSource, Operator):
         return self._matrix.beside()
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
-        """See base class."""
         i, j = rows.start // self.grid.tile, columns.start // self.grid.tile
         tile = self._matrix.room(i, j)
         if i != j:

@@ -190,7 +190,6 @@ class Diagonal(Preconditioner):
     is_scaling = True
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
-        """See base class."""
         return residuals / self._total(columns)
 
     def _total(self, columns: NDArray[np.intp]) -> Array:

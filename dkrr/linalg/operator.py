@@ -1,6 +1,6 @@
 """Products A P of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
 
-The lower triangle is cut into slabs, a few to a worker. One task multiplies one slab by all vectors and uses every
+The lower triangle is cut into groups, a few to a worker. One task multiplies one group by all vectors and uses every
 off-diagonal piece twice, for y_I += A_IJ p_J and y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles
 that fit are kept in the memory of the worker that first formed them; the others are formed (or read) at every pass,
 and their pieces never leave the cache.
@@ -78,7 +78,7 @@ class Operator(ABC):
 
 
 @dataclass(frozen=True)
-class Slab:
+class TileGroup:
     """Tiles on or below the diagonal that one task multiplies."""
 
     source: TileSource
@@ -89,7 +89,7 @@ class Slab:
     number: int
     keeps: Precision | None
     """Precision in which its tiles stay in memory; None: they are formed at every use."""
-    slabs_a_process: int
+    groups_per_process: int
     """Slabs that one process may keep."""
 
 
@@ -107,7 +107,7 @@ class TiledOperator(Operator):
         Name of what is kept in memory; `close` lets go of it.
     slots : int
         Tasks that run at once.
-    slots_a_process : int
+    slots_per_process : int
         Tasks that run at once in one process.
     kept_tiles : int
         Tiles that every slot keeps in memory.
@@ -122,7 +122,7 @@ class TiledOperator(Operator):
     executor: Executor
     run: str
     slots: int = 1
-    slots_a_process: int = 1
+    slots_per_process: int = 1
     kept_tiles: int = 0
     keeps: Precision = "float64"
     scale: NDArray[np.float64] | None = None
@@ -131,7 +131,7 @@ class TiledOperator(Operator):
 
     def __post_init__(self) -> None:
         self.n = self.grid.n
-        self._slabs = self._cut()
+        self._groups = self._cut()
 
     def multiply(
         self,
@@ -139,12 +139,11 @@ class TiledOperator(Operator):
         precision: Precision = "float64",
         columns: NDArray[np.intp] | None = None,  # noqa: ARG002
     ) -> Vectors:
-        """See base class."""
         if self.scale is not None:
             vectors = vectors * self.scale[:, None]
         tasks = [
-            Task(f"multiply-{slab.number}", multiply_slab, (slab, precision), place=place)
-            for slab, place in self._slabs
+            Task(f"multiply-{group.number}", multiply_group, (group, precision), place=place)
+            for group, place in self._groups
         ]
         sizes = np.ones(vectors.shape[1])
         if precision == "float32":
@@ -161,7 +160,7 @@ class TiledOperator(Operator):
         """Let every process go of the tiles it kept."""
         self.executor.forget(self.run)
 
-    def _cut(self) -> list[tuple[Slab, int | None]]:
+    def _cut(self) -> list[tuple[TileGroup, int | None]]:
         """Slabs with the place of those that are kept there."""
         grid = self.grid
         tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
@@ -174,14 +173,14 @@ class TiledOperator(Operator):
         parts += [(part, None) for part in evenly(grid, rest, SLABS_PER_PLACE * self.slots) if part]
         return [
             (
-                Slab(
+                TileGroup(
                     source=self.source,
                     grid=grid,
                     tiles=tuple(sorted(part)),
                     run=self.run,
                     number=number,
                     keeps=None if place is None else self.keeps,
-                    slabs_a_process=self.slots_a_process,
+                    groups_per_process=self.slots_per_process,
                 ),
                 place,
             )
@@ -206,7 +205,7 @@ class LastProduct(Operator):
 
     @property
     def record(self) -> RunRecord:  # type: ignore[override]
-        """See base class."""
+        """Record of all products."""
         return self.operator.record
 
     def multiply(
@@ -215,7 +214,6 @@ class LastProduct(Operator):
         precision: Precision = "float64",
         columns: NDArray[np.intp] | None = None,
     ) -> Vectors:
-        """See base class."""
         product = self.operator.multiply(vectors, precision, columns)
         if precision == "float64":
             self._vectors, self._product = vectors, product
@@ -285,13 +283,13 @@ def evenly(
     return parts
 
 
-def multiply_slab(meter: Meter, slab: Slab, precision: Precision, vectors: NDArray[Any]) -> Vectors:
-    """Task: product of one slab, and of its mirror image, with all vectors.
+def multiply_group(meter: Meter, group: TileGroup, precision: Precision, vectors: NDArray[Any]) -> Vectors:
+    """Task: product of one group, and of its mirror image, with all vectors.
 
     Parameters
     ----------
     meter : Meter
-    slab : Slab
+    group : TileGroup
     precision : {"float64", "float32"}
     vectors : ndarray of shape (n, m)
         In that precision.
@@ -304,7 +302,7 @@ def multiply_slab(meter: Meter, slab: Slab, precision: Precision, vectors: NDArr
     # Float32 has a small range: what overflows there is found in the sums, and made again in float64.
     ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
     with meter.time("multiply"), np.errstate(**ignored):
-        for rows, columns, piece in _pieces(meter, slab, precision):
+        for rows, columns, piece in _pieces(meter, group, precision):
             _add_product(total, piece, rows, vectors[columns], transpose=False)
             if rows != columns:
                 _add_product(total, piece, columns, vectors[rows], transpose=True)
@@ -320,17 +318,17 @@ def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDAr
     total[rows] += part
 
 
-def _pieces(meter: Meter, slab: Slab, precision: Precision) -> Iterator[Piece]:
-    keeps = slab.keeps == precision and resident.has_room(slab.run, "slab", slab.number, slab.slabs_a_process)
-    for i, j in slab.tiles:
-        rows, columns = slab.grid.rows(i), slab.grid.rows(j)
+def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
+    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
+    for i, j in group.tiles:
+        rows, columns = group.grid.rows(i), group.grid.rows(j)
         if not keeps:
-            yield from slab.source.pieces(meter, rows, columns, precision)
+            yield from group.source.pieces(meter, rows, columns, precision)
             continue
 
         def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
             tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
-            for r, c, piece in slab.source.pieces(meter, rows, columns, precision):
+            for r, c, piece in group.source.pieces(meter, rows, columns, precision):
                 tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
                     piece
                 )
@@ -338,7 +336,7 @@ def _pieces(meter: Meter, slab: Slab, precision: Precision) -> Iterator[Piece]:
                 mirror_squares(tile)  # squares on the diagonal may have come in other pieces
             return tile
 
-        yield from cut_tile(resident.kept(slab.run, (slab.number, i, j), form), rows, columns)
+        yield from cut_tile(resident.kept(group.run, (group.number, i, j), form), rows, columns)
 
 
 class ResidentRows(Rows):
@@ -361,20 +359,16 @@ class ResidentRows(Rows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See base class."""
         return self.rows.shape
 
     @property
     def dtype(self) -> Any:
-        """See base class."""
         return self.rows.dtype
 
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
-        """See base class."""
         return self._kept().read(start, stop, columns)
 
     def parts(self, rows: slice) -> list[slice]:
-        """See base class."""
         return self._kept().parts(rows)
 
     def _kept(self) -> MemoryRows:

@@ -37,7 +37,7 @@ from dkrr.linalg.sources import clear_upper, gram_cost
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 
 Array = NDArray[np.float64]
-Pivots = Literal["rpcholesky", "uniform", "greedy"]
+PivotRule = Literal["rpcholesky", "uniform", "greedy"]
 
 PANEL_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
@@ -229,7 +229,7 @@ class PivotedCholesky:
     run: str
     slots: int
     capacity: int
-    pivots: Pivots = "rpcholesky"
+    pivots: PivotRule = "rpcholesky"
     importance: Array | None = None
     seed: int = 0
     dtype: DTypeLike = np.float64

@@ -94,11 +94,9 @@ class Identity(Preconditioner):
     is_scaling = True
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
-        """See base class."""
         return residuals.copy()
 
     def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
-        """See base class."""
         return np.ones(len(columns)), np.ones(len(columns))
 
 
@@ -110,25 +108,20 @@ class Wrapped(Preconditioner):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self.base.rank
 
     @property
     def can_grow(self) -> bool:
-        """See base class."""
         return self.base.can_grow
 
     def grow(self) -> bool:
-        """See base class."""
         return self.base.grow()
 
     def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
-        """See base class."""
         return self.base.raise_shift_if_inexact(residuals, columns)
 
     @property
     def record(self) -> RunRecord:
-        """See base class."""
         return self.base.record
 
 
@@ -257,7 +250,6 @@ class LowRank(Preconditioner):
         return self.scale[:, None] if self.scale.ndim == 1 else self.scale[:, columns]
 
     def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
-        """See base class."""
         t, c, numbers = self.shifts(columns), self._scales(columns), self._numbers(columns)
         right = residuals / t
         if not self.factor.rank:
@@ -276,16 +268,13 @@ class LowRank(Preconditioner):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self.factor.rank
 
     @property
     def can_grow(self) -> bool:
-        """See base class."""
         return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
 
     def grow(self) -> bool:
-        """See base class."""
         before = self.factor.rank
         self.growths += 1
         self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
@@ -295,7 +284,6 @@ class LowRank(Preconditioner):
         return True
 
     def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
-        """See base class."""
         if self.factor.rank == 0:
             return False
         z, c = self.apply(residuals, columns), self._scales(columns)
@@ -308,7 +296,6 @@ class LowRank(Preconditioner):
         return True
 
     def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
-        """See base class."""
         if self._largest is None:
             self._largest = self._largest_eigenvalues()
         t = self.shifts(columns)
@@ -332,7 +319,6 @@ class LowRank(Preconditioner):
 
     @property
     def record(self) -> RunRecord:
-        """See base class."""
         return self.factor.record
 
 

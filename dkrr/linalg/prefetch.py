@@ -1,4 +1,4 @@
-"""Reading the next strip, and writing the last one, while the current one is being multiplied."""
+"""Reading the next panel, and writing the last one, while the current one is being multiplied."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ N_SLOTS = 2
 
 @cache
 def writer() -> ThreadPoolExecutor:
-    """One thread that writes finished strips: writing waits for the disk more than it computes."""
+    """One thread that writes finished panels: writing waits for the disk more than it computes."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="dkrr-write")
 
 

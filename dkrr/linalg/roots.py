@@ -121,59 +121,46 @@ class DiagonalRoot(Root):
     is_coupled = False
 
     def apply(self, x: Array) -> Array:
-        """See base class."""
         return self.scale * x
 
     def adjoint(self, y: Array) -> Array:
-        """See base class."""
         return self.scale * y
 
     def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """See base class."""
         return np.divide(r, self.scale, out=np.zeros_like(r), where=keep)
 
     def project(self, x: Array) -> Array:
-        """See base class."""
         return x
 
     def diagonal(self) -> Array:
-        """See base class."""
         return self.scale**2
 
     def total(self) -> Array:
-        """See base class."""
         return np.diag((self.scale**2).sum(axis=0))
 
     def inverse_total(self) -> Array:
-        """See base class."""
         totals = (self.scale**2).sum(axis=0)
         return np.diag(np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0))
 
     def add_products(self, matrices: Array, phi: Array) -> None:
-        """See base class."""
         for k, matrix in enumerate(matrices):
             blas.syrk(matrix, phi * self.scale[:, k, None], transpose=True, beta=1.0)
 
     def of_columns(self, columns: Columns) -> Self:
-        """See base class."""
         if np.array_equal(columns, np.arange(self.scale.shape[1])):
             return self
         return replace(self, scale=np.ascontiguousarray(self.scale[:, columns]))
 
     def stack(self, x: Array) -> Array:
-        """See base class."""
         return x
 
     def split(self, x: Array) -> list[Array]:
-        """See base class."""
         return [x]
 
     def precondition(self, base: Preconditioner) -> Preconditioner:
-        """See base class."""
         return base
 
     def correction(self, base: Preconditioner) -> Correction:
-        """See base class."""
         m = self.scale.shape[1]
         solved = base.apply(self.scale, np.arange(m))
         sizes = (self.scale * solved).sum(axis=0)
@@ -195,15 +182,12 @@ class SoftmaxRoot(Root):
     is_coupled = True
 
     def apply(self, x: Array) -> Array:
-        """See base class."""
         return self.scale * self.project(x)
 
     def adjoint(self, y: Array) -> Array:
-        """See base class."""
         return self.project(self.scale * y)
 
     def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """See base class."""
         # With Σₖ rₖ = 0 this is exact: diag(c) (I − u uᵀ) (r / c) = r − p Σₖ rₖ.
         return self.project(np.divide(r, self.scale, out=np.zeros_like(r), where=keep))
 
@@ -212,21 +196,17 @@ class SoftmaxRoot(Root):
         return np.asarray(x - self.unit * (self.unit * x).sum(axis=1, keepdims=True))
 
     def diagonal(self) -> Array:
-        """See base class."""
         return np.asarray(self.scale**2 * (1.0 - self.unit**2))
 
     def total(self) -> Array:
-        """See base class."""
         p = self.scale * self.unit
         cross = p.T @ (self.scale * self.unit)  # v p pᵀ is (√v p) (√v p)ᵀ
         return np.asarray(np.diag((self.scale**2).sum(axis=0)) - cross)
 
     def inverse_total(self) -> Array:
-        """See base class."""
         return _pseudo_inverse(self.total())
 
     def add_products(self, matrices: Array, phi: Array) -> None:
-        """See base class."""
         (matrix,) = matrices
         p, shares, diagonal = phi.shape[1], self.scale * self.unit, np.maximum(self.diagonal(), 0.0)
         for k in range(self.scale.shape[1]):
@@ -242,19 +222,15 @@ class SoftmaxRoot(Root):
         return self
 
     def stack(self, x: Array) -> Array:
-        """See base class."""
         return x.reshape(-1, 1)
 
     def split(self, x: Array) -> list[Array]:
-        """See base class."""
         return np.split(x, x.shape[1], axis=1)
 
     def precondition(self, base: Preconditioner) -> Preconditioner:
-        """See base class."""
         return Classwise(base, self)
 
     def correction(self, base: Preconditioner) -> Correction:
-        """See base class."""
         n, m = self.scale.shape
         constants = [self.adjoint(np.broadcast_to(unit, (n, m))) for unit in np.eye(m)]
         directions = np.stack(constants, axis=2).reshape(n * m, m)

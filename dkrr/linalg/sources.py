@@ -110,7 +110,6 @@ class GramTiles(TileSource):
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        """See base class."""
         for r, c, left, right in self._parts(meter, rows, columns):
             part = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
             with meter.time("gram"):
@@ -170,7 +169,6 @@ class MatrixTiles(TileSource):
     scale: Vectors | None = None
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        """See base class."""
         with meter.time("read"):
             out[...] = dense(self.rows.read(rows.start, rows.stop, columns))
             scale_block(out, self.scale, rows, columns)
@@ -185,7 +183,6 @@ class SummedTiles(TileSource):
     parts: tuple[TiledMatrix | MemoryMatrix, ...]
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        """See base class."""
         grid = self.parts[0].grid
         i, j = rows.start // grid.tile, columns.start // grid.tile
         with meter.time("read"):

@@ -1,8 +1,8 @@
-"""Substitution with a stored Cholesky factor, strip by strip, and as a few large tasks.
+"""Substitution with a stored Cholesky factor, panel by panel, and as a few large tasks.
 
-The two sweeps L Z = R and LᵀX = Z each read L once and work in float64, whatever the dtype of L. Every strip of L has a
+The two sweeps L Z = R and LᵀX = Z each read L once and work in float64, whatever the dtype of L. Every panel of L has a
 part of its own in a sweep: x_i ← x_i − L_ip x_p forward, x_p ← x_p − L_ipᵀ x_i backward, and if it meets the diagonal,
-the solution with its square. A sweep is nothing but strips in an order that respects who waits for whom.
+the solution with its square. A sweep is nothing but panels in an order that respects who waits for whom.
 
 So that a task takes longer than it takes to send one, tiles are put together to a few blocks a side::
 
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.sources import read_range
-from dkrr.linalg.triangular import solve_strip, strips, subtract_product
+from dkrr.linalg.triangular import read_panels, solve_panel, subtract_product
 from dkrr.runtime import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TileGrid
 
 Vectors = NDArray[np.float64]
-Strips = Sequence[tuple[int, int]]
-"""Tile row and number of each strip."""
+Panels = Sequence[tuple[int, int]]
+"""Tile row and number of each panel."""
 
 
-def sweep(meter: Meter, factor: Matrix, wanted: Strips, x: Vectors, *, transpose: bool) -> None:
-    """Let strips have their part in x ← L⁻¹ x, or L⁻ᵀ x with `transpose`, one after another.
+def sweep(meter: Meter, factor: Matrix, wanted: Panels, x: Vectors, *, transpose: bool) -> None:
+    """Let panels have their part in x ← L⁻¹ x, or L⁻ᵀ x with `transpose`, one after another.
 
     Parameters
     ----------
@@ -39,37 +39,37 @@ def sweep(meter: Meter, factor: Matrix, wanted: Strips, x: Vectors, *, transpose
     factor : TiledMatrix or MemoryMatrix
     wanted : sequence of (int, int)
     x : ndarray of shape (n, m)
-        Overwritten in the rows that belong to these strips; others are not touched.
+        Overwritten in the rows that belong to these panels; others are not touched.
     transpose : bool
     """
     grid = factor.grid
-    for i, p, strip in strips(meter, factor, wanted):
+    for i, p, panel in read_panels(meter, factor, wanted):
         rows, columns = grid.rows(i), grid.columns(p)
         with meter.time("substitution"):
             if grid.tile_of(p) == i:
-                solve_strip(strip, _shifted(columns, -rows.start), x[rows], transpose=transpose)
+                solve_panel(panel, _shifted(columns, -rows.start), x[rows], transpose=transpose)
             elif transpose:
-                subtract_product(x[columns], strip, x[rows], transpose=True)
+                subtract_product(x[columns], panel, x[rows], transpose=True)
             else:
-                subtract_product(x[rows], strip, x[columns])
+                subtract_product(x[rows], panel, x[columns])
 
 
 def _shifted(where: slice, by: int) -> slice:
     return slice(where.start + by, where.stop + by)
 
 
-def tile_strips(grid: TileGrid, i: int, j: int) -> list[tuple[int, int]]:
-    """Strips of one tile."""
+def tile_panels(grid: TileGrid, i: int, j: int) -> list[tuple[int, int]]:
+    """Panels of one tile."""
     return [(i, p) for p in grid.panels(j)]
 
 
-def diagonal_strips(grid: TileGrid, j: int, *, transpose: bool) -> list[tuple[int, int]]:
-    """Strips of a diagonal tile, in the order in which they are solved."""
-    return tile_strips(grid, j, j)[::-1] if transpose else tile_strips(grid, j, j)
+def diagonal_panels(grid: TileGrid, j: int, *, transpose: bool) -> list[tuple[int, int]]:
+    """Panels of a diagonal tile, in the order in which they are solved."""
+    return tile_panels(grid, j, j)[::-1] if transpose else tile_panels(grid, j, j)
 
 
-def ordered_strips(grid: TileGrid, tiles: range, *, transpose: bool) -> Iterator[tuple[int, int]]:
-    """Strips of the square of L that these tile rows and columns make, in an order in which they can be solved.
+def ordered_panels(grid: TileGrid, tiles: range, *, transpose: bool) -> Iterator[tuple[int, int]]:
+    """Panels of the square of L that these tile rows and columns make, in an order in which they can be solved.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def ordered_strips(grid: TileGrid, tiles: range, *, transpose: bool) -> Iterator
     transpose : bool
     """
     for i in tiles:
-        before = [strip for k in sorted(tiles) if k < i for strip in tile_strips(grid, i, k)]
-        diagonal = diagonal_strips(grid, i, transpose=transpose)
+        before = [panel for k in sorted(tiles) if k < i for panel in tile_panels(grid, i, k)]
+        diagonal = diagonal_panels(grid, i, transpose=transpose)
         yield from diagonal + before if transpose else before + diagonal
 
 
@@ -92,7 +92,7 @@ def substituted(factor: Matrix, right_sides: Vectors) -> Vectors:
         blas.solve_lower(factor.room(0, 0), x, transpose=True)
         return x
     for tiles, transpose in ((range(grid.n_tiles), False), (range(grid.n_tiles - 1, -1, -1), True)):
-        sweep(meter, factor, list(ordered_strips(grid, tiles, transpose=transpose)), x, transpose=transpose)
+        sweep(meter, factor, list(ordered_panels(grid, tiles, transpose=transpose)), x, transpose=transpose)
     return x
 
 
@@ -131,17 +131,17 @@ class Sweep:
         return _shifted(rows, s * self.factor.grid.n_tiles * self.factor.grid.tile)
 
     def between(self, q: int, s: int) -> list[tuple[int, int]]:
-        """Strips by which X_s has its part in block `q`."""
+        """Panels by which X_s has its part in block `q`."""
         return [
-            strip
+            panel
             for a in self.tiles(s if self.transpose else q)
             for b in self.tiles(q if self.transpose else s)
-            for strip in tile_strips(self.factor.grid, a, b)
+            for panel in tile_panels(self.factor.grid, a, b)
         ]
 
     def within(self, q: int) -> list[tuple[int, int]]:
-        """Strips that solve block `q`."""
-        return list(ordered_strips(self.factor.grid, self.tiles(q), transpose=self.transpose))
+        """Panels that solve block `q`."""
+        return list(ordered_panels(self.factor.grid, self.tiles(q), transpose=self.transpose))
 
 
 def sweep_tasks(job: Sweep, name: str, after: tuple[str, ...] = ()) -> list[Task]:

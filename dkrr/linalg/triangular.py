@@ -7,7 +7,7 @@ Forward substitution alone (for new right-hand sides) and the backward sweep L �
 The sum is split in two tasks, so that workers need not wait for each other at every step: the far part (all i that
 were finished `LOOK_AHEAD` steps ago) and the near part with the division.
 
-Vectors and arithmetic are float64 whatever the dtype of L: a strip in float32 is widened piece by piece, in cache.
+Vectors and arithmetic are float64 whatever the dtype of L: a panel in float32 is widened piece by piece, in cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from dkrr.tiles import ChunkedArray, TileGrid
 LOOK_AHEAD = 2
 """Tile rows whose solution a far part does not wait for."""
 WIDENED_ENTRIES = 2**17
-"""Entries of a strip that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
+"""Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
 cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped anew."""
 WIDEN_SECONDS = 6e-10
 """Elementwise work to convert one entry (measured: a sweep over a factor in memory, in float32 and in float64)."""
@@ -67,10 +67,10 @@ def forward_rows(meter: Meter, job: Substitution, j: int) -> None:
     z = read_range(job.right_sides, grid.rows(j))
     for k in range(j):
         z_k = read_range(job.solution, grid.rows(k))
-        for _, p, strip in strips(meter, job.factor, [(j, p) for p in grid.panels(k)]):
+        for _, p, panel in read_panels(meter, job.factor, [(j, p) for p in grid.panels(k)]):
             columns = _local(grid, p)
             with meter.time("gemm"):
-                subtract_product(z, strip, z_k[columns])
+                subtract_product(z, panel, z_k[columns])
     _solve_diagonal(meter, job.factor, j, z, transpose=False)
     meter.bytes_written += job.solution.write((j, 0), z)
 
@@ -122,65 +122,65 @@ def _subtract_products(meter: Meter, job: Substitution, j: int, rows: range, x: 
     grid = job.factor.grid
     for i in rows:
         x_i = read_range(job.solution, grid.rows(i))
-        for _, p, strip in strips(meter, job.factor, [(i, p) for p in grid.panels(j)]):
+        for _, p, panel in read_panels(meter, job.factor, [(i, p) for p in grid.panels(j)]):
             with meter.time("gemm"):
-                subtract_product(x[_local(grid, p)], strip, x_i, transpose=True)
+                subtract_product(x[_local(grid, p)], panel, x_i, transpose=True)
 
 
 def _solve_diagonal(meter: Meter, factor: Matrix, j: int, x: NDArray[np.float64], *, transpose: bool) -> None:
-    """Set x ← L_jj⁻¹ x or L_jj⁻ᵀ x, a strip at a time."""
+    """Set x ← L_jj⁻¹ x or L_jj⁻ᵀ x, a panel at a time."""
     panels = list(factor.grid.panels(j))
-    for _, p, strip in strips(meter, factor, [(j, p) for p in (reversed(panels) if transpose else panels)]):
+    for _, p, panel in read_panels(meter, factor, [(j, p) for p in (reversed(panels) if transpose else panels)]):
         with meter.time("trsm"):
-            solve_strip(strip, _local(factor.grid, p), x, transpose=transpose)
+            solve_panel(panel, _local(factor.grid, p), x, transpose=transpose)
 
 
-def solve_strip(strip: NDArray[Any], columns: slice, x: NDArray[np.float64], *, transpose: bool) -> None:
-    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a strip of a triangular L, in float64.
+def solve_panel(panel: NDArray[Any], columns: slice, x: NDArray[np.float64], *, transpose: bool) -> None:
+    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in float64.
 
     Parameters
     ----------
-    strip : ndarray of shape (n, len(columns))
+    panel : ndarray of shape (n, len(columns))
         float64 or float32; what is above its diagonal is not read.
     columns : slice
-        Of L, and with it the rows of x that are solved for. Forward, strips come from the first to the last, backward
+        Of L, and with it the rows of x that are solved for. Forward, panels come from the first to the last, backward
         from the last to the first.
     x : ndarray of shape (n, m)
         Overwritten.
     transpose : bool
     """
-    square, below = strip[columns].astype(np.float64, copy=False), slice(columns.stop, len(x))
+    square, below = panel[columns].astype(np.float64, copy=False), slice(columns.stop, len(x))
     if transpose:
-        subtract_product(x[columns], strip[below], x[below], transpose=True)
+        subtract_product(x[columns], panel[below], x[below], transpose=True)
         blas.solve_lower(square, x[columns], transpose=True)
     else:
         blas.solve_lower(square, x[columns])
-        subtract_product(x[below], strip[below], x[columns])
+        subtract_product(x[below], panel[below], x[columns])
 
 
 def subtract_product(
-    c: NDArray[np.float64], strip: NDArray[Any], x: NDArray[np.float64], *, transpose: bool = False
+    c: NDArray[np.float64], panel: NDArray[Any], x: NDArray[np.float64], *, transpose: bool = False
 ) -> None:
-    """Set c ← c − strip x (stripᵀ x with `transpose`) in float64, also for a strip in float32.
+    """Set c ← c − panel x (panelᵀ x with `transpose`) in float64, also for a panel in float32.
 
     Parameters
     ----------
     c : ndarray of shape (h, m), or (w, m) with `transpose`
         Overwritten.
-    strip : ndarray of shape (h, w)
+    panel : ndarray of shape (h, w)
         float64 or float32.
     x : ndarray of shape (w, m), or (h, m) with `transpose`
     """
-    if strip.dtype == c.dtype:
-        blas.gemm(c, strip, x, transpose_a=transpose, alpha=-1.0, beta=1.0)
+    if panel.dtype == c.dtype:
+        blas.gemm(c, panel, x, transpose_a=transpose, alpha=-1.0, beta=1.0)
         return
-    height, width = strip.shape
+    height, width = panel.shape
     most = max(1, min(WIDENED_ENTRIES // max(width, 1), height))
     widened = np.empty((most, width))
     for start in range(0, height, most):
         rows = slice(start, min(start + most, height))
         piece = widened[: rows.stop - start]
-        np.copyto(piece, strip[rows])
+        np.copyto(piece, panel[rows])
         if transpose:
             blas.gemm(c, piece, x[rows], transpose_a=True, alpha=-1.0, beta=1.0)
         else:
@@ -188,38 +188,40 @@ def subtract_product(
 
 
 def _local(grid: TileGrid, p: int) -> slice:
-    """Columns of strip p within its tile."""
+    """Columns of panel p within its tile."""
     columns, first = grid.columns(p), grid.rows(grid.tile_of(p)).start
     return slice(columns.start - first, columns.stop - first)
 
 
-def strips(meter: Meter, factor: Matrix, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Read strips of a factor, each while the one before is in use.
+def read_panels(
+    meter: Meter, factor: Matrix, wanted: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Read panels of a factor, each while the one before is in use.
 
     Parameters
     ----------
     meter : Meter
     factor : TiledMatrix or MemoryMatrix
     wanted : sequence of (int, int)
-        Tile row and number of each strip, in the order of their use.
+        Tile row and number of each panel, in the order of their use.
 
     Yields
     ------
     i, p : int
         Its tile row and number.
-    strip : ndarray of shape (height of row i, width of strip p)
+    panel : ndarray of shape (height of row i, width of panel p)
         Overwritten later.
     """
-    buffers = [factor.strip_buffer() for _ in range(N_SLOTS)]
+    buffers = [factor.panel_buffer() for _ in range(N_SLOTS)]
 
     def load(k: int, slot: int) -> tuple[NDArray[Any], int]:
-        return factor.read_strip(*wanted[k], buffers[slot])
+        return factor.read_panel(*wanted[k], buffers[slot])
 
-    for (i, p), (strip, n_bytes) in zip(
+    for (i, p), (panel, n_bytes) in zip(
         wanted, prefetched(len(wanted), load, meter, waits=factor.is_stored), strict=True
     ):
         meter.bytes_read += n_bytes
-        yield i, p, strip
+        yield i, p, panel
 
 
 def substitution_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Cost:

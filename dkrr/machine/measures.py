@@ -21,8 +21,8 @@ from dkrr.planning import KernelRate
 from dkrr.planning.resources import DENSE_SIDE
 from dkrr.tiles import ChunkedArray
 
-SIDE, STRIP = 1536, 512
-"""Of the matrices that are multiplied: a tile and the width of its strips."""
+SIDE, PANEL = 1536, 512
+"""Of the matrices that are multiplied: a tile and the width of its panels."""
 KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
 FEATURES = (4, 16, 64, 256)
 """Numbers of columns at which kernels are measured."""
@@ -63,11 +63,11 @@ def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured
 def measure_blas(seconds: float) -> Measured:
     """Rates of the products and factorisations of tiles."""
     rng = np.random.default_rng(0)
-    tile, strip = rng.standard_normal((SIDE, SIDE)), rng.standard_normal((SIDE, STRIP))
+    tile, panel = rng.standard_normal((SIDE, SIDE)), rng.standard_normal((SIDE, PANEL))
     # What is divided again and again must neither grow nor shrink: numbers near zero are slow.
-    triangle = np.tril(rng.standard_normal((STRIP, STRIP)), -1) * 1e-6 + np.eye(STRIP)
+    triangle = np.tril(rng.standard_normal((PANEL, PANEL)), -1) * 1e-6 + np.eye(PANEL)
     definite = np.eye(SIDE) * 2.0 + 1.0
-    columns = tile[:, :STRIP]
+    columns = tile[:, :PANEL]
 
     def factor() -> None:
         np.copyto(tile, definite)
@@ -75,17 +75,17 @@ def measure_blas(seconds: float) -> Measured:
 
     copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2)
     return {
-        "gemm_flops": 2.0 * SIDE**2 * STRIP / best_seconds(_multiply(SIDE, "float64"), seconds),
-        "float32_gemm_flops": 2.0 * SIDE**2 * STRIP / best_seconds(_multiply(SIDE, "float32"), seconds),
-        "syrk_flops": SIDE**2 * STRIP / best_seconds(lambda: blas.syrk(tile, strip, alpha=-1.0, beta=1.0), seconds),
-        "trsm_flops": SIDE * STRIP**2 / best_seconds(lambda: blas.solve_lower_right(triangle, columns), seconds),
+        "gemm_flops": 2.0 * SIDE**2 * PANEL / best_seconds(_multiply(SIDE, "float64"), seconds),
+        "float32_gemm_flops": 2.0 * SIDE**2 * PANEL / best_seconds(_multiply(SIDE, "float32"), seconds),
+        "syrk_flops": SIDE**2 * PANEL / best_seconds(lambda: blas.syrk(tile, panel, alpha=-1.0, beta=1.0), seconds),
+        "trsm_flops": SIDE * PANEL**2 / best_seconds(lambda: blas.solve_lower_right(triangle, columns), seconds),
         "potrf_flops": SIDE**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9),
     }
 
 
 def _multiply(side: int, dtype: str) -> Callable[[], None]:
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, side, STRIP)).astype(dtype)
+    a, b = rng.standard_normal((2, side, PANEL)).astype(dtype)
     c = np.zeros((side, side), dtype)
     return lambda: blas.gemm(c, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
 

@@ -28,7 +28,7 @@ from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.triangular import substitution_cost
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Place, Rates, Resources, cold_part
+from dkrr.planning.resources import Place, Rates, Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Settings, Strategy, Systems, Tiling, of_processes
 from dkrr.solvers import Cholesky
@@ -55,12 +55,10 @@ class Direct(Strategy):
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
-        """See base class."""
         return settings is None or isinstance(settings, Cholesky)
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Direct"]:
-        """See base class."""
         systems = Systems.of_ridge(problem)
         if not problem.wants_tiles:
             yield (dual_in_memory if form == "dual" else primal_in_memory)(problem, resources)
@@ -70,21 +68,17 @@ class Direct(Strategy):
 
     @property
     def is_whole(self) -> bool:
-        """See base class."""
         return self.place.execution == "memory"
 
     def summary(self) -> str:
-        """See base class."""
         tiles = "" if self.is_whole else f", tiles of {self.tiling.tile:,}"
         return f"{self.form}, Cholesky, {on_tiles(self.place)}{tiles}"
 
     def lines(self, problem: Problem) -> list[str]:
-        """See base class."""
         tiles = [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
         return ["  solver      tiled Cholesky", where_line(self.place), *tiles]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
-        """See base class."""
         if self.is_whole:
             return ["in the calling process, since everything fits in memory and that is fastest"]
         whole = next((c for c in others if c.place.is_memory and c.form == priced.form), None)
@@ -100,7 +94,6 @@ class Direct(Strategy):
         return why + tile_reasons(problem)
 
     def layout(self) -> dict[str, Any]:
-        """See base class."""
         return layout_of(self, self.tiling, self.row_parts)
 
 
@@ -110,7 +103,7 @@ def layout_of(strategy: Strategy, tiling: Tiling, row_parts: int = 1) -> dict[st
         "form": strategy.form,
         "tile": tiling.tile,
         "panel": tiling.panel,
-        "segment": tiling.columns_per_task,
+        "columns_per_task": tiling.columns_per_task,
         "row_parts": row_parts,
         "solver": strategy.solver,
     }
@@ -138,7 +131,7 @@ def tiles_line(tiling: Tiling, form: Form, problem: Problem) -> str:
     by = f", {tiling.columns_per_task} tile columns a task" if tiling.columns_per_task else ""
     n_tasks = sum(1 for _ in tile_steps(n_tiles, tiling.columns_per_task))
     return (
-        f"  tiles       {tiling.tile:,} × {tiling.tile:,} in strips of {tiling.panel}{by}; "
+        f"  tiles       {tiling.tile:,} × {tiling.tile:,} in panels of {tiling.panel}{by}; "
         f"{n_tiles} a side, {n_tasks} tasks"
     )
 
@@ -233,7 +226,7 @@ def _grids(problem: Problem, n: int) -> list[TileGrid]:
 
 def _columns_per_task(problem: Problem, place: Place, grid: TileGrid) -> list[int]:
     if problem.layout is not None:
-        return [problem.layout.segment]
+        return [problem.layout.columns_per_task]
     if place.slots == 1:
         return [0]
     n_tiles = grid.n_tiles
@@ -290,7 +283,7 @@ def _memory_task_bytes(p: Problem, grid: TileGrid, m: int, *, keeps: bool) -> in
     if keeps:
         return form
     if uses_symmetry(grid, m):
-        # Each slab has a sum, which waits to be added.
+        # Each group has a sum, which waits to be added.
         return max(form, multiply_bytes(p.kernel, p.n, grid.tile, p.d, part, m, is_sparse=p.is_sparse))
     return form + 8 * grid.tile**2 + 8 * 8 * grid.tile * m
 
@@ -493,7 +486,7 @@ def system_seconds(choice: TileChoice, m: int, peak_bytes: float, form_seconds: 
     read = cholesky_cost(grid, m, columns).read_bytes
     cold = cold_cholesky_bytes(grid, cache, columns) / read if read else 0.0
     factor = factorisation_seconds(grid, columns, place.slots, rates.reading(cold), form_seconds)
-    reading = rates.reading(cold_part(factor_bytes(grid), cache))
+    reading = rates.reading(cold_fraction(factor_bytes(grid), cache))
     return factor, reading.seconds(substitution_cost(grid, m))
 
 
@@ -511,7 +504,7 @@ def mapped_target_stage(p: Problem, resources: Resources, n_workers: int, peak_b
     if not p.y_is_mapped:
         return Stage("targets", 0.0)
     cache = resources.cache_bytes(n_workers, peak_bytes, on_workers=n_workers > 1)
-    rates = resources.rates.reading(cold_part(2 * p.y_bytes, cache))
+    rates = resources.rates.reading(cold_fraction(2 * p.y_bytes, cache))
     read = float(TARGET_PASSES * p.y_bytes)
     return Stage("targets", read / rates.read_bytes + p.y_bytes / rates.write_bytes, read, p.y_bytes, p.y_bytes)
 
@@ -524,7 +517,7 @@ def cache_bytes(resources: Resources, place: Place, peak_bytes: float) -> float:
 def rates_of_rows(p: Problem, resources: Resources, n_workers: int, peak_bytes: float, *, on_workers: bool) -> Rates:
     """Rates with which X is read where it is stored, which may be larger than the system's cache of files."""
     cache = resources.cache_bytes(n_workers, peak_bytes, on_workers=on_workers)
-    return resources.rates.reading(cold_part(p.stored_bytes, cache))
+    return resources.rates.reading(cold_fraction(p.stored_bytes, cache))
 
 
 def checked_bytes(problem: Problem) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-ALIASES = {"segment": "columns_per_task", "stores_tiles": "is_stored", "cold_part": "cold_fraction"}
+ALIASES = {"stores_tiles": "is_stored"}
 ABSENT = {
     "columns_per_task": 0,
     "row_parts": 1,

@@ -24,7 +24,7 @@ from dkrr.planning.direct import (
 from dkrr.planning.iteration import refuse_columns_of_gram, why_iterative
 from dkrr.planning.limits import RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Resources, cold_part
+from dkrr.planning.resources import Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.planning.strategy import Settings, Strategy, Systems, Tiling
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
@@ -47,12 +47,10 @@ class Float32Factor(Strategy):
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
-        """See base class."""
         return isinstance(settings, ConjugateGradient) and isinstance(settings.preconditioner, Float32Cholesky)
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Float32Factor"]:
-        """See base class."""
         if form == "primal":
             refuse_columns_of_gram(problem)
             return
@@ -61,12 +59,10 @@ class Float32Factor(Strategy):
             yield dual_factored(problem, systems, choice)
 
     def summary(self) -> str:
-        """See base class."""
         how = "conjugate gradient with a float32 factor"
         return f"{self.form}, {how}, {on_tiles(self.place)}, tiles of {self.tiling.tile:,}"
 
     def lines(self, problem: Problem) -> list[str]:
-        """See base class."""
         how = (
             f"conjugate gradient to a true residual of {problem.tol:.0e}, preconditioned by a tiled Cholesky factor in "
             f"float32; about {self.iterations} iterations (an estimate)"
@@ -74,14 +70,12 @@ class Float32Factor(Strategy):
         return [f"  solver      {how}", where_line(self.place), tiles_line(self.tiling, self.form, problem)]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
-        """See base class."""
         return [
             why_iterative(problem, priced, others),
             "a factor in float32 takes half the disk and half the time; float64 follows if it breaks down",
         ]
 
     def layout(self) -> dict[str, Any]:
-        """See base class."""
         return layout_of(self, self.tiling)
 
 
@@ -116,7 +110,7 @@ def dual_factored(p: Problem, systems: Systems, choice: TileChoice) -> Float32Fa
     # X is read for the factor's tiles, and by every product unless processes keep it.
     block = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2
     once, again = (p.stored_bytes * place.n_workers, 0.0) if keeps_rows else (0, block * passes / 2)
-    applied = rates.reading(cold_part(stored, cache)).seconds(apply)
+    applied = rates.reading(cold_fraction(stored, cache)).seconds(apply)
     iterated = Stage("conjugate gradient", passes * (product + applied), iterations * apply.read_bytes + again)
     kept = systems.n_stored * stored + partial_bytes(grid, 0, columns, 4)
     factored = Stage("factorisation", factor, cost.read_bytes + block + once, cost.written_bytes, kept)

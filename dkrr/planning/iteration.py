@@ -53,7 +53,7 @@ from dkrr.planning.direct import (
 )
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import TYPICAL_CONDITION, Form, Problem
-from dkrr.planning.resources import Place, Resources, cold_part
+from dkrr.planning.resources import Place, Resources, cold_fraction
 from dkrr.planning.strategy import SMALL_SECONDS, Settings, Strategy, Systems, Tiling, of_processes
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import (
@@ -145,14 +145,12 @@ class Iterative(Strategy):
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
-        """See base class."""
         if isinstance(settings, ConjugateGradient):
             return not isinstance(settings.preconditioner, Float32Cholesky)
         return settings is None
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Iterative"]:
-        """See base class."""
         if form == "dual":
             yield from dual_iterative(problem, Systems.of_ridge(problem), resources)
         elif settings_of(problem).preconditioner in ("auto", None):
@@ -161,12 +159,10 @@ class Iterative(Strategy):
             refuse_columns_of_gram(problem)
 
     def summary(self) -> str:
-        """See base class."""
         where = f"{self.place.n_workers} workers" if self.place.execution == "dask" else "in this process"
         return f"{self.form}, conjugate gradient, {where}, {self.products.describe(self.place.slots)}"
 
     def lines(self, problem: Problem) -> list[str]:
-        """See base class."""
         rank = f"rank {self.rank:,}"
         if self.rank < self.rank_limit:
             rank = f"rank up to {self.rank_limit:,}, about {self.rank:,}"
@@ -180,7 +176,6 @@ class Iterative(Strategy):
         ]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
-        """See base class."""
         reasons = [why_iterative(problem, priced, others)]
         if self.place.execution == "memory":
             reasons.append("in the calling process, since its threads do as much as workers would")
@@ -233,7 +228,6 @@ class Iterative(Strategy):
         return reasons
 
     def doubt(self, problem: Problem, direct_seconds: float) -> str:
-        """See base class."""
         if direct_seconds <= SMALL_SECONDS:
             return DIRECT_IS_SOON_DONE
         doubt = doubt_of_spectrum(problem, self, direct_seconds, MANY_ITERATIONS)
@@ -242,7 +236,6 @@ class Iterative(Strategy):
         return doubt
 
     def layout(self) -> dict[str, Any]:
-        """See base class."""
         parts = self.products.row_parts if isinstance(self.products, RowPasses) else 1
         return layout_of(self, Tiling(self.products.tile, self.products.tile), parts)
 
@@ -553,7 +546,7 @@ def _stored(p: Problem, systems: Systems, resources: Resources, place: Place, ra
     entries = float(p.n) ** 2 / 2
     one = rates.seconds(pass_cost(p.entry(rates), entries, 1, "float64", 0.0)) / place.slots
     peak = formed.peak_bytes + place.threads * 2 * 8 * tile**2
-    cold = cold_part(disk, cache_bytes(resources, place, peak))
+    cold = cold_fraction(disk, cache_bytes(resources, place, peak))
     read = (entries * USE_SECONDS["float64"] + disk / rates.reading(cold).read_bytes) / place.slots
     passes = formed.iterations + 1
     *before, gram, iterating = formed.stages

@@ -72,12 +72,10 @@ class Newton(Strategy):
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:  # noqa: ARG003
-        """See base class."""
         return True
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Newton"]:
-        """See base class."""
         for inner, candidates in INNER[form].items():
             if inner.serves(problem.settings):
                 yield from candidates(problem, resources)
@@ -89,12 +87,10 @@ class Newton(Strategy):
 
     @property
     def for_systems(self) -> Strategy:
-        """See base class."""
         return self.inner
 
     @property
     def is_whole(self) -> bool:
-        """See base class."""
         return self.form == "dual" and self.inner.is_whole
 
     @property
@@ -103,11 +99,9 @@ class Newton(Strategy):
         return self.form == "primal" and isinstance(self.inner, Direct)
 
     def summary(self) -> str:
-        """See base class."""
         return self.inner.summary()
 
     def lines(self, problem: Problem) -> list[str]:
-        """See base class."""
         by = "Cholesky"
         if isinstance(self.inner, Float32Factor):
             by = "conjugate gradient with factors in float32"
@@ -123,7 +117,6 @@ class Newton(Strategy):
         ]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
-        """See base class."""
         if not self.streams:
             return self.inner.reasons(problem, priced, others)
         streamed = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
@@ -139,7 +132,6 @@ class Newton(Strategy):
         return doubt_of_spectrum(problem, self, direct_seconds, MANY_ITERATIONS * self.n_steps)
 
     def layout(self) -> dict[str, Any]:
-        """See base class."""
         return self.inner.layout()
 
 

@@ -22,9 +22,9 @@ MORE_DISK = 1.25
 
 NOT_SMALL = "there is a Dask client, and the work is not small"
 
-LARGEST_DIMENSION = 10**12
+MAX_DIMENSION = 10**12
 """Features of which even the coefficients of one target are out of the question (8 TB)."""
-MAX_DIMENSION = 2_000_000
+MAX_AUTO_DIMENSION = 2_000_000
 """Features beyond which a normal matrix is out of the question and not even priced."""
 
 
@@ -138,10 +138,10 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
             reasons.append(
                 f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
             )
-        elif dimension > MAX_DIMENSION and wanted is None:
+        elif dimension > MAX_AUTO_DIMENSION and wanted is None:
             reasons.append(f"primal is out of the question: D = {format_count(dimension)} features")
         else:
-            if dimension > LARGEST_DIMENSION:
+            if dimension > MAX_DIMENSION:
                 raise PlanError(
                     f"form='primal' is out of the question: D = {format_count(dimension)} features; use form='dual' or "
                     f"form='auto'. Nothing was computed"

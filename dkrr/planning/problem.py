@@ -48,7 +48,7 @@ class Layout:
     form: Form
     tile: int
     panel: int
-    segment: int
+    columns_per_task: int
     row_parts: int
     solver: Literal["cholesky", "cg"] = "cholesky"
 

@@ -46,9 +46,9 @@ class Rates:
     """Floating-point operations per second of a float64 matrix product."""
     float32_gemm_flops: float = 100e9
     syrk_flops: float = 48e9
-    """Of the update of a diagonal tile by a strip."""
+    """Of the update of a diagonal tile by a panel."""
     trsm_flops: float = 30e9
-    """Of the division of a tile by a triangle as wide as a strip."""
+    """Of the division of a tile by a triangle as wide as a panel."""
     potrf_flops: float = 38e9
     """Of the Cholesky factorisation of one tile."""
     dense_flops: float = 40e9
@@ -163,7 +163,7 @@ def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     return ys[-1]
 
 
-def cold_part(n_bytes: float, cache_bytes: float) -> float:
+def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
     """Part of files that the disk itself must deliver where the system's cache has room for so many bytes.
 
     Of files that are read again and again, in the same order, the cache keeps what it can.

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
-from dkrr.linalg.cholesky import TileStep, cholesky_cost, n_segments, tile_steps
+from dkrr.linalg.cholesky import TileStep, cholesky_cost, n_update_parts, tile_steps
 from dkrr.planning.resources import Rates
-from dkrr.planning.simulation import Cluster, Outcome, TaskGraph, TaskWork, simulate
+from dkrr.planning.simulation import Cluster, SimulatedRun, TaskGraph, TaskWork, simulate
 from dkrr.tiles import TileGrid
 
 SIMULATED_TILES = 24
 """Tiles a side up to which the schedule is simulated; beyond, it is estimated."""
 SHARPNESS = 4.0
 """Exponent of the smooth maximum (of 2 to 10 the one that comes nearest to 1,100 simulations with 12 to 100 tiles a
-side, segments of 1 to 24 and 2 to 1,024 slots: 0.84 to 1.12 of their time)."""
+side, parts of 1 to 24 and 2 to 1,024 slots: 0.84 to 1.12 of their time)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TaskCosts:
     """Floating-point operations per second."""
     syrk_flops: float
     trsm_flops: float
-    """Of the triangular solve with the strips on the diagonal of L_jj; the rest of the division is a product."""
+    """Of the triangular solve with the panels on the diagonal of L_jj; the rest of the division is a product."""
     potrf_flops: float
     read_bytes: float
     """Bytes per second of reading that costs time beside the products."""
@@ -75,8 +75,8 @@ def step_flops(step: TileStep, grid: TileGrid) -> tuple[float, float, float, flo
     gemm = 2 * rows * columns * before
     if not step.is_last:
         return gemm, 0.0, 0.0, 0.0
-    strips, rest = divmod(columns, grid.panel)
-    triangles = float(rows * (strips * grid.panel**2 + rest**2))
+    panels, rest = divmod(columns, grid.panel)
+    triangles = float(rows * (panels * grid.panel**2 + rest**2))
     return gemm + rows * columns * columns - triangles, 0.0, triangles, 0.0
 
 
@@ -100,13 +100,15 @@ def step_seconds(step: TileStep, grid: TileGrid, rates: Rates, form_seconds: flo
     return TaskCosts.of_rates(rates, form_seconds / grid.tile**2).work(step, grid).seconds
 
 
-def factorisation_seconds(grid: TileGrid, segment: int, slots: int, rates: Rates, form_seconds: float) -> float:
+def factorisation_seconds(
+    grid: TileGrid, columns_per_task: int, slots: int, rates: Rates, form_seconds: float
+) -> float:
     """Wall time of the tiled factorisation, with the delays of Dask where more than one task runs at once.
 
     Parameters
     ----------
     grid : TileGrid
-    segment : int
+    columns_per_task : int
         Tile columns that one task subtracts; 0 means all.
     slots : int
         Tasks that run at once, over all workers.
@@ -121,24 +123,24 @@ def factorisation_seconds(grid: TileGrid, segment: int, slots: int, rates: Rates
         round_trip = max(0.0, rates.chain_seconds - cluster.scheduler_seconds)
         cluster = replace(cluster, round_trip_seconds=round_trip)
     if grid.n_tiles > SIMULATED_TILES:
-        return estimated_seconds(grid, segment, costs, cluster)
-    return simulate_factorisation(grid, segment, costs, cluster).seconds
+        return estimated_seconds(grid, columns_per_task, costs, cluster)
+    return simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
 
 
-def simulate_factorisation(grid: TileGrid, segment: int, costs: TaskCosts, cluster: Cluster) -> Outcome:
+def simulate_factorisation(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> SimulatedRun:
     """Run the real graph of tasks on a cluster that exists on paper."""
-    steps, graph = factorisation_graph(grid.n_tiles, segment)
+    steps, graph = factorisation_graph(grid.n_tiles, columns_per_task)
     return simulate(graph, [costs.work(step, grid) for step in steps], cluster)
 
 
 @lru_cache(maxsize=4)
-def factorisation_graph(n_tiles: int, segment: int) -> tuple[tuple[TileStep, ...], TaskGraph]:
+def factorisation_graph(n_tiles: int, columns_per_task: int) -> tuple[tuple[TileStep, ...], TaskGraph]:
     """Tasks of a factorisation and what they wait for."""
-    steps = tuple(tile_steps(n_tiles, segment))
+    steps = tuple(tile_steps(n_tiles, columns_per_task))
     return steps, TaskGraph.of(steps)
 
 
-def estimated_seconds(grid: TileGrid, segment: int, costs: TaskCosts, cluster: Cluster) -> float:
+def estimated_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> float:
     """Wall time of the tiled factorisation, column by column instead of task by task.
 
     While the chain of a column (its diagonal tile and the one below, which the next column waits for) is computed, the
@@ -153,14 +155,14 @@ def estimated_seconds(grid: TileGrid, segment: int, costs: TaskCosts, cluster: C
     Parameters
     ----------
     grid : TileGrid
-    segment : int
+    columns_per_task : int
         As in `factorisation_seconds`.
     costs : TaskCosts
     cluster : Cluster
     """
-    work = _column_work(grid, segment, costs)
+    work = _column_work(grid, columns_per_task, costs)
     if cluster.slots == 1:
-        return max(sum(column.whole for column in work), *_store_seconds(grid, segment, cluster))
+        return max(sum(column.whole for column in work), *_store_seconds(grid, columns_per_task, cluster))
     delay = cluster.round_trip_seconds + cluster.scheduler_seconds
     seconds, done, needed, released, n_tasks = 0.0, 0.0, 0.0, 0.0, 0
     for column in work:
@@ -175,14 +177,14 @@ def estimated_seconds(grid: TileGrid, segment: int, costs: TaskCosts, cluster: C
         step = math.fsum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         seconds += step
         done = min(released, done + cluster.slots * speed * step)
-    return max(seconds, *_store_seconds(grid, segment, cluster))
+    return max(seconds, *_store_seconds(grid, columns_per_task, cluster))
 
 
-def _store_seconds(grid: TileGrid, segment: int, cluster: Cluster) -> tuple[float, float]:
+def _store_seconds(grid: TileGrid, columns_per_task: int, cluster: Cluster) -> tuple[float, float]:
     """Time in which the store reads and writes all that is asked of it, if it does nothing else."""
     if math.isinf(cluster.store_read_bytes) and math.isinf(cluster.store_write_bytes):
         return 0.0, 0.0
-    cost = cholesky_cost(grid, 0, segment)
+    cost = cholesky_cost(grid, 0, columns_per_task)
     return cost.read_bytes / cluster.store_read_bytes, cost.written_bytes / cluster.store_write_bytes
 
 
@@ -192,26 +194,26 @@ class _ColumnWork:
 
     n_tasks: int
     chain: float = 0.0
-    """Of the last segments of the diagonal tile and of the one below it."""
+    """Of the last parts of the diagonal tile and of the one below it."""
     whole: float = 0.0
     """Of all its tasks."""
     released: float = 0.0
-    """Of the tasks that the column before makes possible: last segments of this one, earlier ones of later columns."""
+    """Of the tasks that the column before makes possible: last parts of this one, earlier ones of later columns."""
 
 
-def _column_work(grid: TileGrid, segment: int, costs: TaskCosts) -> list[_ColumnWork]:
+def _column_work(grid: TileGrid, columns_per_task: int, costs: TaskCosts) -> list[_ColumnWork]:
     n_tiles, last = grid.n_tiles, grid.n_tiles - 1
-    work = [_ColumnWork((n_tiles - j) * n_segments(j, segment)) for j in range(n_tiles)]
+    work = [_ColumnWork((n_tiles - j) * n_update_parts(j, columns_per_task)) for j in range(n_tiles)]
     is_ragged = grid.height(last) < grid.tile
     known: dict[bool, tuple[float, float, float]] = {}
 
     def seconds(j: int, part: int) -> tuple[float, float, float]:
         """Of the diagonal tile, of one below it and of that of the last row."""
-        is_last = part == n_segments(j, segment) - 1
+        is_last = part == n_update_parts(j, columns_per_task) - 1
         # Segments that are not the last differ only in that the first forms the tile.
         if not is_last and j < last and (part == 0) in known:
             return known[part == 0]
-        columns = range(part * segment, j if is_last else (part + 1) * segment)
+        columns = range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task)
         rows = [j] if j == last else [j, j + 1, last] if is_ragged else [j, j + 1]
         times = [costs.work(TileStep(i, j, part, columns, is_last), grid).seconds for i in rows]
         found = times[0], times[min(1, len(times) - 1)], times[-1]
@@ -220,7 +222,7 @@ def _column_work(grid: TileGrid, segment: int, costs: TaskCosts) -> list[_Column
         return found
 
     for j in range(n_tiles):
-        n_parts, below = n_segments(j, segment), last - j
+        n_parts, below = n_update_parts(j, columns_per_task), last - j
         for part in {0, min(1, n_parts - 1), n_parts - 1}:
             diagonal, ordinary, bottom = seconds(j, part)
             whole = diagonal + (ordinary * (below - 1) + bottom if below else 0.0)
@@ -231,5 +233,5 @@ def _column_work(grid: TileGrid, segment: int, costs: TaskCosts) -> list[_Column
                 continue
             for alike in range(1 if part == 0 else n_parts - 2):
                 work[j].whole += whole
-                work[(part + alike + 1) * segment].released += whole
+                work[(part + alike + 1) * columns_per_task].released += whole
     return work

@@ -21,7 +21,7 @@ from dkrr.errors import PlanError
 
 Queue = Literal["submission", "priority"]
 """Order of the tasks on the scheduler: Dask's own rule among equals, or our priorities."""
-PEAK_PART = 100
+PEAK_FRACTION = 100
 """The peak bandwidth is the mean over the busiest one in this many equal parts of the time."""
 
 
@@ -129,7 +129,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRun:
     """What a simulated run came to."""
 
     seconds: float
@@ -183,21 +183,21 @@ class Outcome:
 
     @cached_property
     def peak_read_rate(self) -> float:
-        """Bytes per second in the busiest part of the time (`PEAK_PART`)."""
+        """Bytes per second in the busiest part of the time (`PEAK_FRACTION`)."""
         return self._peak([w.read_bytes for w in self.work])
 
     @cached_property
     def peak_write_rate(self) -> float:
-        """Bytes per second in the busiest part of the time (`PEAK_PART`)."""
+        """Bytes per second in the busiest part of the time (`PEAK_FRACTION`)."""
         return self._peak([w.written_bytes for w in self.work])
 
     def _peak(self, moved: list[float]) -> float:
         """Largest mean rate in a part of the time, each task moving its bytes evenly from start to end."""
-        edges = [self.seconds * k / PEAK_PART for k in range(1, PEAK_PART + 1)]
-        parts = [0.0] * PEAK_PART
+        edges = [self.seconds * k / PEAK_FRACTION for k in range(1, PEAK_FRACTION + 1)]
+        parts = [0.0] * PEAK_FRACTION
         for n_bytes, start, end in zip(moved, self.starts, self.ends, strict=True):
-            first = min(bisect_left(edges, start), PEAK_PART - 1)
-            last = min(bisect_left(edges, end), PEAK_PART - 1)
+            first = min(bisect_left(edges, start), PEAK_FRACTION - 1)
+            last = min(bisect_left(edges, end), PEAK_FRACTION - 1)
             if first == last:
                 parts[first] += n_bytes
                 continue
@@ -206,10 +206,10 @@ class Outcome:
             for k in range(first + 1, last):
                 parts[k] += rate * (edges[k] - edges[k - 1])
             parts[last] += rate * (end - edges[last - 1])
-        return max(parts) * PEAK_PART / self.seconds if self.seconds else 0.0
+        return max(parts) * PEAK_FRACTION / self.seconds if self.seconds else 0.0
 
 
-def simulate(graph: TaskGraph, work: Sequence[TaskWork], cluster: Cluster) -> Outcome:
+def simulate(graph: TaskGraph, work: Sequence[TaskWork], cluster: Cluster) -> SimulatedRun:
     """Run tasks on a cluster that exists on paper.
 
     Parameters
@@ -308,7 +308,7 @@ class _Run:
         self.seconds = [w.seconds * (math.exp(sigma * abs(tasks.gauss(0, 1))) if sigma else 1.0) for w in self.work]
         self.speed = [c.slow_factor if workers.random() < c.slow_share else 1.0 for _ in range(c.workers)]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulatedRun:
         """Run to the end."""
         c = self.cluster
         for worker in range(c.workers):
@@ -316,7 +316,7 @@ class _Run:
             self._at(c.start_seconds + delay, self._worker_is_up, worker)
         while self.unfinished:
             self._next()
-        return Outcome(
+        return SimulatedRun(
             seconds=max(self.ends, default=0.0),
             slots=c.slots,
             busy_seconds=self.busy,

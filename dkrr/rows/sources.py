@@ -150,52 +150,42 @@ class MemoryRows(Rows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See base class."""
         return (int(self.array.shape[0]), int(self.array.shape[1]))
 
     @property
     def dtype(self) -> Any:
-        """See base class."""
         return self.array.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class."""
         block = self.array[start:stop]
         return block if columns == ALL else block[:, columns]
 
     def parts(self, rows: slice) -> list[slice]:
-        """See base class."""
         return _parts_of(self.array.indptr[rows.start : rows.stop + 1], rows) if self.is_sparse else [rows]
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        """See base class."""
         return self.array[indices]
 
     @property
     def n_bytes(self) -> int:
-        """See base class."""
         if self.is_sparse:
             return int(self.array.data.nbytes + self.array.indices.nbytes + self.array.indptr.nbytes)
         return int(self.array.nbytes)
 
     @property
     def row_bytes(self) -> int:
-        """See base class."""
         return _csr_row_bytes(self, self.array.indices) if self.is_sparse else super().row_bytes
 
     @property
     def pointers(self) -> NDArray[Any] | None:
-        """See base class."""
         return self.array.indptr if self.is_sparse else None
 
     @property
     def heavy_row_bytes(self) -> int:
-        """See base class."""
         return _heavy_row_bytes(self, self.array.indptr) if self.is_sparse else self.row_bytes
 
     @property
     def heaviest_bytes(self) -> tuple[int, ...]:
-        """See base class."""
         return _heaviest_bytes(self.array.indptr, self.array.indices) if self.is_sparse else super().heaviest_bytes
 
 
@@ -213,7 +203,6 @@ class ZarrRows(Rows):
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """See base class."""
         shape = self._array.shape
         return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
 
@@ -228,7 +217,6 @@ class ZarrRows(Rows):
         return ChunkFiles.of(self._array, self.url)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class."""
         if self._files is not None:
             return self._files.read(start, stop, columns)
         if self._array.ndim == 1:
@@ -236,19 +224,16 @@ class ZarrRows(Rows):
         return np.asarray(self._array[start:stop, columns])
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        """See base class."""
         if self._files is not None:
             return self._files.blocks(start, stop, height)
         n, step = self.shape[0], int(self._array.chunks[0])
         return _blocks_of_chunks(self, range(0, n + step, step), start, stop, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        """See base class."""
         return np.asarray(self._array.oindex[indices]).reshape(len(indices), self.shape[1])
 
     @property
     def read_overhead_bytes(self) -> int:
-        """See base class."""
         if self._files is not None:
             return SCRATCH_BYTES
         # Chunks that a read touches are held whole, as stored and decoded; Zarr works on several at once.
@@ -283,27 +268,22 @@ class SparseRows(Rows):
 
     @property
     def n_bytes(self) -> int:
-        """See base class."""
         return sum(int(part.shape[0]) * int(part.dtype.itemsize) for part in self._parts)
 
     @property
     def row_bytes(self) -> int:
-        """See base class."""
         return _csr_row_bytes(self, self._parts[1])
 
     @property
     def pointers(self) -> NDArray[Any] | None:
-        """See base class."""
         return np.asarray(self._parts[2][...])
 
     @cached_property
     def heavy_row_bytes(self) -> int:
-        """See base class."""
         return _heavy_row_bytes(self, self._parts[2][...])
 
     @cached_property
     def heaviest_bytes(self) -> tuple[int, ...]:
-        """See base class."""
         return _heaviest_bytes(self._parts[2][...], self._parts[1])
 
     @cached_property
@@ -318,17 +298,14 @@ class SparseRows(Rows):
 
     @property
     def read_overhead_bytes(self) -> int:
-        """See base class."""
         if None not in self._files:
             return 0
         return max(4 * int(part.chunks[0]) * int(part.dtype.itemsize) for part in self._parts)
 
     def parts(self, rows: slice) -> list[slice]:
-        """See base class."""
         return _parts_of(self._read_part(2, rows.start, rows.stop + 1), rows)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class."""
         n_entries, pointers = int(self._parts[1].shape[0]), self._read_part(2, start, stop + 1)
         first, last = int(pointers[0]), int(pointers[-1])
         try:
@@ -363,31 +340,25 @@ class DaskRows(Rows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See base class."""
         return (int(self.array.shape[0]), int(self.array.shape[1]))
 
     @property
     def dtype(self) -> Any:
-        """See base class."""
         return self.array.dtype
 
     @property
     def read_overhead_bytes(self) -> int:
-        """See base class."""
         # A chunk is computed whole.
         return int(np.prod([max(c) for c in self.array.chunks])) * int(np.dtype(self.dtype).itemsize)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        """See base class."""
         edges = np.cumsum([0, *self.array.chunks[0]]).tolist()
         return _blocks_of_chunks(self, edges, start, stop, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class."""
         return row_major(self.array[start:stop, columns].compute())
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        """See base class."""
         return row_major(self.array[indices].compute())
 
 

@@ -37,12 +37,10 @@ class StoredGramRows(Rows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """See base class."""
         return (self.matrix.grid.n, self.matrix.grid.n)
 
     @property
     def dtype(self) -> Any:
-        """See base class."""
         return self.matrix.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
@@ -77,7 +75,6 @@ class StoredGramRows(Rows):
         return tile
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        """See base class."""
         return np.concatenate([self.read(int(k), int(k) + 1) for k in indices])
 
     @property

@@ -228,7 +228,7 @@ class DaskExecutor:
                         raise  # of a task: its store, say
                     raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
-                self._wait_for_a_worker()
+                self._wait_for_per_worker()
         raise AssertionError
 
     def _has_workers(self) -> bool:
@@ -237,7 +237,7 @@ class DaskExecutor:
         except OSError:
             return False
 
-    def _wait_for_a_worker(self) -> None:
+    def _wait_for_per_worker(self) -> None:
         try:
             self.client.wait_for_workers(1, timeout=RESTART_SECONDS)
         except OSError as error:  # of time, or of a connection that is lost

@@ -81,7 +81,6 @@ class LiveProgress(Progress):
         self._bar: RichProgress | None = None
 
     def begin(self, name: str, total: float, done: float) -> None:
-        """See base class."""
         self._bar = RichProgress(
             TextColumn("{task.description:<24}"),
             BarColumn(bar_width=30),
@@ -98,12 +97,10 @@ class LiveProgress(Progress):
         self._bar.add_task(name, total=total, completed=int(done))
 
     def advance(self, flops: float) -> None:
-        """See base class."""
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0], flops)
 
     def end(self, *, failed: bool) -> None:
-        """See base class."""
         if self._bar is not None:
             if failed:
                 self._bar.update(self._bar.task_ids[0], description="[red]failed[/red]")
@@ -111,7 +108,6 @@ class LiveProgress(Progress):
             self._bar = None
 
     def note(self, message: str) -> None:
-        """See base class."""
         self._console.print(message, highlight=False)
 
 
@@ -119,7 +115,6 @@ class LogProgress(Progress):
     """Lines on stderr, for log files."""
 
     def begin(self, name: str, total: float, done: float) -> None:
-        """See base class."""
         self._name, self._total, self._done, self._at_start = name, total, done, done
         self._started = self._shown_at = time.monotonic()
         self._shown = done / total
@@ -127,7 +122,6 @@ class LogProgress(Progress):
             self.note(f"{name}: {done / total:.0%} done by an earlier run")
 
     def advance(self, flops: float) -> None:
-        """See base class."""
         self._done += flops
         now, part = time.monotonic(), self._done / self._total
         since = now - self._shown_at
@@ -141,14 +135,12 @@ class LogProgress(Progress):
         )
 
     def end(self, *, failed: bool) -> None:
-        """See base class."""
         self.note(
             f"{self._name}: {'failed after' if failed else 'done in'} "
             f"{format_seconds(time.monotonic() - self._started)}"
         )
 
     def note(self, message: str) -> None:
-        """See base class."""
         print(f"dkrr {time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
 
 

@@ -46,7 +46,7 @@ ROUND_TRIPS_PER_ITERATION = 3
 """To Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
-MOST_TRACED = 4
+MAX_TRACED = 4
 """Columns whose coefficients are kept to estimate eigenvalues from."""
 WINDOW = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
@@ -94,7 +94,7 @@ class Cycle:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CGOutcome:
     """What conjugate gradient found."""
 
     x: Array
@@ -127,7 +127,7 @@ class Iteration:
     preconditioner : Preconditioner
     tol : float
         Relative residual that is asked for, of every right-hand side.
-    max_iterations : int
+    max_iter : int
     mixed : bool
         Begin with products in float32.
     deflate : ndarray of shape (n,), optional
@@ -146,7 +146,7 @@ class Iteration:
     right_sides: Array
     preconditioner: Preconditioner = field(default_factory=Identity)
     tol: float = 1e-8
-    max_iterations: int = 1000
+    max_iter: int = 1000
     mixed: bool = False
     deflate: Array | None = None
     progress: Progress = field(default_factory=Progress)
@@ -156,7 +156,7 @@ class Iteration:
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
-    def run(self, start: Array | None = None, state: State | None = None) -> Outcome:
+    def run(self, start: Array | None = None, state: State | None = None) -> CGOutcome:
         """Iterate until every true residual is met, or no more can be had.
 
         Parameters
@@ -192,7 +192,7 @@ class Iteration:
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
             self._say(state, "the solution is too large for float64: divide the targets by a power of ten")
-        return Outcome(
+        return CGOutcome(
             x=x,
             residuals=residuals,
             status=status,
@@ -213,7 +213,7 @@ class Iteration:
         """Columns from which the extreme eigenvalues are estimated: some of those with the smallest shifts."""
         m = self.right_sides.shape[1] if self.wants_condition else 0
         order = np.argsort(self.shift[0], kind="stable") if self.shift.shape[1] > 1 else np.arange(m)
-        return np.asarray(order[: min(m, MOST_TRACED)], np.intp)
+        return np.asarray(order[: min(m, MAX_TRACED)], np.intp)
 
     def _estimate_extremes(self, state: State, cycle: Cycle) -> None:
         """Record what a cycle shows of the eigenvalues of A + diag(s).
@@ -281,7 +281,7 @@ class Iteration:
                 columns = np.flatnonzero(~(self._relative(state.residual) <= self.tol))
                 if len(columns) == 0:
                     return Status.CONVERGED
-                if state.iteration >= self.max_iterations:
+                if state.iteration >= self.max_iter:
                     return Status.MAX_ITERATIONS
                 state.cycle = self._new_cycle(state, columns)
             ended = self._iterate(state)
@@ -382,7 +382,7 @@ class Iteration:
         open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
         best = [np.inf]
         while len(open_):
-            if state.iteration >= self.max_iterations:
+            if state.iteration >= self.max_iter:
                 return "limit"
             direction = np.ascontiguousarray(cycle.direction[:, open_])
             columns = cycle.columns[open_]

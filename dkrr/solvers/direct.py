@@ -46,7 +46,7 @@ class Cholesky:
         assert system.right_sides is not None and system.forward is not None
         grid, record = system.grid, RunRecord()
         tasks = cholesky_tasks(system)
-        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, system.segment))
+        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, system.columns_per_task))
         left = sum(t.flops for t in tasks)
         with progress.stage("factorisation", total, total - left):
             record.add(executor.run(tasks, progress))

@@ -47,7 +47,7 @@ class DualObjective(Objective):
         Largest k(x, x).
     mixed : bool
         Solve the Newton systems with products in float32, as far as those serve.
-    max_iterations : int
+    max_iter : int
         Of conjugate gradient, for one step.
     start : Point
         Where to begin; its scores and gradients are computed where it has none.
@@ -65,7 +65,7 @@ class DualObjective(Objective):
     preconditioners: NewtonPreconditioners
     largest: float
     mixed: bool
-    max_iterations: int
+    max_iter: int
     start: InitVar[Point]
     progress: Progress
     unit: float = 1.0
@@ -91,7 +91,6 @@ class DualObjective(Objective):
 
     @property
     def point(self) -> Point:
-        """See base class."""
         return Point(self._coef, self._intercept, self._scores, self.gradients)
 
     def _gradients_at_zero(self, shape: tuple[int, ...]) -> Array:
@@ -192,11 +191,9 @@ class DualObjective(Objective):
         return decrement_bounds(like, root, self._penalty(), self.gradients, self._residual, sums, coef_sums)
 
     def sensitivities(self) -> Array:
-        """See base class."""
         return sensitivities(self._own_root(), self._penalty(), self.labels.weights)
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
-        """See base class."""
         like = self.labels.likelihood
         self._columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         root = self._own_root().weighted(self.labels.weights)
@@ -251,7 +248,7 @@ class DualObjective(Objective):
             right_sides=right_sides,
             preconditioner=preconditioner,
             tol=min(forcing, DIRECT_TOL) if preconditioner.is_complete else forcing,
-            max_iterations=self.max_iterations,
+            max_iter=self.max_iter,
             mixed=self.mixed,
             progress=Progress() if preconditioner.is_complete else self.progress,
             wants_condition=False,
@@ -294,7 +291,6 @@ class DualObjective(Objective):
         )
 
     def step(self, lengths: Array) -> None:
-        """See base class."""
         self._move(*self._reached(lengths))
         self._is_true = False
         self._measure(self._columns)

@@ -42,7 +42,7 @@ ROUNDING = 1e-14
 MAX_HALVINGS = 40
 MAX_USELESS = 3
 """Steps without a smaller gradient or objective after which rounding has been reached."""
-LEAST_FORCING = 1e-13
+MIN_FORCING = 1e-13
 PROBABILITY_POWER = 0.5
 """Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
 SHARPEST = 1e-8
@@ -275,7 +275,7 @@ class Newton:
                 continue
             inner, before = o.inner_iterations, o.values.copy()
             least = (before, left) if state.least is None else tuple(np.array(part) for part in state.least)
-            forcing = max(LEAST_FORCING, state.sharper * _forcing(left[is_open], self.tol))
+            forcing = max(MIN_FORCING, state.sharper * _forcing(left[is_open], self.tol))
             try:
                 slopes = o.find_direction(is_open, forcing)
             except NotPositiveDefiniteError:
@@ -368,7 +368,7 @@ class Newton:
             status, float(self._relative().max()), float(parts.max()), float(min(changes.max(), 1.0)), state
         )
 
-    def _show(self, state: NewtonState, seconds_a_step: float) -> None:
+    def _show(self, state: NewtonState, seconds_per_step: float) -> None:
         last = state.history[-1]
         text = f"Newton step {last.step}: objective {last.objective:.8g}, relative gradient {last.gradient:.1e}"
         if last.inner_iterations:
@@ -378,7 +378,7 @@ class Newton:
         if last.decrement > self.tol:
             text += f", decrement {last.decrement:.1e} before"
         if last.gradient > self.tol:
-            text += f"; about {format_seconds(seconds_a_step * steps_left(last.gradient, self.tol))} left"
+            text += f"; about {format_seconds(seconds_per_step * steps_left(last.gradient, self.tol))} left"
         self.progress.note(text)
 
 

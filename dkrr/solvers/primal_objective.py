@@ -40,7 +40,7 @@ class PrimalObjective(Objective):
     executor : Executor
     alpha : float
         λ.
-    max_iterations : int
+    max_iter : int
         Of conjugate gradient, for one step.
     is_preconditioned : bool
         By the diagonal.
@@ -59,7 +59,7 @@ class PrimalObjective(Objective):
     segments: tuple[Segment, ...]
     executor: Executor
     alpha: float
-    max_iterations: int
+    max_iter: int
     is_preconditioned: bool
     start: InitVar[Point]
     progress: Progress
@@ -166,11 +166,9 @@ class PrimalObjective(Objective):
             return np.full(len(wanted), np.inf)
 
     def sensitivities(self) -> Array:
-        """See base class."""
         return np.asarray(super().sensitivities() / np.sqrt(self.least_weight))
 
     def find_direction(self, is_open: Mask, forcing: float) -> Array:
-        """See base class."""
         like = self.passes.likelihood
         columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         if self.passes.curvature == "matrix":
@@ -240,7 +238,7 @@ class PrimalObjective(Objective):
             right_sides=right_sides,
             preconditioner=preconditioner,
             tol=forcing,
-            max_iterations=self.max_iterations,
+            max_iter=self.max_iter,
             progress=self.progress,
             wants_condition=False,
         ).run()
@@ -259,7 +257,6 @@ class PrimalObjective(Objective):
         return self._trial[1][0]
 
     def step(self, lengths: Array) -> None:
-        """See base class."""
         wanted = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
         trial, found = self._trial
         self._take(wanted, found if np.array_equal(trial, wanted) else self._evaluate(wanted))

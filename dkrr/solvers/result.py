@@ -11,7 +11,7 @@ from dkrr.runtime import RunRecord
 
 
 class Status(Enum):
-    """Outcome of a solve; the value is what to make of it."""
+    """CGOutcome of a solve; the value is what to make of it."""
 
     SOLVED = "solved; the true residual is at the level of rounding"
     INACCURATE = (
@@ -142,5 +142,5 @@ def caution(condition: float, form: str) -> tuple[str, ...]:
 
 
 def direct_status(residual: float) -> Status:
-    """Outcome of a direct solve with this residual."""
+    """CGOutcome of a direct solve with this residual."""
     return Status.SOLVED if residual <= INACCURATE_ABOVE else Status.INACCURATE

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.linalg.pivoted import Pivots
+from dkrr.linalg.pivoted import PivotRule
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pivoted:
         Seed of the random pivots.
     """
 
-    pivots: ClassVar[Pivots]
+    pivots: ClassVar[PivotRule]
 
     rank: int | None = None
     random_state: int = 0

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TileGrid:
-    """How an n × n matrix is cut: square tiles of `tile` rows, each made of strips of `panel` columns.
+    """How an n × n matrix is cut: square tiles of `tile` rows, each made of panels of `panel` columns.
 
-    A strip (`tile` × `panel`) is what is stored, read and written as one piece; a tile is what one task
-    computes. The last tile and the last strip may be smaller.
+    A panel (`tile` × `panel`) is what is stored, read and written as one piece; a tile is what one task
+    computes. The last tile and the last panel may be smaller.
     """
 
     n: int
@@ -17,7 +17,7 @@ class TileGrid:
     tile: int
     """Rows (and columns) of a tile."""
     panel: int
-    """Columns of a strip; divides `tile`."""
+    """Columns of a panel; divides `tile`."""
 
     def __post_init__(self) -> None:
         if not (self.n >= 1 and 1 <= self.panel <= self.tile and self.tile % self.panel == 0):
@@ -38,16 +38,16 @@ class TileGrid:
         return int(rows.stop - rows.start)
 
     def panels(self, j: int) -> range:
-        """Numbers of the strips that make up tile column `j`."""
+        """Numbers of the panels that make up tile column `j`."""
         per_tile = self.tile // self.panel
         return range(j * per_tile, j * per_tile + -(-self.height(j) // self.panel))
 
     def columns(self, p: int) -> slice:
-        """Columns of the matrix that strip `p` covers."""
+        """Columns of the matrix that panel `p` covers."""
         return slice(p * self.panel, min(self.n, (p + 1) * self.panel))
 
     def tile_of(self, p: int) -> int:
-        """Tile column that strip `p` lies in."""
+        """Tile column that panel `p` lies in."""
         return p * self.panel // self.tile
 
     def lower(self) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from dkrr.tiles.grid import TileGrid
 
 @dataclass(frozen=True)
 class TiledMatrix:
-    """Lower triangle of an n × n matrix; each strip of a tile is one chunk.
+    """Lower triangle of an n × n matrix; each panel of a tile is one chunk.
 
     Whether the upper triangle mirrors the lower one (a Gram matrix) or is zero (a Cholesky factor) is the
     owner's knowledge; diagonal tiles are stored as full squares.
@@ -45,24 +45,24 @@ class TiledMatrix:
         """Uninitialised array to compute tile (i, j) in."""
         return np.empty((self.grid.height(i), self.grid.height(j)), self.dtype)
 
-    def strip_buffer(self) -> NDArray[Any]:
-        """Uninitialised buffer that one strip fits in."""
+    def panel_buffer(self) -> NDArray[Any]:
+        """Uninitialised buffer that one panel fits in."""
         return np.empty(self.array.chunks, self.dtype)
 
     def stretches(self, tiles: range) -> list[slice]:
-        """Columns of these tile columns that are read at once, one after another: those of a strip."""
+        """Columns of these tile columns that are read at once, one after another: those of a panel."""
         return [self.grid.columns(p) for j in tiles for p in self.grid.panels(j)]
 
     def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Read tile row `i` in the columns of a stretch; see `read_strip`."""
-        return self.read_strip(i, columns.start // self.grid.panel, buffer)
+        """Read tile row `i` in the columns of a stretch; see `read_panel`."""
+        return self.read_panel(i, columns.start // self.grid.panel, buffer)
 
-    def read_strip(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Read strip `p` of tile row `i`.
+    def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+        """Read panel `p` of tile row `i`.
 
         Returns
         -------
-        strip : ndarray of shape (height of row i, width of strip p)
+        panel : ndarray of shape (height of row i, width of panel p)
             To be read only: in the system's cache, from a local store, else a view of `buffer`.
         n_bytes : int
             Bytes read.
@@ -74,29 +74,29 @@ class TiledMatrix:
         columns = self.grid.columns(p)
         return chunk[: self.grid.height(i), : columns.stop - columns.start], n_bytes
 
-    def write_strip(self, i: int, p: int, tile: NDArray[Any]) -> int:
-        """Write strip `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
+    def write_panel(self, i: int, p: int, tile: NDArray[Any]) -> int:
+        """Write panel `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
         columns = self.grid.columns(p)
         first = self.grid.rows(self.grid.tile_of(p)).start
         return self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
 
     def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
-        """Write all strips of tile (i, j) and return the number of bytes written."""
-        return sum(self.write_strip(i, p, tile) for p in self.grid.panels(j))
+        """Write all panels of tile (i, j) and return the number of bytes written."""
+        return sum(self.write_panel(i, p, tile) for p in self.grid.panels(j))
 
     def read_tile(self, i: int, j: int, out: NDArray[Any]) -> int:
         """Read tile (i, j), i ≥ j, into `out` (of any dtype) and return the number of bytes read."""
-        buffer = self.strip_buffer()
+        buffer = self.panel_buffer()
         first, n_bytes = self.grid.rows(j).start, 0
         for p in self.grid.panels(j):
             columns = self.grid.columns(p)
-            strip, n = self.read_strip(i, p, buffer)
-            out[:, columns.start - first : columns.stop - first] = strip
+            panel, n = self.read_panel(i, p, buffer)
+            out[:, columns.start - first : columns.stop - first] = panel
             n_bytes += n
         return n_bytes
 
     def complete_tiles(self) -> set[tuple[int, int]]:
-        """Tiles all of whose strips are there."""
+        """Tiles all of whose panels are there."""
         present = self.array.present()
         return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
 

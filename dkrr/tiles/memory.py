@@ -11,13 +11,13 @@ from dkrr.tiles.grid import TileGrid
 class MemoryMatrix:
     """Lower triangle of an n × n matrix: what `TiledMatrix` is in a store, for tasks of this process.
 
-    The tiles of a row to the left of the diagonal are one array: all of them are one strip of a product. The squares on
+    The tiles of a row to the left of the diagonal are one array: all of them are one panel of a product. The squares on
     the diagonal are arrays of their own, with room above the diagonal.
 
     Parameters
     ----------
     grid : TileGrid
-        Each tile is a single strip.
+        Each tile is a single panel.
     dtype : dtype
         float64 or float32.
     """
@@ -26,7 +26,7 @@ class MemoryMatrix:
 
     def __init__(self, grid: TileGrid, dtype: DTypeLike = np.float64) -> None:
         if grid.panel != grid.tile:
-            raise ValueError(f"a tile in memory is one strip: tile={grid.tile}, panel={grid.panel}")
+            raise ValueError(f"a tile in memory is one panel: tile={grid.tile}, panel={grid.panel}")
         self.grid, self.dtype = grid, np.dtype(dtype)
         self._left = self._empty_rows()
         self._squares = [np.empty((grid.height(i),) * 2, dtype) for i in range(grid.n_tiles)]
@@ -64,7 +64,7 @@ class MemoryMatrix:
         """Tile (i, j), i ≥ j, where it lies."""
         return self._squares[i] if i == j else self._left[i][:, self.grid.rows(j)]
 
-    def strip_buffer(self) -> NDArray[Any]:
+    def panel_buffer(self) -> NDArray[Any]:
         """See TiledMatrix; empty, since nothing is copied."""
         return np.empty((0, 0), self.dtype)
 
@@ -76,7 +76,7 @@ class MemoryMatrix:
         """See TiledMatrix; where it lies."""
         return self._left[i][:, columns], 0
 
-    def read_strip(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
+    def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
         """See TiledMatrix; where it lies."""
         return self.room(i, p), 0
 

@@ -12,7 +12,7 @@ import zarr
 from dkrr.errors import StoreError
 from dkrr.tiles.chunks import local_path, zarr_store
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 _COPY = re.compile("rows(-[0-9a-z]+)?")
 

@@ -115,7 +115,7 @@ def test_case_that_takes_too_long_is_ended():
 
 
 @pytest.mark.parametrize("size", grids.SIZES)
-def test_cases_have_names_of_their_own_and_can_be_sent_to_a_process(size):
+def test_cases_have_names_of_their_own_and_can_be_sent_to_per_process(size):
     every = [*grids.grid(size), *grids.problems(size)]
     assert len({case.name for case in every}) == len(every)
     for case in every:

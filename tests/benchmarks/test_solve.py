@@ -92,14 +92,14 @@ def test_ratios_are_of_rates_by_the_same_count(line):
 
 def test_memory_and_bytes_beside_the_model(line):
     ours, _grid = line["dkrr"], TileGrid(602, 128, 128)
-    segment = ours["plan"]["segment"]
+    columns_per_task = ours["plan"]["columns_per_task"]
     assert ours["plan"] == {
-        "segment": segment,
+        "columns_per_task": columns_per_task,
         "execution": "dask",
         "n_workers": 2,
         "tile": 128,
         "panel": 128,
-        "tiles_a_side": 5,
+        "tiles_per_side": 5,
     }
     memory, store = ours["memory"], ours["store"]
     assert memory["limit_bytes_of_process"] == 2**29
@@ -114,7 +114,7 @@ def test_memory_and_bytes_beside_the_model(line):
 
 def test_all_worker_time_is_accounted_for(line):
     ours = line["dkrr"]
-    n_steps = len(list(tile_steps(5, ours["plan"]["segment"])))
+    n_steps = len(list(tile_steps(5, ours["plan"]["columns_per_task"])))
     assert ours["stages"]["factorisation"]["tasks"] == n_steps and ours["stages"]["residual"]["tasks"] > 0
     for name, stage in ours["stages"].items():
         assert stage["seconds"] == pytest.approx(stage["end"] - stage["start"])

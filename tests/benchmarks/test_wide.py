@@ -32,10 +32,10 @@ def invoke(*arguments):
     return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
 
 
-def records(grid, segment, gap, overhead):
+def records(grid, columns_per_task, gap, overhead):
     """What one worker would leave whose rates are COSTS."""
     now, found = 0.0, []
-    for step in tile_steps(grid.n_tiles, segment):
+    for step in tile_steps(grid.n_tiles, columns_per_task):
         amounts = [*step_flops(step, grid), *step_bytes(step, grid)]
         rates = (50e9, 47e9, 31e9, 37e9, 2.3e9, 0.7e9)
         spent = {kind: a / rate for kind, a, rate in zip(KINDS, amounts, rates, strict=True) if a}
@@ -46,16 +46,16 @@ def records(grid, segment, gap, overhead):
     return found
 
 
-@pytest.mark.parametrize("segment", [0, 2])
-def test_costs_are_found_again(segment):
+@pytest.mark.parametrize("columns_per_task", [0, 2])
+def test_costs_are_found_again(columns_per_task):
     grid = TileGrid(1201, 150, 50)
-    tasks = records(grid, segment, gap=0.003, overhead=0.001)
+    tasks = records(grid, columns_per_task, gap=0.003, overhead=0.001)
     other = TaskRecord("residual-3", None, "7", 1e6, 5.0, {"gemm": 5.0}, 0, 0, 0)
-    found = wide.fitted_costs([*tasks, other], grid, segment)
+    found = wide.fitted_costs([*tasks, other], grid, columns_per_task)
     assert asdict(found) == pytest.approx(asdict(COSTS))
     # The few waits for another task are no overhead.
     late = [replace(t, start=t.start + (60.0 if k > 4 else 0.0)) for k, t in enumerate(tasks)]
-    assert wide.fitted_costs(late, grid, segment).task_seconds == pytest.approx(0.004)
+    assert wide.fitted_costs(late, grid, columns_per_task).task_seconds == pytest.approx(0.004)
 
 
 def test_simulation_of_what_was_recorded():
@@ -93,19 +93,19 @@ def test_shortlist_does_not_lose_the_best():
     """Every layout simulated: the closed formula must not have thrown a much better one away."""
     chosen = wide.best(30_000, 32, SETTING)
     every = [
-        wide.simulate_factorisation(grid, segment, COSTS, Cluster(32)).seconds
-        for grid, segment in wide._layouts(30_000, SETTING, wide.SEGMENTS)
+        wide.simulate_factorisation(grid, columns_per_task, COSTS, Cluster(32)).seconds
+        for grid, columns_per_task in wide._layouts(30_000, SETTING, wide.TASK_COLUMNS)
     ]
     assert chosen.seconds <= 1.06 * min(every)
 
 
 def test_reproduce(tmp_path):
     costs, lines = tmp_path / "costs" / "one.json", tmp_path / "lines.jsonl"
-    options = "--n 601 --d 3 --tile 128 --segment 2 --workers 1 --workers 2 --memory-limit 512MiB"
+    options = "--n 601 --d 3 --tile 128 --columns-per-task 2 --workers 1 --workers 2 --memory-limit 512MiB"
     found, tables = invoke("reproduce", *options.split(), "--costs", costs, "--json", lines)
     assert [r["workers"] for r in found] == [1, 2] and lines.read_text().count("\n") == 2
     for record in found:
-        assert (record["tile"], record["segment"], record["tasks"]) == (128, 2, len(list(tile_steps(5, 2))))
+        assert (record["tile"], record["columns_per_task"], record["tasks"]) == (128, 2, len(list(tile_steps(5, 2))))
         assert record["own_costs"]["ratio"] > 0 and record["one_worker_costs"]["whole_ratio"] > 0
         assert record["busy_seconds"] > 0 and "noisy" in record
     assert json.loads(costs.read_text())["costs"] == found[0]["costs"] == asdict(wide.load_costs(costs))
@@ -132,7 +132,7 @@ def test_answer(tmp_path):
         assert record["core_hours"] == pytest.approx(record["workers"] * record["seconds"] / 3600)
         assert record["cost"] == pytest.approx(2 * record["core_hours"])
         assert record["trouble"]["seconds"] > record["seconds"]
-        assert record["segments_pay"] > 0.97 and record["peak_read_rate"] >= record["read_rate"]
+        assert record["parts_pay"] > 0.97 and record["peak_read_rate"] >= record["read_rate"]
     # 200 MB/s is less than eight workers read: the time is that of the bytes.
     assert by_kind["wide.store"][1]["seconds"] > many["seconds"]
     weak = by_kind["wide.weak"]
@@ -147,8 +147,8 @@ def test_draw(tmp_path):
     found, _ = invoke("draw", *options.split(), "--out", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [(r["n"], r["tasks"]) for r in found] == [
-        (10000, "segments"),
+        (10000, "parts"),
         (10000, "one task a tile"),
-        (20000, "segments"),
+        (20000, "parts"),
         (20000, "one task a tile"),
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_segments
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_update_parts
 from dkrr.linalg.operator import Operator
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.rows import MemoryRows
@@ -100,7 +100,7 @@ class Case:
         return self.A + np.diag(self.shift)
 
 
-def make_case(folder, grid, m=2, A=None, seed=0, segment=0, dtype="float64"):
+def make_case(folder, grid, m=2, A=None, seed=0, columns_per_task=0, dtype="float64"):
     """System of a grid, nothing of it computed; with seed=0 the shift is zero, with m=0 there is only the matrix."""
     rng = np.random.default_rng(seed)
     A = positive_definite(grid.n, seed) if A is None else A
@@ -111,10 +111,10 @@ def make_case(folder, grid, m=2, A=None, seed=0, segment=0, dtype="float64"):
         right_sides=vectors(folder, grid, B) if m else None,
         factor=empty_tiles(folder, grid, dtype),
         forward=empty_vectors(folder, grid, m) if m else None,
-        segment=segment,
+        columns_per_task=columns_per_task,
         partial=tuple(
             PartialSums(empty_tiles(folder, grid, dtype), empty_vectors(folder, grid, m) if m else None)
-            for _ in range(n_segments(grid.n_tiles - 1, segment) - 1)
+            for _ in range(n_update_parts(grid.n_tiles - 1, columns_per_task) - 1)
         ),
     )
     return Case(A, shift, B, system)

@@ -48,9 +48,9 @@ def whole_factor(system):
 
 class TestValues:
     @settings(max_examples=30, deadline=None)
-    @given(grid=grids(), m=st.integers(1, 4), seed=st.integers(0, 3), segment=st.integers(0, 4))
-    def test_against_numpy(self, tmp_path_factory, grid, m, seed, segment):
-        case = factored(tmp_path_factory.mktemp("c"), grid, m=m, seed=seed, segment=segment)
+    @given(grid=grids(), m=st.integers(1, 4), seed=st.integers(0, 3), columns_per_task=st.integers(0, 4))
+    def test_against_numpy(self, tmp_path_factory, grid, m, seed, columns_per_task):
+        case = factored(tmp_path_factory.mktemp("c"), grid, m=m, seed=seed, columns_per_task=columns_per_task)
         L = np.linalg.cholesky(case.shifted)
         assert_allclose(whole_factor(case.system), L, **TOLERANCE)
         assert_allclose(case.system.forward.load(), np.linalg.solve(L, case.B), **TOLERANCE)
@@ -79,9 +79,9 @@ class TestValues:
 
 class TestTasks:
     @settings(max_examples=40, deadline=None)
-    @given(n_tiles=st.integers(1, 12), segment=st.integers(0, 5))
-    def test_dependencies_are_few_and_enough(self, n_tiles, segment):
-        steps = list(tile_steps(n_tiles, segment))
+    @given(n_tiles=st.integers(1, 12), columns_per_task=st.integers(0, 5))
+    def test_dependencies_are_few_and_enough(self, n_tiles, columns_per_task):
+        steps = list(tile_steps(n_tiles, columns_per_task))
         grid = TileGrid(n_tiles, 1, 1)
         tasks = [Task(s.key, factor_tile, (), s.depends, s.flops(grid), s.priority) for s in steps]
         known = {t.key for t in tasks}
@@ -91,23 +91,26 @@ class TestTasks:
             assert {f"L-{r}-{k}" for r, k in reads(step)} <= before
 
     @settings(max_examples=40, deadline=None)
-    @given(n_tiles=st.integers(1, 12), segment=st.integers(0, 5))
-    def test_segments_cover_every_sum_once(self, n_tiles, segment):
+    @given(n_tiles=st.integers(1, 12), columns_per_task=st.integers(0, 5))
+    def test_segments_cover_every_sum_once(self, n_tiles, columns_per_task):
         columns = {}
-        for step in tile_steps(n_tiles, segment):
+        for step in tile_steps(n_tiles, columns_per_task):
             assert step.part == 0 or step.columns, "a task that subtracts nothing"
-            assert not segment or len(step.columns) <= segment
+            assert not columns_per_task or len(step.columns) <= columns_per_task
             columns.setdefault((step.i, step.j), []).extend(step.columns)
             if step.is_last:
                 assert columns[step.i, step.j] == list(range(step.j))
         assert set(columns) == {(i, j) for i in range(n_tiles) for j in range(i + 1)}
 
-    @pytest.mark.parametrize("segment", [0, 2])
+    @pytest.mark.parametrize("columns_per_task", [0, 2])
     @settings(max_examples=8, deadline=None)
     @given(st.randoms(use_true_random=False))
-    def test_any_allowed_order_gives_the_same_bits(self, tmp_path_factory, segment, chance):
+    def test_any_allowed_order_gives_the_same_bits(self, tmp_path_factory, columns_per_task, chance):
         folder = tmp_path_factory.mktemp("c")
-        usual, other = factored(folder, MANY, segment=segment), make_case(folder, MANY, segment=segment)
+        usual, other = (
+            factored(folder, MANY, columns_per_task=columns_per_task),
+            make_case(folder, MANY, columns_per_task=columns_per_task),
+        )
         left, done = cholesky_tasks(other.system), set()
         while left:
             task = chance.choice([t for t in left if done.issuperset(t.depends)])
@@ -117,18 +120,21 @@ class TestTasks:
         assert files_of(other.system.factor.array) == files_of(usual.system.factor.array)
         assert files_of(other.system.forward) == files_of(usual.system.forward)
 
-    @pytest.mark.parametrize("segment", [1, 2, 3])
-    def test_segments_do_not_change_the_bits(self, tmp_path, segment):
-        whole, cut = factored(tmp_path, MANY, seed=2), factored(tmp_path, MANY, seed=2, segment=segment)
-        assert len(cut.system.partial) == -(-6 // segment) - 1
+    @pytest.mark.parametrize("columns_per_task", [1, 2, 3])
+    def test_segments_do_not_change_the_bits(self, tmp_path, columns_per_task):
+        whole, cut = (
+            factored(tmp_path, MANY, seed=2),
+            factored(tmp_path, MANY, seed=2, columns_per_task=columns_per_task),
+        )
+        assert len(cut.system.partial) == -(-6 // columns_per_task) - 1
         assert files_of(cut.system.factor.array) == files_of(whole.system.factor.array)
         assert files_of(cut.system.forward) == files_of(whole.system.forward)
 
-    @pytest.mark.parametrize("segment", [0, 2])
-    def test_a_task_may_run_again(self, tmp_path, segment):
-        case = factored(tmp_path, MANY, segment=segment)
+    @pytest.mark.parametrize("columns_per_task", [0, 2])
+    def test_a_task_may_run_again(self, tmp_path, columns_per_task):
+        case = factored(tmp_path, MANY, columns_per_task=columns_per_task)
         before = files_of(case.system.factor.array), files_of(case.system.forward)
-        steps = list(tile_steps(MANY.n_tiles, segment))
+        steps = list(tile_steps(MANY.n_tiles, columns_per_task))
         for step in random.Random(0).sample(steps, len(steps)):
             factor_tile(Meter(), case.system, step)
         assert (files_of(case.system.factor.array), files_of(case.system.forward)) == before
@@ -139,8 +145,8 @@ class TestTasks:
 
     @settings(max_examples=40, deadline=None)
     @given(grids(), st.integers(0, 4))
-    def test_flops_add_up(self, grid, segment):
-        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, segment))
+    def test_flops_add_up(self, grid, columns_per_task):
+        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, columns_per_task))
         assert total == pytest.approx(grid.n**3 / 3)
 
 
@@ -148,29 +154,36 @@ class TestFactorOnly:
     """Systems without right-hand sides: preconditioners."""
 
     @settings(max_examples=30, deadline=None)
-    @given(grid=grids(), seed=st.integers(0, 3), segment=st.integers(0, 4))
-    def test_float32_against_numpy(self, tmp_path_factory, grid, seed, segment):
-        case = factored(tmp_path_factory.mktemp("c"), grid, m=0, seed=seed, segment=segment, dtype="float32")
+    @given(grid=grids(), seed=st.integers(0, 3), columns_per_task=st.integers(0, 4))
+    def test_float32_against_numpy(self, tmp_path_factory, grid, seed, columns_per_task):
+        case = factored(
+            tmp_path_factory.mktemp("c"), grid, m=0, seed=seed, columns_per_task=columns_per_task, dtype="float32"
+        )
         L = whole_factor(case.system)
         assert L.dtype == np.float32
         assert_allclose(L, np.linalg.cholesky(case.shifted), rtol=1e-4, atol=3e-6)
         assert np.linalg.norm(L.astype(float) @ L.T.astype(float) - case.shifted) < 1e-5 * np.linalg.norm(case.shifted)
 
-    @pytest.mark.parametrize("segment", [0, 2])
-    def test_float64_has_the_bits_of_a_system_with_right_hand_sides(self, tmp_path, segment):
-        alone, whole = factored(tmp_path, MANY, m=0, segment=segment), factored(tmp_path, MANY, segment=segment)
+    @pytest.mark.parametrize("columns_per_task", [0, 2])
+    def test_float64_has_the_bits_of_a_system_with_right_hand_sides(self, tmp_path, columns_per_task):
+        alone, whole = (
+            factored(tmp_path, MANY, m=0, columns_per_task=columns_per_task),
+            factored(tmp_path, MANY, columns_per_task=columns_per_task),
+        )
         assert files_of(alone.system.factor.array) == files_of(whole.system.factor.array)
 
-    @pytest.mark.parametrize("segment", [1, 2, 3])
-    def test_segments_do_not_change_the_bits(self, tmp_path, segment):
-        whole, cut = (factored(tmp_path, MANY, m=0, seed=2, segment=s, dtype="float32") for s in (0, segment))
+    @pytest.mark.parametrize("columns_per_task", [1, 2, 3])
+    def test_segments_do_not_change_the_bits(self, tmp_path, columns_per_task):
+        whole, cut = (
+            factored(tmp_path, MANY, m=0, seed=2, columns_per_task=s, dtype="float32") for s in (0, columns_per_task)
+        )
         assert files_of(cut.system.factor.array) == files_of(whole.system.factor.array)
 
     @settings(max_examples=25, deadline=None)
-    @given(data=st.data(), segment=st.sampled_from([0, 2]))
-    def test_resume(self, tmp_path_factory, data, segment):
+    @given(data=st.data(), columns_per_task=st.sampled_from([0, 2]))
+    def test_resume(self, tmp_path_factory, data, columns_per_task):
         folder = tmp_path_factory.mktemp("c")
-        case = factored(folder, MANY, m=0, segment=segment, dtype="float32")
+        case = factored(folder, MANY, m=0, columns_per_task=columns_per_task, dtype="float32")
         before = files_of(case.system.factor.array)
         there = [(i, p) for i, j in MANY.lower() for p in MANY.panels(j)]
         chunks = data.draw(st.sets(st.sampled_from(there), min_size=1, max_size=5))
@@ -220,10 +233,10 @@ class TestFactorOnly:
 
 
 class TestNotPositiveDefinite:
-    @pytest.mark.parametrize("segment", [0, 1])
+    @pytest.mark.parametrize("columns_per_task", [0, 1])
     @pytest.mark.parametrize("row", [0, 5, 11, 12, 23, 30, 36, 46])
-    def test_row(self, tmp_path, row, segment):
-        case = make_case(tmp_path, RAGGED, A=failing_at(row, 47), segment=segment)
+    def test_row(self, tmp_path, row, columns_per_task):
+        case = make_case(tmp_path, RAGGED, A=failing_at(row, 47), columns_per_task=columns_per_task)
         with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
             run(cholesky_tasks(case.system))
         assert caught.value.row == row
@@ -255,9 +268,9 @@ def flip_a_bit(matrix, name):
 
 
 class TestResume:
-    def check(self, folder, grid, chunks, rows, segment=0, sums=()):
+    def check(self, folder, grid, chunks, rows, columns_per_task=0, sums=()):
         """Delete chunks of the factor, rows of the forward solution, tiles of the sums between; run what is left."""
-        system = factored(folder, grid, segment=segment).system
+        system = factored(folder, grid, columns_per_task=columns_per_task).system
         before = files_of(system.factor.array), files_of(system.forward)
         remove_chunks(system.factor.array, chunks)
         remove_chunks(system.forward, [(k, 0) for k in rows])
@@ -265,7 +278,7 @@ class TestResume:
             remove_chunks(system.partial[part].matrix.array, [(i, grid.panels(j)[0])])
         missing = {(i, grid.tile_of(p)) for i, p in chunks} | {(k, k) for k in rows}
         expected = {}
-        for step in tile_steps(grid.n_tiles, segment):
+        for step in tile_steps(grid.n_tiles, columns_per_task):
             parts_left = range(step.part, len(system.partial))
             kept = any((step.i, step.j) in system.partial[p].matrix.complete_tiles() for p in parts_left)
             if (step.i, step.j) in missing and (step.is_last or not kept):
@@ -283,13 +296,13 @@ class TestResume:
     @settings(max_examples=40, deadline=None)
     @given(st.data())
     def test_anything_may_be_missing(self, tmp_path_factory, data):
-        grid, segment = data.draw(st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]))
+        grid, columns_per_task = data.draw(st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]))
         there = [(i, p) for i, j in grid.lower() for p in grid.panels(j)]
         chunks = data.draw(st.sets(st.sampled_from(there), max_size=6))
         rows = data.draw(st.sets(st.integers(0, grid.n_tiles - 1), max_size=2))
-        steps = [(s.part, s.i, s.j) for s in tile_steps(grid.n_tiles, segment) if not s.is_last]
+        steps = [(s.part, s.i, s.j) for s in tile_steps(grid.n_tiles, columns_per_task) if not s.is_last]
         sums = data.draw(st.sets(st.sampled_from(steps), max_size=4)) if steps else ()
-        self.check(tmp_path_factory.mktemp("c"), grid, chunks, rows, segment, sums)
+        self.check(tmp_path_factory.mktemp("c"), grid, chunks, rows, columns_per_task, sums)
 
     def test_a_tile_and_one_that_reads_it_later(self, tmp_path):
         # (2, 2) needs (2, 0), which it does not reach by way of (2, 1): that is there.
@@ -352,33 +365,33 @@ class TestCost:
         assert cost.written_bytes == pytest.approx(record.bytes_written, rel=0.15)
         assert cost.gemm_flops == pytest.approx(grid.n**3 / 3 + grid.n**2 * m)
 
-    @pytest.mark.parametrize("segment", [1, 2, 3])
-    def test_bytes_of_segments(self, tmp_path, segment):
+    @pytest.mark.parametrize("columns_per_task", [1, 2, 3])
+    def test_bytes_of_parts(self, tmp_path, columns_per_task):
         m = 3
-        case = make_case(tmp_path, MANY, m=m, segment=segment)
+        case = make_case(tmp_path, MANY, m=m, columns_per_task=columns_per_task)
         record = run(cholesky_tasks(case.system))
-        cost = cholesky_cost(MANY, m, segment)
+        cost = cholesky_cost(MANY, m, columns_per_task)
         formed = 8 * sum(MANY.height(i) * MANY.height(j) for i, j in MANY.lower())
         assert cost.n_tasks == len(record.tasks) > 28
         tiles = [file for p in case.system.partial for file in files_of(p.matrix.array).values()]
         rows = [file for p in case.system.partial for file in files_of(p.forward).values()]
-        assert partial_bytes(MANY, m, segment) == sum(map(len, tiles)) + sum(len(row) - 4 for row in rows)
+        assert partial_bytes(MANY, m, columns_per_task) == sum(map(len, tiles)) + sum(len(row) - 4 for row in rows)
         assert cost.read_bytes == pytest.approx(record.bytes_read - formed, rel=0.08)
         assert cost.written_bytes == pytest.approx(record.bytes_written, rel=0.08)
         assert partial_bytes(MANY, m, 0) == 0
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    @pytest.mark.parametrize("segment", [0, 2])
+    @pytest.mark.parametrize("columns_per_task", [0, 2])
     @pytest.mark.parametrize("grid", [RAGGED, MANY], ids=str)
-    def test_bytes_without_right_hand_sides(self, tmp_path, grid, segment, dtype):
+    def test_bytes_without_right_hand_sides(self, tmp_path, grid, columns_per_task, dtype):
         itemsize = np.dtype(dtype).itemsize
-        case = make_case(tmp_path, grid, m=0, segment=segment, dtype=dtype)
+        case = make_case(tmp_path, grid, m=0, columns_per_task=columns_per_task, dtype=dtype)
         record = run(cholesky_tasks(case.system))
-        cost = cholesky_cost(grid, 0, segment, itemsize)
+        cost = cholesky_cost(grid, 0, columns_per_task, itemsize)
         formed = 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
         sums = sum(len(file) for p in case.system.partial for file in files_of(p.matrix.array).values())
         assert factor_bytes(grid, itemsize) == sum(map(len, files_of(case.system.factor.array).values()))
-        assert partial_bytes(grid, 0, segment, itemsize) == sums
+        assert partial_bytes(grid, 0, columns_per_task, itemsize) == sums
         assert record.bytes_read - formed == cost.read_bytes
         assert record.bytes_written == cost.written_bytes
         assert cost.n_tasks == len(record.tasks)
@@ -393,7 +406,7 @@ class TestCost:
     @pytest.mark.parametrize("key", ["L-0-0", "L-2-0", "S-2-2-0", "L-2-1", "L-2-2"])
     def test_memory(self, tmp_path, key, m, dtype):
         grid = TileGrid(900, 300, 60)
-        case = factored(tmp_path, grid, m=m, segment=1, dtype=dtype)
+        case = factored(tmp_path, grid, m=m, columns_per_task=1, dtype=dtype)
         (step,) = (s for s in tile_steps(3, 1) if s.key == key)
         tracemalloc.start()
         try:
@@ -407,10 +420,10 @@ class TestCost:
 
     def test_memory_with_distinct_primes(self):
         grid = TileGrid(10_000, 13 * 101, 101)
-        tile, strip = 8 * 1313**2, 8 * 1313 * 101
-        assert cholesky_task_bytes(grid, 7, 0) == tile + 5 * strip + 4 * 8 * 1313 * 7
+        tile, panel = 8 * 1313**2, 8 * 1313 * 101
+        assert cholesky_task_bytes(grid, 7, 0) == tile + 5 * panel + 4 * 8 * 1313 * 7
         assert cholesky_task_bytes(grid, 7, 10**9) == tile + 10**9 + 4 * 8 * 1313 * 7
-        assert cholesky_task_bytes(grid, 0, 0, 4) == (tile + 5 * strip) / 2
+        assert cholesky_task_bytes(grid, 0, 0, 4) == (tile + 5 * panel) / 2
 
     def test_kinds_of_time(self, tmp_path):
         kinds = run(cholesky_tasks(make_case(tmp_path, RAGGED).system)).seconds_by_kind()

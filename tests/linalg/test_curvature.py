@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.curvature import (
-    LEAST_SCALE,
+    MIN_SCALE,
     Constrained,
     Curvature,
     CurvatureOperator,
@@ -253,7 +253,7 @@ class TestScaledFactors:
     def test_scales_are_kept_away_from_zero(self):
         scale = np.array([[1.0, 0.0], [1e-20, 2.0]])
         found = factor_scale(scale)
-        assert_allclose(found, [[1.0, 2 * LEAST_SCALE], [2 * LEAST_SCALE, 2.0]])
+        assert_allclose(found, [[1.0, 2 * MIN_SCALE], [2 * MIN_SCALE, 2.0]])
         assert (factor_scale(np.zeros((3, 2))) > 0).all()
         assert np.isfinite(1.0 / factor_scale(np.zeros((3, 2))) ** 2).all()
 
@@ -362,7 +362,7 @@ def test_conjugate_gradient_solves_the_system(which, centred, by, state):
     B = case.root.stack(c.project(case.root.adjoint(case.root.unstack(V))))
     B = B / np.maximum(np.linalg.norm(B, axis=0), 1e-300)
     operator = CurvatureOperator(MatrixOperator(K), c)
-    found = Iteration(operator, np.array([[SHIFT]]), B, preconditioner, tol=1e-10, max_iterations=200).run()
+    found = Iteration(operator, np.array([[SHIFT]]), B, preconditioner, tol=1e-10, max_iter=200).run()
     assert found.status is Status.CONVERGED
     for k in range(case.n_systems):
         expected = np.linalg.solve(case.matrix(k) + SHIFT * np.eye(len(case.K)), B[:, k])

@@ -139,12 +139,12 @@ class TestSweep:
         assert len(cuts) - 1 <= 2 * slots + 4
 
     @pytest.mark.parametrize("transpose", [False, True])
-    def test_every_strip_has_its_part_once(self, tmp_path, transpose):
+    def test_every_panel_has_its_part_once(self, tmp_path, transpose):
         job = make_sweep(tmp_path, NINE, transpose=transpose)
         blocks = range(job.n_blocks)
         parts = [job.within(q) for q in blocks] + [job.between(q, s) for q in blocks for s in range(q)]
         everything = [(i, p) for i, j in NINE.lower() for p in NINE.panels(j)]
-        assert sorted(strip for part in parts for strip in part) == sorted(everything)
+        assert sorted(panel for part in parts for panel in part) == sorted(everything)
 
     @pytest.mark.parametrize("transpose", [False, True])
     @settings(max_examples=8, deadline=None)

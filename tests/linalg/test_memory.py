@@ -27,7 +27,7 @@ from tests.oracles import naive_gram
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blas, "_POTRF_BLOCK", 8)
-    monkeypatch.setattr(memory, "MEMORY_SEGMENT", 2)
+    monkeypatch.setattr(memory, "MEMORY_TASK_COLUMNS", 2)
 
 
 @pytest.fixture(params=["one thread", "three threads"])
@@ -200,7 +200,7 @@ class TestFailures:
             solve(kept, np.zeros(3), kept.beside(), np.ones((3, 1)))
 
     def test_tiles_of_several_strips(self):
-        with pytest.raises(ValueError, match="one strip"):
+        with pytest.raises(ValueError, match="one panel"):
             MemoryMatrix(TileGrid(20, 10, 5))
 
 

@@ -16,13 +16,13 @@ from dkrr.linalg.operator import (
     SLABS_PER_PLACE,
     LastProduct,
     ResidentRows,
-    Slab,
     TiledOperator,
+    TileGroup,
     column_norms,
     column_sizes,
     evenly,
     multiply_bytes,
-    multiply_slab,
+    multiply_group,
     pass_cost,
     tile_work,
 )
@@ -95,7 +95,7 @@ class TestProduct:
         rng = np.random.default_rng(grid.n)
         A, V, c = positive_definite(grid.n), rng.standard_normal((grid.n, m)), rng.uniform(0.5, 2.0, grid.n)
         tiled = operator(
-            MatrixTiles(MemoryRows(A)), grid, slots=slots, slots_a_process=slots, kept_tiles=kept, keeps=keeps,
+            MatrixTiles(MemoryRows(A)), grid, slots=slots, slots_per_process=slots, kept_tiles=kept, keeps=keeps,
             scale=c if scaled else None,
         )  # fmt: skip
         expected = c[:, None] * A * c if scaled else A
@@ -223,7 +223,7 @@ class TestKeeping:
         tiled.close()
 
     def test_more_than_there_are(self):
-        source, tiled = self.counted(kept_tiles=99, slots=3, slots_a_process=3)
+        source, tiled = self.counted(kept_tiles=99, slots=3, slots_per_process=3)
         tiled.multiply(np.ones((47, 1)))
         source.formed.clear()
         tiled.multiply(np.ones((47, 1)))
@@ -243,9 +243,9 @@ class TestKeeping:
         assert source.formed == [], "the kept ones are still there"
         tiled.close()
 
-    def test_a_process_keeps_no_more_slabs_than_planned(self):
-        """Three slots, of which this process should have one: the slabs of the others come to it all the same."""
-        source, tiled = self.counted(kept_tiles=2, slots=3, slots_a_process=1)
+    def test_a_process_keeps_no_more_groups_than_planned(self):
+        """Three slots, of which this process should have one: the groups of the others come to it all the same."""
+        source, tiled = self.counted(kept_tiles=2, slots=3, slots_per_process=1)
         V = np.ones((47, 1))
         first = tiled.multiply(V)
         names = resident._kept[tiled.run]
@@ -256,7 +256,7 @@ class TestKeeping:
         assert len(source.formed) == 8
         tiled.close()
 
-    def test_memory_of_a_slab(self):
+    def test_memory_of_a_group(self):
         _, tiled = self.counted(kept_tiles=99, keeps="float32")
         tiled.multiply(np.ones((47, 1)), "float32")
         kept = resident._kept[tiled.run].values()
@@ -265,24 +265,24 @@ class TestKeeping:
 
 
 class TestCut:
-    def slabs(self, grid, slots, kept):
+    def groups(self, grid, slots, kept):
         source = MatrixTiles(MemoryRows(np.eye(grid.n)))
-        return operator(source, grid, slots=slots, kept_tiles=kept)._slabs
+        return operator(source, grid, slots=slots, kept_tiles=kept)._groups
 
     @settings(max_examples=60, deadline=None)
     @given(grid=grids(), slots=st.integers(1, 5), kept=st.integers(0, 12))
     def test_every_tile_once(self, grid, slots, kept):
-        slabs = self.slabs(grid, slots, kept)
-        tiles = [tile for slab, _ in slabs for tile in slab.tiles]
+        groups = self.groups(grid, slots, kept)
+        tiles = [tile for group, _ in groups for tile in group.tiles]
         assert sorted(tiles) == sorted(grid.lower())
-        assert [slab.number for slab, _ in slabs] == list(range(len(slabs)))
-        for slab, place in slabs:
-            assert slab.tiles
-            assert (slab.keeps is None) == (place is None)
-            assert place is None or (len(slab.tiles) <= kept and place < slots)
-        places = [place for _, place in slabs if place is not None]
-        assert len(places) == len(set(places)), "a place keeps one slab"
-        n_kept = sum(len(slab.tiles) for slab, place in slabs if place is not None)
+        assert [group.number for group, _ in groups] == list(range(len(groups)))
+        for group, place in groups:
+            assert group.tiles
+            assert (group.keeps is None) == (place is None)
+            assert place is None or (len(group.tiles) <= kept and place < slots)
+        places = [place for _, place in groups if place is not None]
+        assert len(places) == len(set(places)), "a place keeps one group"
+        n_kept = sum(len(group.tiles) for group, place in groups if place is not None)
         assert n_kept == min(len(tiles), kept * slots)
 
     @settings(max_examples=60, deadline=None)
@@ -308,14 +308,14 @@ class TestCut:
         assert sum(tile_work(RAGGED, i, j) for i, j in RAGGED.lower()) == 47 * 47 / 2
 
 
-def test_a_slab_travels(tmp_path):
+def test_a_group_travels(tmp_path):
     source = GramTiles(RBF(gamma=0.1), as_rows(table("zarr", tmp_path).handed_in))
-    slab = Slab(source, TileGrid(23, 6, 3), ((1, 0), (1, 1)), "run", 0, None, 1)
-    message = pickle.dumps(slab)
+    group = TileGroup(source, TileGrid(23, 6, 3), ((1, 0), (1, 1)), "run", 0, None, 1)
+    message = pickle.dumps(group)
     assert len(message) < 2000
     V = np.ones((23, 1))
-    again = multiply_slab(Meter(), pickle.loads(message), "float64", V)
-    assert_array_equal(again, multiply_slab(Meter(), slab, "float64", V))
+    again = multiply_group(Meter(), pickle.loads(message), "float64", V)
+    assert_array_equal(again, multiply_group(Meter(), group, "float64", V))
 
 
 class Reading(MemoryRows):
@@ -402,10 +402,10 @@ class TestCost:
         n, tile, d, m = 1500, 500, 11, 2
         X, V = np.random.default_rng(0).standard_normal((n, d)), np.ones((n, m))
         grid = TileGrid(n, tile, tile)
-        slab = Slab(GramTiles(RBF(gamma=0.1), MemoryRows(X)), grid, tuple(grid.lower()), "run", 0, None, 1)
+        group = TileGroup(GramTiles(RBF(gamma=0.1), MemoryRows(X)), grid, tuple(grid.lower()), "run", 0, None, 1)
         for precision in ACCURACY:
             tracemalloc.start()
-            multiply_slab(Meter(), slab, precision, V.astype(precision))
+            multiply_group(Meter(), group, precision, V.astype(precision))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert peak <= multiply_bytes(RBF(gamma=0.1), n, tile, d, 8 * d, m)

@@ -1,4 +1,4 @@
-"""Strips are read ahead in order, into the buffer that is not in use."""
+"""Panels are read ahead in order, into the buffer that is not in use."""
 
 import threading
 
@@ -39,23 +39,23 @@ def test_the_next_is_loaded_while_one_is_in_use():
         loaded[k].set()
         return k
 
-    strips = prefetched(3, load, Meter(), waits=True)
-    assert next(strips) == 0
-    assert loaded[1].wait(10), "strip 1 is read without being asked for"
+    panels = prefetched(3, load, Meter(), waits=True)
+    assert next(panels) == 0
+    assert loaded[1].wait(10), "panel 1 is read without being asked for"
     assert not loaded[2].is_set()
-    assert list(strips) == [1, 2]
+    assert list(panels) == [1, 2]
 
 
-def test_an_error_comes_where_the_strip_is_wanted():
+def test_an_error_comes_where_the_panel_is_wanted():
     def load(k, slot):
         if k == 2:
             raise OSError("damaged")
         return k
 
-    strips = prefetched(4, load, Meter(), waits=True)
-    assert [next(strips), next(strips)] == [0, 1]
+    panels = prefetched(4, load, Meter(), waits=True)
+    assert [next(panels), next(panels)] == [0, 1]
     with pytest.raises(OSError, match="damaged"):
-        next(strips)
+        next(panels)
 
 
 def test_waiting_counts_as_reading():

@@ -84,14 +84,14 @@ def test_naive_loops(tmp_path, grid):
     entries=st.integers(1, 80),
     transpose=st.booleans(),
 )
-def test_a_strip_is_widened_in_pieces(shape, entries, transpose):
+def test_a_panel_is_widened_in_pieces(shape, entries, transpose):
     rng, (h, w, m) = np.random.default_rng(0), shape
-    strip = rng.standard_normal((h, w + 2)).astype(np.float32)[:, :w]  # rows further apart than they are long
+    panel = rng.standard_normal((h, w + 2)).astype(np.float32)[:, :w]  # rows further apart than they are long
     x, c = rng.standard_normal((h if transpose else w, m)), rng.standard_normal((w if transpose else h, m))
-    expected = c - (strip.T if transpose else strip).astype(np.float64) @ x
+    expected = c - (panel.T if transpose else panel).astype(np.float64) @ x
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triangular, "WIDENED_ENTRIES", entries)
-        subtract_product(c, strip, x, transpose=transpose)
+        subtract_product(c, panel, x, transpose=transpose)
     assert_allclose(c, expected, **TOLERANCE)
 
 

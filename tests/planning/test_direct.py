@@ -35,7 +35,7 @@ def test_tile_grid(n, tile):
 def test_fixed_grid(n, tile):
     grid = fixed_grid(n, tile)
     assert (grid.n, grid.tile) == (n, min(tile, n))
-    assert grid.panel >= min(grid.tile, 64), "strips of a few columns would be slow"
+    assert grid.panel >= min(grid.tile, 64), "panels of a few columns would be slow"
     assert grid.panel <= PANEL_COLUMNS or grid.tile == grid.panel
 
 
@@ -53,7 +53,7 @@ def test_memory_with_distinct_primes():
         assert c.peak_bytes >= 160 * MIB + 8 * c.tiling.tile**2 + PROCESS_MARGIN_BYTES
 
 
-def test_threads_of_a_worker_each_hold_a_tile():
+def test_threads_of_a_worker_each_hold_per_tile():
     what = problem(10_007, 13, tile=1000)
     one, three = (tiled(what, cluster(threads=t))[0] for t in (1, 3))
     task = (one.peak_bytes - 160 * MIB - PROCESS_MARGIN_BYTES) / 1

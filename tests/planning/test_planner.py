@@ -163,7 +163,7 @@ class TestPlace:
 
     @pytest.mark.parametrize("form", ["dual", "primal"])
     def test_a_run_that_goes_on_keeps_its_layout(self, form):
-        layout = Layout(form=form, tile=70, panel=35, segment=2, row_parts=3)
+        layout = Layout(form=form, tile=70, panel=35, columns_per_task=2, row_parts=3)
         for place in (machine(), cluster()):
             plan = make_plan(problem(1009, 211, "linear", layout=layout, keeps_store=True), place)
             c = plan.chosen
@@ -207,11 +207,11 @@ class TestEveryPlan:
                      "because", *plan.reasons, f"predict in {plan.prediction} form"):  # fmt: skip
             assert word in text
         if plan.solver == "cg":
-            assert "in strips of" not in text
+            assert "in panels of" not in text
             assert f"true residual of 1e-08; about {c.iterations} iterations (an estimate)" in text
             assert ("rows streamed at every pass" if plan.form == "primal" else "products    ") in text
         elif c.execution != "memory":
-            assert f"{c.tiling.tile:,} × {c.tiling.tile:,} in strips of {c.tiling.panel}" in text
+            assert f"{c.tiling.tile:,} × {c.tiling.tile:,} in panels of {c.tiling.panel}" in text
         for other in plan.rejected[:4]:
             comparison = "slower" if other.seconds > EQUAL_TIME * c.seconds else "no faster"
             assert f"{other.summary()}: {other.refused or comparison}" in text
@@ -293,7 +293,7 @@ class TestMemoryRefused:
 
     @settings(max_examples=15, deadline=None)
     @given(problems(), st.integers(1, 6), st.integers(1, 3), st.sampled_from([50, 200, 500]), st.booleans())
-    def test_the_named_limit_of_a_worker(self, what, workers, threads, limit, slow):
+    def test_the_named_limit_of_per_worker(self, what, workers, threads, limit, slow):
         # On a slow machine no work is small enough for the calling process.
         settings = {"rates": Rates(gemm_flops=1e3)} if slow else {"local_limit_bytes": 100 * MIB}
         message = refusal(what, cluster(limit * MIB, workers, threads, **settings))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dkrr.kernels import RBF, Laplacian
 from dkrr.planning import KernelRate, Rates
-from dkrr.planning.resources import cold_part, interpolate
+from dkrr.planning.resources import cold_fraction, interpolate
 from tests.planning.problems import GIB, cluster, machine
 
 MEASURED = Rates(
@@ -72,8 +72,8 @@ class TestCacheOfFiles:
     RATES = Rates(read_bytes=4e9, cold_read_bytes=0.5e9)
 
     def test_part_that_comes_from_the_disk(self):
-        assert [cold_part(n, 10 * GIB) for n in (0, GIB, 10 * GIB, 40 * GIB)] == [0.0, 0.0, 0.0, 0.75]
-        assert cold_part(GIB, 0.0) == 1.0 and cold_part(1e300, inf) == 0.0
+        assert [cold_fraction(n, 10 * GIB) for n in (0, GIB, 10 * GIB, 40 * GIB)] == [0.0, 0.0, 0.0, 0.75]
+        assert cold_fraction(GIB, 0.0) == 1.0 and cold_fraction(1e300, inf) == 0.0
 
     def test_rate_of_reading(self):
         assert self.RATES.reading(0.0) is self.RATES

@@ -24,18 +24,18 @@ COMPUTE_ONLY = replace(Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0
 COMPUTE_ONLY = replace(COMPUTE_ONLY, trsm_flops=1e9, potrf_flops=1e9)
 
 
-def work(grid, segment, rates=RATES, form=0.5):
-    return sum(step_seconds(step, grid, rates, form) for step in tile_steps(grid.n_tiles, segment))
+def work(grid, columns_per_task, rates=RATES, form=0.5):
+    return sum(step_seconds(step, grid, rates, form) for step in tile_steps(grid.n_tiles, columns_per_task))
 
 
-def ideal_seconds(grid, segment, slots, rates=RATES, form=0.5):
+def ideal_seconds(grid, columns_per_task, slots, rates=RATES, form=0.5):
     costs = TaskCosts.of_rates(rates, form / grid.tile**2)
-    return simulate_factorisation(grid, segment, costs, Cluster.ideal(slots)).seconds
+    return simulate_factorisation(grid, columns_per_task, costs, Cluster.ideal(slots)).seconds
 
 
-def longest_chain(grid, segment, rates=RATES, form=0.5):
+def longest_chain(grid, columns_per_task, rates=RATES, form=0.5):
     ends = {}
-    for step in tile_steps(grid.n_tiles, segment):  # column by column: what a step depends on comes before it
+    for step in tile_steps(grid.n_tiles, columns_per_task):  # column by column: what a step depends on comes before it
         ends[step.key] = step_seconds(step, grid, rates, form) + max((ends[k] for k in step.depends), default=0.0)
     return max(ends.values())
 
@@ -89,9 +89,11 @@ def test_dask_delays_many_slots_but_not_one(case, slots):
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_estimate_counts_all_work(case):
-    grid, segment = case
+    grid, columns_per_task = case
     costs = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2)
-    assert estimated_seconds(grid, segment, costs, Cluster.ideal(1)) == pytest.approx(work(grid, segment))
+    assert estimated_seconds(grid, columns_per_task, costs, Cluster.ideal(1)) == pytest.approx(
+        work(grid, columns_per_task)
+    )
 
 
 @pytest.mark.parametrize("n_tiles", [12, 25, 48])
@@ -101,11 +103,11 @@ def test_estimate_meets_the_simulation(n_tiles, tile, entry_seconds):
     """Small and large tiles, cheap and costly kernels, few and many workers."""
     grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
     costs = TaskCosts.of_rates(RATES, entry_seconds)
-    for segment in (0, 1, 3, 8):
+    for columns_per_task in (0, 1, 3, 8):
         for slots in (2, 4, 16, 128, 1024):
             ideal = Cluster.ideal(slots)
-            exact = simulate_factorisation(grid, segment, costs, ideal).seconds
-            assert 0.83 * exact <= estimated_seconds(grid, segment, costs, ideal) <= 1.17 * exact
+            exact = simulate_factorisation(grid, columns_per_task, costs, ideal).seconds
+            assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, ideal) <= 1.17 * exact
 
 
 @pytest.mark.parametrize("n_tiles", [12, 40])
@@ -113,11 +115,11 @@ def test_estimate_meets_the_simulation_of_dask(n_tiles):
     """Tasks of a second, on a scheduler that has time for them, in the order of our priorities."""
     grid = TileGrid(n_tiles * 2048, 2048, 512)
     costs = TaskCosts.of_rates(RATES, 1e-8)
-    for segment in (0, 3, 8):
+    for columns_per_task in (0, 3, 8):
         for slots in (2, 8, 64, 512):
             cluster = Cluster(slots, queue="priority")
-            exact = simulate_factorisation(grid, segment, costs, cluster).seconds
-            assert 0.83 * exact <= estimated_seconds(grid, segment, costs, cluster) <= 1.17 * exact
+            exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
+            assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, cluster) <= 1.17 * exact
 
 
 def test_estimate_knows_what_the_scheduler_and_the_store_can_do():
@@ -167,11 +169,11 @@ def test_time_is_that_of_its_parts():
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_operations_of_every_kind(case):
-    grid, segment = case
-    for step in tile_steps(grid.n_tiles, segment):
+    grid, columns_per_task = case
+    for step in tile_steps(grid.n_tiles, columns_per_task):
         gemm, syrk, trsm, potrf = step_flops(step, grid)
         assert gemm + syrk + trsm + potrf == pytest.approx(step.flops(grid))
         assert (gemm == trsm == 0) if step.i == step.j else (syrk == potrf == 0)
-        # The triangles on the diagonal of L_jj are as wide as a strip; with one strip they are all of it.
+        # The triangles on the diagonal of L_jj are as wide as a panel; with one panel they are all of it.
         if step.i != step.j and step.is_last and grid.height(step.j) <= grid.panel:
             assert trsm == grid.height(step.i) * grid.height(step.j) ** 2

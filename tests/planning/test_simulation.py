@@ -25,8 +25,8 @@ def run(tasks, cluster):
     return simulate(graph, work, cluster)
 
 
-def factorisation(n_tiles, segment, cluster, costs=COMPUTE_ONLY, tile=100):
-    return simulate_factorisation(TileGrid(n_tiles * tile, tile, tile), segment, costs, cluster)
+def factorisation(n_tiles, columns_per_task, cluster, costs=COMPUTE_ONLY, tile=100):
+    return simulate_factorisation(TileGrid(n_tiles * tile, tile, tile), columns_per_task, costs, cluster)
 
 
 def test_one_slot_is_the_sum_of_all_times():
@@ -135,9 +135,9 @@ clusters = st.builds(
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 14), st.integers(0, 6), clusters)
-def test_every_run_keeps_the_rules(n_tiles, segment, cluster):
-    outcome = factorisation(n_tiles, segment, cluster, COSTS)
-    steps, graph = factorisation_graph(n_tiles, segment)
+def test_every_run_keeps_the_rules(n_tiles, columns_per_task, cluster):
+    outcome = factorisation(n_tiles, columns_per_task, cluster, COSTS)
+    steps, graph = factorisation_graph(n_tiles, columns_per_task)
     for k, followers in enumerate(graph.followers):
         assert outcome.ends[k] >= outcome.starts[k] + outcome.work[k].seconds - 1e-9
         for follower in followers:
@@ -153,21 +153,21 @@ def test_every_run_keeps_the_rules(n_tiles, segment, cluster):
     held = sum(end - start for start, end in zip(outcome.starts, outcome.ends, strict=True))
     assert outcome.busy_seconds == pytest.approx(held + outcome.lost_seconds)
     assert 0 < outcome.efficiency <= 1 + 1e-9
-    assert outcome == factorisation(n_tiles, segment, cluster, COSTS)
+    assert outcome == factorisation(n_tiles, columns_per_task, cluster, COSTS)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 14), st.integers(0, 6), st.integers(1, 60))
-def test_nothing_but_work_on_an_ideal_cluster(n_tiles, segment, slots):
-    outcome = factorisation(n_tiles, segment, Cluster.ideal(slots), COSTS)
+def test_nothing_but_work_on_an_ideal_cluster(n_tiles, columns_per_task, slots):
+    outcome = factorisation(n_tiles, columns_per_task, Cluster.ideal(slots), COSTS)
     assert outcome.busy_seconds == pytest.approx(outcome.work_seconds)
     assert outcome.busy_seconds + outcome.idle_seconds == pytest.approx(slots * outcome.seconds)
     assert outcome.lost_tasks == outcome.lost_seconds == 0
 
 
-@pytest.mark.parametrize("segment", [0, 1, 4])
-def test_efficiency_falls_with_slots(segment):
-    found = [factorisation(24, segment, Cluster.ideal(2**k)).efficiency for k in range(9)]
+@pytest.mark.parametrize("columns_per_task", [0, 1, 4])
+def test_efficiency_falls_with_slots(columns_per_task):
+    found = [factorisation(24, columns_per_task, Cluster.ideal(2**k)).efficiency for k in range(9)]
     assert found[0] == pytest.approx(1)
     assert all(a > b for a, b in pairwise(found))
 
@@ -224,5 +224,7 @@ def test_table_of_the_design(n_tiles, workers, expected):
 
     There the smaller column went first; now the diagonal goes first, which is a little better with few workers.
     """
-    for segment, efficiency in expected.items():
-        assert factorisation(n_tiles, segment, Cluster.ideal(workers)).efficiency == pytest.approx(efficiency, abs=0.04)
+    for columns_per_task, efficiency in expected.items():
+        assert factorisation(n_tiles, columns_per_task, Cluster.ideal(workers)).efficiency == pytest.approx(
+            efficiency, abs=0.04
+        )

@@ -150,7 +150,7 @@ class TestLostWorker:
         assert all(len(set(p)) == 2 for p in passes), "the new worker has taken the place of the lost one"
         assert all(p == passes[0] for p in passes)
 
-    def test_two_in_a_row(self, executor, client):
+    def test_two_in_per_row(self, executor, client):
         for k in range(2):
             pid = executor.map([Task("who", process, place=k)], None).tasks[0].value
             end(pid)
@@ -186,7 +186,7 @@ class TestIteration:
             ).all()
             results.append((factor.index.tolist(), found.x))
             who.forget(run)
-            assert len(pickle.dumps(operator._slabs[0])) < 3000, "rows do not travel"
+            assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
         assert results[0][0] == results[1][0]
         assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-4)
 

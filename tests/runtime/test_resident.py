@@ -93,7 +93,7 @@ class TestKept:
 
 class TestRoom:
     def test_so_many_of_a_kind(self, run):
-        assert [resident.has_room(run, "slab", k, 2) for k in (7, 7, 3, 5, 7, 3)] == [
+        assert [resident.has_room(run, "group", k, 2) for k in (7, 7, 3, 5, 7, 3)] == [
             True,
             True,
             True,
@@ -105,14 +105,14 @@ class TestRoom:
         assert not resident.has_room(run, "none", 0, 0)
 
     def test_forget_makes_room(self, run):
-        resident.has_room(run, "slab", 0, 1)
+        resident.has_room(run, "group", 0, 1)
         resident.forget(run)
-        assert resident.has_room(run, "slab", 1, 1)
+        assert resident.has_room(run, "group", 1, 1)
 
 
 def test_forget_leaves_nothing(run):
     resident.kept(run, "x", list)
-    resident.has_room(run, "slab", 0, 1)
+    resident.has_room(run, "group", 0, 1)
     assert traces_of(run) == 3
     resident.forget(run)
     assert traces_of(run) == 0

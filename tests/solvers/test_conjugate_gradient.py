@@ -145,7 +145,7 @@ class TestSolution:
     @pytest.mark.parametrize("iterations", [1, 2, 5])
     def test_steps_are_the_textbook_s(self, iterations):
         A, B = positive_definite(N), right_sides()
-        found = Iteration(Counting(A), np.full((1, M), 0.1), B, tol=1e-12, max_iterations=iterations).run()
+        found = Iteration(Counting(A), np.full((1, M), 0.1), B, tol=1e-12, max_iter=iterations).run()
         for k in range(M):
             expected = naive_conjugate_gradient(A + 0.1 * np.eye(N), B[:, k], iterations)
             assert_allclose(found.x[:, k], expected, rtol=1e-10, atol=1e-13)
@@ -305,7 +305,7 @@ class TestRange:
     def test_what_is_not_finite_has_not_converged(self, what):
         B = right_sides()
         B[3, 1] = what
-        found = Iteration(Counting(positive_definite(N)), SHIFTS["one number"], B, max_iterations=50).run()
+        found = Iteration(Counting(positive_definite(N)), SHIFTS["one number"], B, max_iter=50).run()
         assert found.status is not Status.CONVERGED
         assert not found.residuals[1] <= 1e-8
 
@@ -501,7 +501,7 @@ class TestFailure:
     def test_max_iterations(self, mixed):
         A, B = np.diag(np.logspace(0, 6, N)), right_sides()
         operator = Counting(A)
-        found = Iteration(operator, np.zeros((1, M)), B, tol=1e-10, max_iterations=7, mixed=mixed).run()
+        found = Iteration(operator, np.zeros((1, M)), B, tol=1e-10, max_iter=7, mixed=mixed).run()
         assert (found.status, found.iterations) == (Status.MAX_ITERATIONS, 7)
         assert_allclose(found.residuals, true_residuals(A, np.zeros((1, M)), B, found.x), rtol=1e-3)
         assert found.residuals.max() > 1e-10
@@ -510,14 +510,14 @@ class TestFailure:
     def test_just_enough_iterations(self):
         A, B = positive_definite(N), right_sides()
         needed = Iteration(Counting(A), SHIFTS["one number"], B).run().iterations
-        found = Iteration(Counting(A), SHIFTS["one number"], B, max_iterations=needed).run()
+        found = Iteration(Counting(A), SHIFTS["one number"], B, max_iter=needed).run()
         assert (found.status, found.iterations) == (Status.CONVERGED, needed)
 
     @pytest.mark.parametrize("mixed", [False, True])
     def test_what_cannot_be_had(self, mixed):
         A, B = ill_conditioned(1e-10), right_sides()
         shift = np.full((1, M), 1e-10)
-        found = Iteration(Counting(A), shift, B, tol=1e-15, max_iterations=20_000, mixed=mixed).run()
+        found = Iteration(Counting(A), shift, B, tol=1e-15, max_iter=20_000, mixed=mixed).run()
         assert found.status is Status.STALLED
         assert found.residuals.max() > 1e-15
         assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=0.5)
@@ -535,7 +535,7 @@ class TestFailure:
 
         A, B = positive_definite(N), right_sides()
         operator = Noisy(A)
-        found = Iteration(operator, SHIFTS["one number"], B, tol=1e-9, mixed=True, max_iterations=5000).run()
+        found = Iteration(operator, SHIFTS["one number"], B, tol=1e-9, mixed=True, max_iter=5000).run()
         assert found.status is Status.CONVERGED
         assert found.messages == ("products in float32 reduce the true residual no further: going on in float64",)
         precisions = [p for p, m in operator.products if m]
@@ -576,8 +576,8 @@ class TestFailure:
         """Its rounding is larger than the shift: no iteration there makes the residual smaller, all are not spent."""
         A, B = ill_conditioned(1e-10), right_sides()
         shift = np.full((1, M), 1e-9)
-        found = Iteration(Counting(A), shift, B, tol=1e-6, max_iterations=3000, mixed=True).run()
-        alone = Iteration(Counting(A), shift, B, tol=1e-6, max_iterations=3000).run()
+        found = Iteration(Counting(A), shift, B, tol=1e-6, max_iter=3000, mixed=True).run()
+        alone = Iteration(Counting(A), shift, B, tol=1e-6, max_iter=3000).run()
         assert found.status is alone.status is Status.CONVERGED
         assert "going on in float64" in found.messages[0]
         assert found.iterations <= 2 * alone.iterations + 10 * WINDOW
@@ -619,7 +619,7 @@ class TestGrowth:
     def test_grows_where_it_is_slow(self, mixed):
         A, B, shift, inverse = self.system()
         M_inverse = Growing(inverse, needed=2)
-        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iterations=5000, mixed=mixed).run()
+        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iter=5000, mixed=mixed).run()
         assert found.status is Status.CONVERGED
         assert M_inverse.growths >= 2
         assert found.rank == M_inverse.rank
@@ -636,13 +636,13 @@ class TestGrowth:
     def test_where_it_cannot_it_goes_on(self):
         A, B, shift, inverse = self.system()
         M_inverse = Growing(inverse, most=0)
-        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iterations=500).run()
+        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iter=500).run()
         assert (found.status, found.iterations, M_inverse.growths) == (Status.MAX_ITERATIONS, 500, 0)
 
     def test_growth_that_brings_nothing(self):
         A, B, shift, inverse = self.system()
         M_inverse = Growing(inverse, needed=99, most=3, useless=True)
-        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iterations=800).run()
+        found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iter=800).run()
         assert (found.status, M_inverse.growths, found.messages) == (Status.MAX_ITERATIONS, 3, ())
 
 
@@ -663,7 +663,7 @@ class TestHistory:
         A, B, shift = positive_definite(N), right_sides(m=1), np.full((1, 1), 0.1)
         found = Iteration(Counting(A), shift, B, tol=1e-9).run()
         for line in found.history[:-1]:
-            x = Iteration(Counting(A), shift, B, tol=1e-9, max_iterations=line.iteration).run().x
+            x = Iteration(Counting(A), shift, B, tol=1e-9, max_iter=line.iteration).run().x
             assert line.largest == pytest.approx(true_residuals(A, shift, B, x).max(), rel=1e-4)
 
     def test_progress_is_the_way_to_the_tolerance(self):
@@ -757,9 +757,9 @@ class TestState:
 
     def test_goes_on_beyond_max_iterations(self):
         ends = []
-        first = self.iteration(max_iterations=5, on_end=ends.append).run()
+        first = self.iteration(max_iter=5, on_end=ends.append).run()
         assert first.status is Status.MAX_ITERATIONS
-        second = self.iteration(max_iterations=500).run(state=travelled(ends[0]))
+        second = self.iteration(max_iter=500).run(state=travelled(ends[0]))
         assert second.status is Status.CONVERGED
         assert second.iterations > 5
         assert second.history[: len(first.history)] == first.history

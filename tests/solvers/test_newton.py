@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.runtime import Progress
 from dkrr.solvers.newton import (
-    LEAST_FORCING,
     LOOSEST,
     MAX_USELESS,
+    MIN_FORCING,
     Newton,
     NewtonState,
     Objective,
@@ -500,7 +500,7 @@ class TestForcing:
         o = Smooth([Hyperbola()], [[30.0]], rough=True)
         found = Newton(o, 1e-8, 100).run()
         assert found.status is Status.CONVERGED
-        assert all(LEAST_FORCING <= x <= LOOSEST for x in o.asked)
+        assert all(MIN_FORCING <= x <= LOOSEST for x in o.asked)
         assert o.asked[0] == LOOSEST
         assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step
         assert o.inner_iterations == 2 * found.state.step

@@ -1,4 +1,4 @@
-"""A symmetric matrix in tiles: written by tiles and strips, read whole, mirrored or not."""
+"""A symmetric matrix in tiles: written by tiles and panels, read whole, mirrored or not."""
 
 import dask
 import numpy as np
@@ -75,22 +75,22 @@ def test_two_lazy_matrices_are_not_confused(tmp_path, scheduler):
     assert_array_equal(lower.compute()[:10, 10:], A[:10, 10:])
 
 
-def test_strips(tmp_path):
+def test_panels(tmp_path):
     A = symmetric(23)
     matrix = TiledMatrix.create(str(tmp_path / "m"), RAGGED)
-    buffer = matrix.strip_buffer()
+    buffer = matrix.panel_buffer()
     assert buffer.shape == (10, 5)
     tile = A[20:23, 10:20]
-    assert matrix.write_strip(2, 3, tile) == matrix.array.chunk_bytes
-    strip, n_bytes = matrix.read_strip(2, 3, buffer)
-    assert_array_equal(strip, A[20:23, 15:20])
-    assert n_bytes == matrix.array.chunk_bytes and not strip.flags.writeable, "it lies in the system's cache"
+    assert matrix.write_panel(2, 3, tile) == matrix.array.chunk_bytes
+    panel, n_bytes = matrix.read_panel(2, 3, buffer)
+    assert_array_equal(panel, A[20:23, 15:20])
+    assert n_bytes == matrix.array.chunk_bytes and not panel.flags.writeable, "it lies in the system's cache"
 
 
 def test_float32(tmp_path):
     A = symmetric(23)
     matrix = stored(tmp_path, RAGGED, A, "float32")
-    assert matrix.dtype == matrix.strip_buffer().dtype == np.float32
+    assert matrix.dtype == matrix.panel_buffer().dtype == np.float32
     assert matrix.array.chunk_bytes == 4 * 10 * 5 + 4
     for dtype in (np.float32, np.float64):
         out = np.empty((3, 10), dtype)
@@ -108,14 +108,14 @@ def test_another_dtype_is_refused(tmp_path):
         TiledMatrix.create(str(tmp_path / "m"), RAGGED, "float32")
 
 
-def test_a_tile_is_complete_when_all_of_its_strips_are(tmp_path):
+def test_a_tile_is_complete_when_all_of_its_panels_are(tmp_path):
     matrix = TiledMatrix.create(str(tmp_path / "m"), RAGGED)
     tile = np.ones((10, 10))
-    matrix.write_strip(1, 1, tile)
+    matrix.write_panel(1, 1, tile)
     assert matrix.complete_tiles() == set()
-    matrix.write_strip(1, 0, tile)
+    matrix.write_panel(1, 0, tile)
     assert matrix.complete_tiles() == {(1, 0)}
-    matrix.write_tile(2, 2, np.ones((3, 3)))  # three columns: one strip
+    matrix.write_tile(2, 2, np.ones((3, 3)))  # three columns: one panel
     assert matrix.complete_tiles() == {(1, 0), (2, 2)}
 
 

@@ -12,7 +12,7 @@ from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.store import FORMAT_VERSION, free_bytes
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
-LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_segments": 1}
+LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
 
 
 @pytest.fixture(params=["path", "memory"])
