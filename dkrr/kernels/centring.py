@@ -7,7 +7,7 @@ distance from 0, of (x − o)ᵀ(z − o) to the distances between them.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -171,8 +171,8 @@ def _linear_parts(
     if isinstance(kernel, Linear):
         yield LinearPart(scale, columns)
     elif isinstance(kernel, Sum):
-        yield from _linear_parts(kernel.left, scale, columns, n_features)
-        yield from _linear_parts(kernel.right, scale, columns, n_features)
+        for term in kernel.parts:
+            yield from _linear_parts(term, scale, columns, n_features)
     elif isinstance(kernel, Scaled):
         yield from _linear_parts(kernel.base, scale * kernel.scale, columns, n_features)
     elif isinstance(kernel, Columns):
@@ -196,12 +196,8 @@ def _about(kernel: Kernel, origins: Iterator[Array | None]) -> Kernel:
     if isinstance(kernel, Linear):
         origin = next(origins)
         return kernel if origin is None else CentredLinear(origin)
-    if isinstance(kernel, Sum):
-        left, right = _about(kernel.left, origins), _about(kernel.right, origins)
-        return kernel if left is kernel.left and right is kernel.right else Sum(left, right)
-    if isinstance(kernel, Scaled | Columns):
-        base = _about(kernel.base, origins)
-        return kernel if base is kernel.base else replace(kernel, base=base)
+    if isinstance(kernel, Sum | Scaled | Columns):
+        return kernel.with_parts([_about(part, origins) for part in kernel.parts])
     return kernel
 
 

@@ -1,4 +1,4 @@
-"""Kernels of some of the columns: of an array, or of a table with text beside numbers."""
+"""What kernels made of other kernels have in common, and kernels of some columns of an array or table."""
 
 from __future__ import annotations
 
@@ -12,15 +12,87 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Block, Fill
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill
+from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.objects import is_objects
 
 DENSE_COLUMNS = 256
 """So many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
 
 
+class Compound(Kernel):
+    """A kernel made of other kernels. Subclasses state what differs from doing the work of all parts in turn."""
+
+    _part_names: ClassVar[tuple[str, ...]] = ("base",)
+    """Fields that hold the parts."""
+    _passes: ClassVar[int] = 0
+    """Passes over a strip besides the work of the parts."""
+
+    def __post_init__(self) -> None:
+        for name in self._part_names:
+            part = getattr(self, name)
+            if not isinstance(part, Kernel):
+                raise InputTypeError(
+                    f"{name} is {part!r}; expected a dkrr.kernels.Kernel: wrap a function of blocks in CallableKernel"
+                )
+            if part.is_precomputed:
+                raise InputError(
+                    f"{name} is a precomputed kernel, which cannot be part of another; expected a kernel of rows: "
+                    "its X is already a Gram matrix, so combine the matrices instead"
+                )
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        """Kernels that this one is made of."""
+        return tuple(getattr(self, name) for name in self._part_names)
+
+    def with_parts(self, parts: Sequence[Kernel]) -> Kernel:
+        """The same kernel of other parts; itself if these are its own."""
+        if all(new is old for new, old in zip(parts, self.parts, strict=True)):
+            return self
+        return replace(self, **dict(zip(self._part_names, parts, strict=True)))  # type: ignore[type-var]
+
+    def width(self, n_features: int) -> int:
+        """Number of columns that the parts take."""
+        return n_features
+
+    def fitted(self, X: Any) -> Kernel:
+        return fitted_leaves(self, X)
+
+    def encode(self, X: Any) -> Any:
+        return encoded_leaves(self, X)
+
+    def resolved(self, n_features: int) -> Kernel:
+        width = self.width(n_features)
+        return self.with_parts([part.resolved(width) for part in self.parts])
+
+    def entry_cost(self, n_features: int) -> EntryCost:
+        width = self.width(n_features)
+        parts = sum((part.entry_cost(width) for part in self.parts), EntryCost(0.0, 0.0))
+        return parts + EntryCost(0.0, self._passes * PASS_SECONDS)
+
+    @property
+    def sparse_parts(self) -> int:
+        each = [part.sparse_parts for part in self.parts]
+        return sum(each) if all(each) else 0
+
+    def sparse_width(self, n_features: int, stored: int) -> int:
+        return max(part.sparse_width(n_features, stored) for part in self.parts)
+
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        width = self.width(n_features)
+        parts = sum(part._dense_workspace_bytes(n_rows, n_columns, width) for part in self.parts)
+        return parts + self._strip_buffers * 8 * STRIP_ENTRIES
+
+    def _buffers(self) -> int:
+        return sum(part._buffers() for part in self.parts) + self._strip_buffers
+
+    def _csr_strips(self) -> int:
+        return max(part._csr_strips() for part in self.parts)
+
+
 @dataclass(frozen=True)
-class Columns(Kernel):
+class Columns(Compound):
     """k₁ of some of the columns: ``Columns(RBF(), [0, 1])``, or of a DataFrame ``Columns(BagOfWords(), "text")``.
 
     Sums and products of such kernels compare tables: ``Columns(BagOfWords(), "text") + Columns(RBF(), ["a", "b"])``.
@@ -52,35 +124,33 @@ class Columns(Kernel):
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, Kernel) or self.base.is_precomputed:
-            raise InputTypeError(f"{self.base!r} is no kernel of columns; expected a dkrr.kernels.Kernel of rows")
+        super().__post_init__()
         columns = self.columns
         if isinstance(columns, Sequence | np.ndarray) and not isinstance(columns, str):
             columns = tuple(c.item() if isinstance(c, np.generic) else c for c in columns)
             object.__setattr__(self, "columns", columns)
-        each = columns if isinstance(columns, tuple) else () if columns is None else (columns,)
-        kinds = {type(c) for c in each}
+        kinds = {type(c) for c in self._listed}
         if kinds - {int, str} or len(kinds) > 1 or columns == ():
-            raise InputTypeError(f"columns={self.columns!r} must be numbers of columns, or names of them, at least one")
-        if int in kinds and min(each) < 0:
-            raise InputError(f"columns={self.columns!r} must be counted from 0")
+            raise InputTypeError(f"columns is {columns!r}; expected numbers of columns or names of them, at least one")
+        if int in kinds and min(self._listed) < 0:
+            raise InputError(f"columns is {columns!r}; expected numbers of columns, counted from 0")
+
+    @property
+    def _listed(self) -> tuple[Any, ...]:
+        """Numbers or names of the columns; none for all of X."""
+        if self.columns is None:
+            return ()
+        return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
     @property
     def _is_named(self) -> bool:
-        first = self.columns[0] if isinstance(self.columns, tuple) else self.columns
-        return first is None or isinstance(first, str)
-
-    def fitted(self, X: Any) -> Kernel:
-        return fitted_parts(self, X)
-
-    def encode(self, X: Any) -> Any:
-        return encode_parts(self, X)
+        return self.columns is None or isinstance(self._listed[0], str)
 
     def selected(self, X: Any) -> Any:
-        """Return the part of a table that the base takes."""
+        """Columns of a table that the base takes."""
         if self.columns is None:
             return X
-        names = self.columns if isinstance(self.columns, tuple) else (self.columns,)
+        names = self._listed
         missing = [name for name in names if name not in X.columns]
         if missing:
             raise InputError(f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(X.columns)[:20]))}")
@@ -93,51 +163,40 @@ class Columns(Kernel):
         return as_numbers(X[list(names)], f"columns {list(names)}")
 
     def numbers(self, n_features: int) -> slice | list[int]:
-        """Return which columns of the numeric rows the base takes."""
+        """Numbers of the columns of encoded rows that the base takes."""
         if self.start is not None:
             if self.stop is None or self.stop > n_features:
                 raise InputError(f"X has {n_features} columns; {self!r} takes those from {self.start} to {self.stop}")
             return slice(self.start, self.stop)
+        if self.columns is None:
+            return slice(0, n_features)
         if self._is_named:
-            if self.columns is None:
-                return slice(0, n_features)
-            raise InputError(f"columns={self.columns!r} are names; give a DataFrame with them, or numbers of columns")
-        index = list(self.columns) if isinstance(self.columns, tuple) else [self.columns]
+            raise InputError(
+                f"columns is {self.columns!r} and X is an array; expected a DataFrame with these names: give one, "
+                "or numbers of columns"
+            )
+        index = list(self._listed)
         if max(index) >= n_features:
-            raise InputError(f"columns={self.columns!r}: X has {n_features} columns, counted from 0")
+            raise InputError(f"columns is {self.columns!r}, but X has {n_features} columns, counted from 0")
         if index == list(range(index[0], index[0] + len(index))):
             return slice(index[0], index[-1] + 1)
         return index
 
     def width(self, n_features: int) -> int:
-        """Return how many columns the base takes."""
         numbers = self.numbers(n_features)
         return len(numbers) if isinstance(numbers, list) else numbers.stop - numbers.start
 
-    def _cut(self, X: Block) -> Block:
-        part: Block = X[:, self.numbers(X.shape[1])]
-        if isinstance(part, np.ndarray):
-            return np.ascontiguousarray(part)
-        return part.toarray() if part.shape[1] <= DENSE_COLUMNS else part
+    @property
+    def sparse_parts(self) -> int:
+        """0: columns cut out of CSR rows may be made dense."""
+        return 0
 
-    def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel with its part resolved for as many columns as that gets."""
-        base = self.base.resolved(self.width(n_features))
-        return self if base is self.base else replace(self, base=base)
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: that of the part."""
-        return self.base.entry_cost(self.width(n_features))
+    def sparse_width(self, n_features: int, stored: int) -> int:  # noqa: ARG002
+        return n_features
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return the memory of the part, and of the columns that are cut out."""
-        width = self.width(n_features)
-        return self.base._dense_workspace_bytes(n_rows, n_columns, width) + 8 * (n_rows + n_columns) * min(
-            width, 10_000
-        )
-
-    def _buffers(self) -> int:
-        return self.base._buffers()
+        cut = 8 * (n_rows + n_columns) * min(self.width(n_features), 10_000)
+        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + cut
 
     @property
     def has_unit_diagonal(self) -> bool:
@@ -146,6 +205,12 @@ class Columns(Kernel):
     @property
     def row_degree(self) -> float | None:
         return self.base.row_degree
+
+    def _cut(self, X: Block) -> Block:
+        part: Block = X[:, self.numbers(X.shape[1])]
+        if isinstance(part, np.ndarray):
+            return np.ascontiguousarray(part)
+        return part.toarray() if part.shape[1] <= DENSE_COLUMNS else part
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._cut(X)
@@ -164,44 +229,38 @@ def encodes(kernel: Kernel) -> bool:
     """Whether a kernel takes anything but rows of numbers."""
     if isinstance(kernel, Columns):
         return kernel._is_named
-    parts = _parts(kernel)
-    return any(encodes(part) for part in parts) if parts else type(kernel).encode is not Kernel.encode
+    if isinstance(kernel, Compound):
+        return any(encodes(part) for part in kernel.parts)
+    return type(kernel).encode is not Kernel.encode
 
 
 def leaves(kernel: Kernel) -> Iterator[Kernel]:
     """Parts of sums, products and the like that take rows themselves, from left to right."""
-    parts = _parts(kernel)
-    if not parts or isinstance(kernel, Columns):
+    if isinstance(kernel, Compound) and not isinstance(kernel, Columns):
+        for part in kernel.parts:
+            yield from leaves(part)
+    else:
         yield kernel
-    for part in parts if not isinstance(kernel, Columns) else ():
-        yield from leaves(part)
-
-
-def _parts(kernel: Kernel) -> list[Kernel]:
-    return [value for name in ("base", "left", "right") if isinstance(value := getattr(kernel, name, None), Kernel)]
 
 
 def with_leaves(kernel: Kernel, new: Iterator[Kernel]) -> Kernel:
-    """Return the same with other leaves, from left to right."""
-    if isinstance(kernel, Columns) or not _parts(kernel):
-        return next(new)
-    changed = {
-        name: with_leaves(value, new)
-        for name in ("base", "left", "right")
-        if isinstance(value := getattr(kernel, name, None), Kernel)
-    }
-    return replace(kernel, **changed)  # type: ignore[type-var]
+    """The same kernel with other leaves, from left to right."""
+    if isinstance(kernel, Compound) and not isinstance(kernel, Columns):
+        return kernel.with_parts([with_leaves(part, new) for part in kernel.parts])
+    return next(new)
 
 
-def fitted_parts(kernel: Kernel, X: Any) -> Kernel:
-    """Fit every leaf to its part of the training data, and give it its place in the encoded rows."""
+def fitted_leaves(kernel: Kernel, X: Any) -> Kernel:
+    """The kernel with every leaf fitted to its columns of the training data, and given its place in encoded rows."""
     if not _needs_encoding(kernel, X):
         return kernel
     position, fitted = 0, list[Kernel]()
     for leaf in leaves(kernel):
         columns = leaf if isinstance(leaf, Columns) else Columns(leaf)
         if columns.columns is not None and not hasattr(X, "columns"):
-            raise InputTypeError(f"columns={columns.columns!r} are of a DataFrame; X is {type(X).__qualname__}")
+            raise InputTypeError(
+                f"X is a {type(X).__qualname__}; expected a DataFrame with the columns {columns.columns!r}"
+            )
         part = columns.selected(X)
         base = columns.base.fitted(part)
         width = int(_block(base, part[:1]).shape[1])
@@ -210,15 +269,16 @@ def fitted_parts(kernel: Kernel, X: Any) -> Kernel:
     return with_leaves(kernel, iter(fitted))
 
 
-def encode_parts(kernel: Kernel, X: Any) -> Any:
-    """Encode every leaf's part of the data, side by side."""
+def encoded_leaves(kernel: Kernel, X: Any) -> Any:
+    """Rows of numbers: those of every leaf, side by side."""
     if not _needs_encoding(kernel, X):
         return X
     blocks = []
     for leaf in leaves(kernel):
         if not isinstance(leaf, Columns) or leaf.start is None:
             raise InputError(
-                "a kernel of text or graphs beside others must be fitted first: kernel.fitted(training data)"
+                f"{leaf!r} is not fitted; expected a kernel that was fitted as a whole, since it is part of another: "
+                "use kernel.fitted(training data)"
             )
         blocks.append(_block(leaf.base, leaf.selected(X)))
     if all(isinstance(block, np.ndarray) for block in blocks):
@@ -227,35 +287,35 @@ def encode_parts(kernel: Kernel, X: Any) -> Any:
 
 
 def _needs_encoding(kernel: Kernel, X: Any) -> bool:
-    """Whether some leaf takes its part of these data as anything but numbers, or by name."""
+    """Whether some leaf takes its columns of these data as anything but numbers, or by name."""
     if not encodes(kernel) or is_numeric(X):
         return False
     parts = list(leaves(kernel))
     if any(isinstance(leaf, Columns) and leaf.columns is not None and leaf._is_named for leaf in parts):
         return True
     bases = [leaf.base if isinstance(leaf, Columns) else leaf for leaf in parts]
-    # A function takes numbers and objects; text and graphs may come in anything that is no table of numbers.
+    # A function takes numbers and objects; text and graphs come in anything but a table of numbers.
     if all(hasattr(base, "takes_objects") or not encodes(base) for base in bases):
         return any(getattr(base, "takes_objects", False) for base in bases) or is_objects(X)
     return not hasattr(X, "columns") or is_objects(X)
 
 
 def _block(kernel: Kernel, part: Any) -> Any:
-    """Rows of numbers for a leaf's part of the data."""
+    """Rows of numbers for a leaf's columns of the data."""
     block = kernel.encode(part)
     if hasattr(block, "columns"):
         return as_numbers(block, "X")
     if len(getattr(block, "shape", ())) != 2 or block.dtype.kind not in "biuf":
-        raise InputTypeError(f"{kernel!r} takes rows of numbers; its part of X is {type(part).__qualname__}")
+        raise InputTypeError(f"{kernel!r} takes rows of numbers; its part of X is a {type(part).__qualname__}")
     return block
 
 
 def as_numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
-    """Return the numbers of a table."""
+    """Numbers of a table."""
     try:
         return np.asarray(table.to_numpy(np.float64))
     except (TypeError, ValueError) as error:
-        raise InputTypeError(f"{name} hold no numbers ({error}); give them a kernel of text") from error
+        raise InputTypeError(f"{name} do not hold numbers ({error}); expected numbers: use a kernel of text") from error
 
 
 def is_numeric(X: Any) -> bool:

@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels import columns as parts
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.errors import InputError
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
-    STRIP_ENTRIES,
     Block,
     Fill,
     FloatArray,
@@ -20,58 +18,20 @@ from dkrr.kernels.blocks import (
     moderate_rows,
     positive,
 )
-from dkrr.kernels.costs import PASS_SECONDS
+from dkrr.kernels.columns import Compound
 
 
 @dataclass(frozen=True)
-class _Pair(Kernel):
+class _Pair(Compound):
     """Two kernels and the ufunc that combines their values."""
 
+    _part_names: ClassVar[tuple[str, ...]] = ("left", "right")
+    _passes: ClassVar[int] = 1
+    _strip_buffers: ClassVar[int] = 1
     _combine: ClassVar[np.ufunc]
 
     left: Kernel
     right: Kernel
-
-    def __post_init__(self) -> None:
-        _check_part(self.left)
-        _check_part(self.right)
-
-    def fitted(self, X: Any) -> Kernel:
-        return parts.fitted_parts(self, X)
-
-    def encode(self, X: Any) -> Any:
-        return parts.encode_parts(self, X)
-
-    def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel with both parts resolved."""
-        left, right = self.left.resolved(n_features), self.right.resolved(n_features)
-        return self if left is self.left and right is self.right else type(self)(left, right)
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: both parts and one pass."""
-        both = self.left.entry_cost(n_features) + self.right.entry_cost(n_features)
-        return both + EntryCost(0.0, PASS_SECONDS)
-
-    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory: both parts at once, and one strip."""
-        shape = n_rows, n_columns, n_features
-        parts = self.left._dense_workspace_bytes(*shape) + self.right._dense_workspace_bytes(*shape)
-        return parts + 8 * STRIP_ENTRIES
-
-    def _buffers(self) -> int:
-        return self.left._buffers() + self.right._buffers() + 1
-
-    @property
-    def sparse_parts(self) -> int:
-        each = self.left.sparse_parts, self.right.sparse_parts
-        return sum(each) if all(each) else 0
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        """See base class: that of the part which counts more."""
-        return max(part.sparse_width(n_features, stored) for part in (self.left, self.right))
-
-    def _csr_strips(self) -> int:
-        return max(self.left._csr_strips(), self.right._csr_strips())
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
@@ -128,7 +88,7 @@ class Product(_Pair):
 
 
 @dataclass(frozen=True)
-class Scaled(Kernel):
+class Scaled(Compound):
     """k(x, z) = s k₁(x, z), written ``s * k1``.
 
     Parameters
@@ -140,49 +100,18 @@ class Scaled(Kernel):
     """
 
     tag: ClassVar[str] = "scaled"
+    _passes: ClassVar[int] = 1
 
     base: Kernel
     scale: float
 
     def __post_init__(self) -> None:
-        _check_part(self.base)
+        super().__post_init__()
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a kernel"))
-
-    def fitted(self, X: Any) -> Kernel:
-        return parts.fitted_parts(self, X)
-
-    def encode(self, X: Any) -> Any:
-        return parts.encode_parts(self, X)
-
-    def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel with its part resolved."""
-        base = self.base.resolved(n_features)
-        return self if base is self.base else Scaled(base, self.scale)
 
     @property
     def row_degree(self) -> float | None:
         return self.base.row_degree
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: that of the part and one pass."""
-        return self.base.entry_cost(n_features) + EntryCost(0.0, PASS_SECONDS)
-
-    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory: that of the part."""
-        return self.base._dense_workspace_bytes(n_rows, n_columns, n_features)
-
-    def _buffers(self) -> int:
-        return self.base._buffers()
-
-    @property
-    def sparse_parts(self) -> int:
-        return self.base.sparse_parts
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        return self.base.sparse_width(n_features, stored)
-
-    def _csr_strips(self) -> int:
-        return self.base._csr_strips()
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         base = self.base._filler(X, Y, dtype)
@@ -198,7 +127,7 @@ class Scaled(Kernel):
 
 
 @dataclass(frozen=True)
-class Normalized(Kernel):
+class Normalized(Compound):
     """k(x, z) = k₁(x, z) / √(k₁(x, x) k₁(z, z)): the cosine of φ₁(x) and φ₁(z); 0 where φ₁ is 0.
 
     Parameters
@@ -216,52 +145,21 @@ class Normalized(Kernel):
     """
 
     tag: ClassVar[str] = "normalized"
+    _passes: ClassVar[int] = 2
 
     base: Kernel
 
-    def __post_init__(self) -> None:
-        _check_part(self.base)
-
     @property
     def has_unit_diagonal(self) -> bool:
-        """See base class; zero rows of k₁ apart."""
         return True
-
-    def fitted(self, X: Any) -> Kernel:
-        return parts.fitted_parts(self, X)
-
-    def encode(self, X: Any) -> Any:
-        return parts.encode_parts(self, X)
-
-    def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel with its part resolved."""
-        base = self.base.resolved(n_features)
-        return self if base is self.base else Normalized(base)
 
     @property
     def row_degree(self) -> float | None:
         return None if self.base.row_degree is None else 0
 
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: that of the part and two passes."""
-        return self.base.entry_cost(n_features) + EntryCost(0.0, 2 * PASS_SECONDS)
-
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory: that of the part, and the lengths of the rows."""
-        return self.base._dense_workspace_bytes(n_rows, n_columns, n_features) + 4 * 8 * (n_rows + n_columns)
-
-    def _buffers(self) -> int:
-        return self.base._buffers()
-
-    @property
-    def sparse_parts(self) -> int:
-        return self.base.sparse_parts
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        return self.base.sparse_width(n_features, stored)
-
-    def _csr_strips(self) -> int:
-        return self.base._csr_strips()
+        lengths = 4 * 8 * (n_rows + n_columns)
+        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + lengths
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         # Lengths first: what they need in memory is free again when the part's filler is made.
@@ -281,7 +179,7 @@ class Normalized(Kernel):
         return (self.prepared(X)[1] > 0).astype(np.float64)
 
     def prepared(self, X: Block, dtype: npt.DTypeLike = np.float64) -> tuple[Block, npt.NDArray[np.float64]]:
-        """Return rows of which the part neither overflows nor underflows, where it allows, and 1 / √k₁(x, x), or 0.
+        """Rows of which the part neither overflows nor underflows, where it allows, and 1 / √k₁(x, x), or 0.
 
         Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel.
 
@@ -314,15 +212,3 @@ def _inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDA
     np.sqrt(diagonal, out=diagonal)
     np.divide(1.0, diagonal, out=diagonal, where=diagonal > 0)
     return diagonal
-
-
-def _check_part(part: object) -> None:
-    if not isinstance(part, Kernel):
-        raise InputTypeError(
-            f"{part!r} is not a kernel; expected a dkrr.kernels.Kernel: wrap a function of blocks in CallableKernel"
-        )
-    if part.is_precomputed:
-        raise InputError(
-            "a precomputed kernel cannot be part of a sum, product or multiple, because its X is already a "
-            "Gram matrix: combine the matrices instead"
-        )

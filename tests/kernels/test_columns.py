@@ -113,16 +113,24 @@ def test_costs_are_those_of_the_part():
     ("make", "error", "message"),
     [
         (lambda: Columns(RBF(), []), InputTypeError, "at least one"),
-        (lambda: Columns(RBF(), [0, "a"]), InputTypeError, "numbers of columns, or names"),
+        (lambda: Columns(RBF(), [0, "a"]), InputTypeError, "numbers of columns or names"),
         (lambda: Columns(RBF(), [-1]), InputError, "counted from 0"),
-        (lambda: Columns("rbf", [0]), InputTypeError, "no kernel of columns"),
-        (lambda: Columns(Precomputed(), [0]), InputTypeError, "no kernel of columns"),
-        (lambda: Columns(RBF(0.1), [5])(X), InputError, "X has 5 columns"),
-        (lambda: Columns(RBF(0.1), "price")(X), InputError, "names; give a DataFrame"),
+        (lambda: Columns("rbf", [0]), InputTypeError, "base is 'rbf'; expected a dkrr.kernels.Kernel"),
+        (lambda: Columns(Precomputed(), [0]), InputError, "base is a precomputed kernel"),
+        (lambda: Columns(RBF(0.1), [5])(X), InputError, r"columns is \(5,\), but X has 5 columns"),
+        (
+            lambda: Columns(RBF(0.1), "price")(X),
+            InputError,
+            "columns is 'price' and X is an array; expected a DataFrame",
+        ),
         (lambda: Columns(RBF(0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; it has 'drink'"),
-        (lambda: Columns(RBF(0.1), ["drink"]).fitted(TABLE), InputTypeError, "hold no numbers"),
-        (lambda: Columns(RBF(0.1), ["price"])(TABLE), InputError, "must be fitted first"),
-        (lambda: Columns(RBF(0.1), ["price"]).fitted(WORDS), InputTypeError, "of a DataFrame; X is list"),
+        (lambda: Columns(RBF(0.1), ["drink"]).fitted(TABLE), InputTypeError, "do not hold numbers"),
+        (lambda: Columns(RBF(0.1), ["price"])(TABLE), InputError, "is not fitted; expected a kernel that was fitted"),
+        (
+            lambda: Columns(RBF(0.1), ["price"]).fitted(WORDS),
+            InputTypeError,
+            r"X is a list; expected a DataFrame with the columns \('price',\)",
+        ),
     ],
 )
 def test_bad_columns(make, error, message):
