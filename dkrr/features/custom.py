@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from dkrr.features.base import Array, FeatureMap
 from dkrr.features.settings import whole
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import identity_of, qualified_name
+from dkrr.kernels.readers import Reader, warn_of_another_source
 
 FEATURE_SECONDS = 20e-9
 """Time of a feature: a guess, as nothing is known of a user's function before it has run."""
@@ -121,14 +121,8 @@ class CallableMap(FeatureMap):
         return block
 
 
-def given_map(description: Mapping[str, Any], given: Mapping[str, Any]) -> FeatureMap:
-    """Return a user's own feature map, for what was given under the name in its description.
-
-    Parameters
-    ----------
-    description : mapping
-        As `CallableMap.to_dict` or `FeatureMap.to_dict` gave it.
-    given : mapping from name to function, feature map or class
+def given_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
+    """A user's own feature map, of what was given under the name in its description.
 
     Raises
     ------
@@ -140,24 +134,13 @@ def given_map(description: Mapping[str, Any], given: Mapping[str, Any]) -> Featu
     UserWarning
         If what is given has another source than what was described.
     """
-    name = description.get("name")
-    if not isinstance(name, str):
-        raise InputError(f"{description!r} describes a feature map without a name")
-    if name not in given:
-        raise InputError(
-            f"the custom feature map {name!r} is needed, and files never hold code; it must be given again: "
-            "dkrr.load(path, kernel=...)"
-        )
-    value = given[name]
-    of_function = description["feature_map"] == CallableMap.tag
-    made = _of_function(description, name, value) if of_function else _of_class(description, name, value)
-    if made.to_dict()["digest"] != description.get("digest"):
-        warnings.warn(
-            f"the feature map given for {name!r} has another source text than the one that was saved; "
-            "results are right only if it computes the same features",
-            UserWarning,
-            stacklevel=3,
-        )
+    name, value = reader.given(description, "feature map")
+    if description["feature_map"] == CallableMap.tag:
+        made: FeatureMap = _of_function(description, name, value)
+    else:
+        settings = description.get("settings")
+        made = _of_class(reader.settings(settings) if isinstance(settings, Mapping) else None, name, value)
+    warn_of_another_source(description, made.to_dict()["digest"], "feature map")
     return made
 
 
@@ -172,10 +155,9 @@ def _of_function(description: Mapping[str, Any], name: str, value: Any) -> Calla
     return CallableMap(value, description["size"], name)
 
 
-def _of_class(description: Mapping[str, Any], name: str, value: Any) -> FeatureMap:
+def _of_class(settings: dict[str, Any] | None, name: str, value: Any) -> FeatureMap:
     kind = value if isinstance(value, type) else type(value)
-    settings = description.get("settings")
-    if not issubclass(kind, FeatureMap) or not isinstance(settings, Mapping):
+    if not issubclass(kind, FeatureMap) or settings is None:
         raise InputError(f"{value!r} is given for the feature map {name!r}; expected its class or a value of it")
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if set(settings) != set(known):
@@ -187,7 +169,7 @@ def _of_class(description: Mapping[str, Any], name: str, value: Any) -> FeatureM
     except Exception as error:
         raise InputError(
             f"{kind} is given for the feature map {name!r}, and cannot be made with the settings that were saved, "
-            f"{dict(settings)}: {type(error).__qualname__}: {error}"
+            f"{settings}: {type(error).__qualname__}: {error}"
         ) from error
 
 

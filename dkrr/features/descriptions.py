@@ -27,8 +27,9 @@ from dkrr.kernels import (
     Sum,
     TaylorRBF,
 )
-from dkrr.kernels import kernel_from_dict as kernel_without_maps
 from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.descriptions import read_kernel
+from dkrr.kernels.readers import Reader
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
@@ -224,7 +225,7 @@ def kernel_from_dict(
     InputError
         If the description is damaged, or a function or an array is needed and not given.
     """
-    return kernel_without_maps(description, callables, arrays, {MapKernel.tag: _map_kernel})
+    return _read_kernel(description, _reader(callables, arrays))
 
 
 def feature_map_from_dict(
@@ -249,53 +250,32 @@ def feature_map_from_dict(
     InputError
         If the description is damaged, or an array is needed and not given.
     """
+    return _read_map(description, _reader(callables, arrays))
+
+
+def _reader(callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any] | None) -> Reader:
+    return Reader({"kernel": _read_kernel, "feature_map": _read_map}, callables or {}, arrays or {})
+
+
+def _read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
+    if isinstance(description, Mapping) and description.get("kernel") == MapKernel.tag:
+        return MapKernel(_read_map(description.get("feature_map", {}), reader))
+    return read_kernel(description, reader)
+
+
+def _read_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
     name = description.get("feature_map") if isinstance(description, Mapping) else None
     if name in GIVEN_AGAIN:
-        parts = dict(description)
-        if isinstance(parts.get("settings"), Mapping):
-            parts["settings"] = _settings(parts["settings"], callables, arrays)
-        return given_map(parts, callables or {})
+        return given_map(description, reader)
     if not isinstance(name, str) or name not in _DESCRIBED:
         raise InputError(
-            f"{description!r} describes no known feature map; expected "
+            f"the description is {description!r}; expected "
             f'{{"feature_map": name, ...}} with one of {", ".join(map(repr, _DESCRIBED))}'
         )
-    settings = _settings(description, callables, arrays)
+    settings = reader.settings(description, "feature_map")
     known = [field.name for field in fields(_DESCRIBED[name])]  # type: ignore[arg-type]
     if set(settings) != set(known):
         raise InputError(
             f"the description of feature map {name!r} has the parameters {sorted(settings)}; expected {known}"
         )
     return _DESCRIBED[name](**settings)
-
-
-def _settings(
-    description: Mapping[str, Any],
-    callables: Mapping[str, Callable[..., Any]] | None,
-    arrays: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Return the parameters that a description holds, with the values that it describes in them."""
-    return {
-        key: _part_from_dict(value, callables, arrays or {}) if isinstance(value, Mapping) else value
-        for key, value in description.items()
-        if key != "feature_map"
-    }
-
-
-def _part_from_dict(
-    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any]
-) -> Any:
-    """Return the feature map, kernel or array that is part of a feature map."""
-    if "array" in description:
-        if description["array"] not in arrays:
-            raise InputError(f"the array {description['array']!r} of a feature map is missing; expected it in `arrays`")
-        return arrays[description["array"]]
-    if isinstance(description.get("kernel"), str):
-        return kernel_from_dict(description, callables, arrays)
-    return feature_map_from_dict(description, callables, arrays)
-
-
-def _map_kernel(
-    settings: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
-) -> Kernel:
-    return MapKernel(feature_map_from_dict(settings.get("feature_map", {}), callables, arrays))

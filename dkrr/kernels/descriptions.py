@@ -1,7 +1,6 @@
 """From names and descriptions to kernels; nothing is imported, unpickled or evaluated on the way."""
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -16,11 +15,9 @@ from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.graphs import RandomWalk
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.readers import Reader, warn_of_another_source
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
-
-Maker = Callable[[Mapping[str, Any], Mapping[str, Callable[..., Any]], Mapping[str, Any]], Kernel]
-"""From settings, functions and arrays to a kernel."""
 
 _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
@@ -56,7 +53,7 @@ def as_kernel(
     coef0: float = 1,
     kernel_params: Mapping[str, Any] | None = None,
 ) -> Kernel:
-    """Return the kernel that scikit-learn's arguments mean.
+    """The kernel that scikit-learn's arguments mean.
 
     Parameters
     ----------
@@ -105,9 +102,8 @@ def kernel_from_dict(
     description: Mapping[str, Any],
     callables: Mapping[str, Callable[..., Any]] | None = None,
     arrays: Mapping[str, Any] | None = None,
-    makers: Mapping[str, Maker] | None = None,
 ) -> Kernel:
-    """Return the kernel that `Kernel.to_dict` described; `dkrr.features.kernel_from_dict` also those of feature maps.
+    """The kernel that `Kernel.to_dict` described; `dkrr.features.kernel_from_dict` also reads those of feature maps.
 
     Parameters
     ----------
@@ -117,8 +113,6 @@ def kernel_from_dict(
         The functions of callable kernels, by the names in the description.
     arrays : mapping from checksum to array, optional
         The arrays of feature maps and kernels, by the checksums in the description.
-    makers : mapping from tag to callable, optional
-        What makes the kernels that are defined above `dkrr.kernels`.
 
     Returns
     -------
@@ -134,71 +128,45 @@ def kernel_from_dict(
     UserWarning
         If the function given has another source than the one described.
     """
+    return read_kernel(description, Reader({"kernel": read_kernel}, callables or {}, arrays or {}))
+
+
+def read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
+    """The kernel that is described."""
     if not isinstance(description, Mapping) or not isinstance(description.get("kernel"), str):
-        raise InputError(f'{description!r} describes no kernel; expected {{"kernel": name, ...}}')
-    settings = dict(description)
-    name = settings.pop("kernel")
+        raise InputError(f'the description is {description!r}; expected {{"kernel": name, ...}}')
+    name = description["kernel"]
     if name == CallableKernel.tag:
-        return _given_function(settings, callables or {})
-    if makers is not None and name in makers:
-        return makers[name](settings, callables or {}, arrays or {})
+        return _given_function(description, reader)
     if name not in _DESCRIBED:
         raise InputError(
-            f"unknown kernel {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come "
-            "from a newer dkrr"
+            f"kernel is {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come from a newer dkrr"
         )
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            settings[key] = _part(value, callables, arrays or {}, makers)
-    return _made(_DESCRIBED[name], name, settings)
+    return _made(_DESCRIBED[name], name, reader.settings(description, "kernel"))
 
 
-def _part(
-    description: Mapping[str, Any],
-    callables: Mapping[str, Callable[..., Any]] | None,
-    arrays: Mapping[str, Any],
-    makers: Mapping[str, Maker] | None,
-) -> Any:
-    """Return the kernel or the array that is part of a kernel."""
-    if "array" not in description:
-        return kernel_from_dict(description, callables, arrays, makers)
-    if description["array"] not in arrays:
-        raise InputError(f"the array {description['array']!r} of a kernel is missing; expected it in `arrays`")
-    return arrays[description["array"]]
-
-
-def _given_function(settings: dict[str, Any], callables: Mapping[str, Callable[..., Any]]) -> CallableKernel:
-    name = settings.get("name")
-    if not isinstance(name, str):
-        raise InputError(f"{settings!r} describes a kernel function without a name")
-    if name not in callables:
-        raise InputError(
-            f"the custom kernel function {name!r} is needed, and files never hold code; the function must be "
-            "given again: dkrr.load(path, kernel=...)"
-        )
-    kernel = CallableKernel(callables[name], name, bool(settings.get("takes_objects")))
-    if kernel.digest != settings.get("digest"):
-        warnings.warn(
-            f"the kernel function given for {name!r} has another source text than the one that was saved; "
-            "results are right only if it computes the same kernel",
-            UserWarning,
-            stacklevel=3,
-        )
+def _given_function(description: Mapping[str, Any], reader: Reader) -> CallableKernel:
+    name, function = reader.given(description, "kernel function")
+    kernel = CallableKernel(function, name, bool(description.get("takes_objects")))
+    warn_of_another_source(description, kernel.digest, "kernel function")
     return kernel
 
 
 def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
     if name not in _NAMED:
         raise InputError(
-            f"unknown kernel {name!r}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function "
-            "of blocks (X, Y)"
+            f"kernel is {name!r}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function of blocks "
+            "(X, Y)"
         )
     kernel, taken = _NAMED[name]
     settings = {key: common[key] for key in taken}
     if kernel is Chi2 and settings["gamma"] is None:
         del settings["gamma"]
     if kernel is Matern and common["gamma"] is not None:
-        raise InputError('gamma is given, but "matern" has none: use kernel_params={"length_scale": ..., "nu": ...}')
+        raise InputError(
+            f'gamma is {common["gamma"]!r}; expected None for "matern", which has none: use '
+            'kernel_params={"length_scale": ..., "nu": ...}'
+        )
     return _made(kernel, name, settings | extra)
 
 

@@ -100,7 +100,7 @@ class TestFits:
     def test_a_model_is_saved_by_name(self, phi, tmp_path):
         model = KernelRidge(0.3, kernel=phi).fit(X, Y)
         dkrr.save(model, tmp_path / "m.zarr")
-        with pytest.raises(InputError, match="files never hold code; it must be given again.*kernel="):
+        with pytest.raises(InputError, match="files never hold code; expected it to be given again.*kernel="):
             dkrr.load(tmp_path / "m.zarr")
         again = dkrr.load(tmp_path / "m.zarr", kernel=phi)
         assert np.array_equal(again.predict(NEW), model.predict(NEW)) and again.kernel == phi.kernel()
@@ -191,9 +191,9 @@ class TestDescriptions:
                 feature_map_from_dict(described, {name: given})
         with pytest.raises(InputError, match="was saved with the fields"):
             feature_map_from_dict({**described, "settings": {"degree": 3}}, {name: Powers})
-        with pytest.raises(InputError, match="without a name"):
+        with pytest.raises(InputError, match="expected one with a name"):
             feature_map_from_dict({"feature_map": "own", "settings": {}}, {})
-        with pytest.raises(InputError, match="without a name"):
+        with pytest.raises(InputError, match="expected one with a name"):
             feature_map_from_dict({"feature_map": "callable"}, {})
 
 

@@ -130,7 +130,7 @@ def test_the_cost_is_that_of_a_projection():
         (lambda: RandomFourier(Linear(), 10), "RBF, Laplacian or Matern"),
         (lambda: RandomFourier(2 * RBF(), 10), "ScaledMap"),
         (lambda: RandomFourier(Precomputed(), 10), "precomputed"),
-        (lambda: RandomFourier("gauss", 10), "unknown kernel"),
+        (lambda: RandomFourier("gauss", 10), "kernel is 'gauss'; expected one of"),
         (lambda: RandomFourier(3, 10), "expected a dkrr.kernels.Kernel"),
         (lambda: RandomFourier(RBF(), 11), "even number"),
         (lambda: RandomFourier(RBF(), 0), "at least 2"),

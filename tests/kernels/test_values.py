@@ -184,7 +184,7 @@ def test_other_names():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": "gaussian"}, "unknown kernel 'gaussian'.*'rbf'"),
+        ({"kernel": "gaussian"}, "kernel is 'gaussian'; expected one of.*'rbf'"),
         ({"kernel": 3}, "expected a name"),
         ({"kernel": None}, "expected a name"),
         ({"kernel": RBF(), "gamma": 0.1}, "beside the kernel value"),
