@@ -8,9 +8,9 @@ from dkrr.kernels.descriptions import as_kernel, kernel_from_dict
 from dkrr.kernels.diagnosis import SampledSpectrum, smallest_eigenvalue
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
-from dkrr.kernels.graph_rows import Graph
-from dkrr.kernels.graphs import RandomWalk
+from dkrr.kernels.graphs import Graph
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
 

@@ -79,7 +79,7 @@ class Kernel(ABC):
     __array_ufunc__: ClassVar[None] = None
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
-        """Return the block of kernel values.
+        """Block of kernel values.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Kernel(ABC):
             yield rows, columns, piece
 
     def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
-        """Return the kernel with what it learns from training data, such as a vocabulary.
+        """Kernel with what it learns from training data, such as a vocabulary.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Kernel(ABC):
         return self
 
     def encode(self, X: Any) -> Any:
-        """Return rows of numbers for data of the kind that the kernel takes; such rows pass as they are.
+        """Rows of numbers for data of the kind that the kernel takes; such rows pass as they are.
 
         Documents, graphs and the like become CSR rows, which are read in blocks, stored, sent and compared like any
         others; the kernel is then computed from those.
@@ -182,7 +182,7 @@ class Kernel(ABC):
         return X
 
     def diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        """Return k(x, x) for each row, without forming a block.
+        """k(x, x) for each row, without forming a block.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class Kernel(ABC):
         return values
 
     def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel with nothing left open: gamma=None becomes 1 / n_features, as in scikit-learn.
+        """Kernel with nothing left open: gamma=None becomes 1 / n_features, as in scikit-learn.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry for dense rows of `n_features` columns."""
+        """Cost of one entry for dense rows of `n_features` columns."""
 
     @property
     def sparse_parts(self) -> int:
@@ -235,7 +235,7 @@ class Kernel(ABC):
         return int(self._takes_csr)
 
     def sparse_width(self, n_features: int, stored: int) -> int:
-        """Return the number of columns for which `entry_cost` is that of an entry of CSR rows.
+        """Number of columns for which `entry_cost` is that of an entry of CSR rows.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Kernel(ABC):
         return min(n_features, stored) if self._takes_csr else n_features
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Return an upper bound of the temporary memory of one call, besides X, Y and out.
+        """Upper bound of the temporary memory of one call, besides X, Y and out.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class Kernel(ABC):
         return self.sparse_parts * (rows + panels) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
 
     def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Return the same for `pieces`, the piece itself included."""
+        """Same for `pieces`, the piece itself included."""
         is_sparse = row_bytes is not None and self.sparse_parts > 0
         buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
         more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
@@ -276,21 +276,21 @@ class Kernel(ABC):
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return `workspace_bytes` for dense rows."""
+        """`workspace_bytes` for dense rows."""
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
         rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def _buffers(self) -> int:
-        """Return how many buffers grow to the size of a piece."""
+        """How many buffers grow to the size of a piece."""
         return self._strip_buffers if self._piece_buffers is None else self._piece_buffers
 
     def _csr_strips(self) -> int:
-        """Return how many further buffers CSR rows need."""
+        """How many further buffers CSR rows need."""
         return self._csr_buffers
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only, from which `kernel_from_dict` makes the same value."""
+        """Description of JSON's types only, from which `kernel_from_dict` makes the same value."""
         description: dict[str, Any] = {"kernel": self.tag}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -314,22 +314,22 @@ class Kernel(ABC):
 
     @abstractmethod
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        """Return what fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
+        """What fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
 
     @abstractmethod
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        """Return k(x, x) of checked rows. Called on a resolved kernel only."""
+        """k(x, x) of checked rows. Called on a resolved kernel only."""
 
     # The operators' classes derive from this one, hence the imports inside.
 
     def __add__(self, other: object) -> Kernel:
-        """Return the kernel k₁(x, z) + k₂(x, z)."""
+        """Kernel k₁(x, z) + k₂(x, z)."""
         from dkrr.kernels.composite import Sum
 
         return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
 
     def __mul__(self, other: object) -> Kernel:
-        """Return the product with another kernel, or the kernel scaled by a number above 0."""
+        """Product with another kernel, or the kernel scaled by a number above 0."""
         from dkrr.kernels.composite import Product, Scaled
 
         if isinstance(other, Kernel):
@@ -339,7 +339,7 @@ class Kernel(ABC):
         return NotImplemented
 
     def __rmul__(self, other: object) -> Kernel:
-        """Return the kernel scaled by a number above 0."""
+        """Kernel scaled by a number above 0."""
         return self * other if isinstance(other, Real) else NotImplemented
 
 

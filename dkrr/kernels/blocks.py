@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from math import isfinite
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,7 +45,7 @@ SYMMETRY_TOLERANCE = 1e-10
 
 
 def as_rows(X: object, name: str = "X") -> Block:
-    """Return a block of rows as a float array or a canonical CSR array, without a copy where possible.
+    """Block of rows as a float array or a canonical CSR array, without a copy where possible.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def is_sparse(X: Block) -> bool:
 
 
 def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
-    """Return two checked blocks with as many features each, both dense or both CSR; Y None gives X twice."""
+    """Two checked blocks with as many features each, both dense or both CSR; Y None gives X twice."""
     left = as_rows(X, "X")
     if Y is None or Y is X:
         return left, left
@@ -118,7 +118,7 @@ def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
 
 
 def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
-    """Return the buffer to write to, checked, or a new float64 one."""
+    """Buffer to write to, checked, or a new float64 one."""
     if out is None:
         return np.empty(shape)
     if not isinstance(out, np.ndarray) or out.dtype not in (np.dtype(np.float64), np.dtype(np.float32)):
@@ -137,7 +137,7 @@ def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
 
 
 def positive(value: object, name: str) -> float:
-    """Return a finite number above zero as a float, or raise InputError."""
+    """Finite number above zero as a float, or InputError."""
     number = finite(value, name)
     if number <= 0:
         raise InputError(f"{name} is {value!r}; expected a finite number above 0")
@@ -145,12 +145,23 @@ def positive(value: object, name: str) -> float:
 
 
 def finite(value: object, name: str) -> float:
-    """Return a finite real number as a float, or raise InputError."""
+    """Finite real number as a float, or InputError."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a real number")
     if not isfinite(value):
         raise InputError(f"{name} is {value!r}; expected a finite number")
     return float(value)
+
+
+def whole(value: object, name: str, minimum: int, remedy: str = "") -> int:
+    """Whole number of at least `minimum` as an int, or InputError."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
+    if value < minimum:
+        raise InputError(
+            f"{name} is {value}; expected a whole number of at least {minimum}" + (remedy and f": {remedy}")
+        )
+    return int(value)
 
 
 def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tuple[slice, slice]]:
@@ -200,11 +211,11 @@ class Scratch:
         self._memory: FloatArray | None = None
 
     def like(self, strip: FloatArray) -> FloatArray:
-        """Return a C-contiguous uninitialised buffer of the strip's shape."""
+        """C-contiguous uninitialised buffer of the strip's shape."""
         return self.of_shape(*strip.shape)
 
     def of_shape(self, n_rows: int, n_columns: int) -> FloatArray:
-        """Return a C-contiguous uninitialised buffer of this shape."""
+        """C-contiguous uninitialised buffer of this shape."""
         if self._memory is None or self._memory.size < n_rows * n_columns:
             # All at once: strips of a triangle grow, and pages that are never touched cost nothing.
             if n_rows * n_columns > self._entries:
@@ -255,7 +266,7 @@ def checksum(array: Block) -> str:
 
 
 def squared_norms(X: Block) -> npt.NDArray[np.float64]:
-    """Return ‖x‖² of each row, (n_rows,), summed in float64; ∞ where it overflows."""
+    """‖x‖² of each row, (n_rows,), summed in float64; ∞ where it overflows."""
     with np.errstate(over="ignore", under="ignore"):
         return _squared_norms(X)
 
@@ -271,7 +282,7 @@ def _squared_norms(X: Block) -> npt.NDArray[np.float64]:
 
 
 def times_powers_of_two(X: Block, exponents: Any) -> Block:
-    """Return rows times 2ᵏ in float64, k one number or one for each row; no digit changes within float64's range."""
+    """Rows times 2ᵏ in float64, k one number or one for each row; no digit changes within float64's range."""
     if not is_sparse(X):
         each = exponents if np.ndim(exponents) == 0 else np.asarray(exponents)[:, np.newaxis]
         return np.ldexp(np.asarray(X, np.float64), each)
@@ -280,7 +291,7 @@ def times_powers_of_two(X: Block, exponents: Any) -> Block:
 
 
 def moderate_rows(X: Block) -> Block:
-    """Return rows times powers of two, one for each row, so that the largest |x| of a row is from 1/2 to 1.
+    """Rows times powers of two, one for each row, so that the largest |x| of a row is from 1/2 to 1.
 
     No digit changes, and ‖x‖² neither overflows nor underflows. A row of zeros stays.
     """
@@ -308,7 +319,7 @@ def check_diagonal(values: npt.NDArray[np.float64], subject: object) -> None:
 
 
 def dot_products(X: Block, Y: Block, dtype: npt.DTypeLike) -> Fill:
-    """Return the filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
+    """Filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
 
     The arithmetic is in `dtype`, or better, whatever the rows are stored in; CSR rows are converted strip by strip.
     """

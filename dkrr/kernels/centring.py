@@ -72,15 +72,14 @@ class CentredLinear(Kernel):
         return self
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product."""
         return Linear().entry_cost(n_features)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
+        """Description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
         return {"kernel": self.tag, "origin": {"array": self._digest}}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the array that `to_dict` names, as one row."""
+        """Array that `to_dict` names, as one row."""
         return {self._digest: self.origin[np.newaxis]}
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -102,14 +101,14 @@ class CentredLinear(Kernel):
 
 
 def as_origin(values: Any) -> Array:
-    """Return an origin as an array of its own that nobody writes to, of shape (d,)."""
+    """Origin as an array of its own that nobody writes to, of shape (d,)."""
     origin = np.array(values, np.float64).reshape(-1)
     origin.flags.writeable = False
     return origin
 
 
 def described(origin: Array) -> str:
-    """Return a short text for an origin of any length."""
+    """Short text for an origin of any length."""
     return f"origin of {len(origin)} columns, {np.linalg.norm(origin):.3g} from 0"
 
 
@@ -132,11 +131,11 @@ class Centring:
     origins: Origins
 
     def to_list(self) -> list[list[float] | None]:
-        """Return the origins as values of JSON."""
+        """Origins as values of JSON."""
         return [None if origin is None else origin.tolist() for origin in self.origins]
 
     def shift(self, rows: Block) -> Array:
-        """Return Σ −s oᵀ(x_J − o) for every row x, over the parts with an origin: k(0, x) less that about 0.
+        """Σ −s oᵀ(x_J − o) for every row x, over the parts with an origin: k(0, x) less that about 0.
 
         Parameters
         ----------
@@ -154,7 +153,7 @@ class Centring:
 
 
 def linear_parts(kernel: Kernel, n_features: int) -> tuple[LinearPart, ...]:
-    """Return the linear kernels that a kernel is the sum of, from left to right; its other terms are passed over.
+    """Linear kernels that a kernel is the sum of, from left to right; its other terms are passed over.
 
     Parameters
     ----------
@@ -181,7 +180,7 @@ def _linear_parts(
 
 
 def with_origins(kernel: Kernel, origins: Origins) -> Kernel:
-    """Return a kernel whose linear parts have these origins; with a free intercept it gives the same model.
+    """Kernel whose linear parts have these origins; with a free intercept it gives the same model.
 
     Parameters
     ----------
@@ -202,7 +201,7 @@ def _about(kernel: Kernel, origins: Iterator[Array | None]) -> Kernel:
 
 
 def origins_near(kernel: Kernel, sample: FloatArray, n_rows: int, weights: Array | None = None) -> Origins:
-    """Return origins for the linear parts of a kernel, which keep the digits of rows far from 0.
+    """Origins for the linear parts of a kernel, which keep the digits of rows far from 0.
 
     Linear kernels, also as parts of sums and multiples, get an origin where the mean of the rows is far from 0 beside
     their spread. Kernels of x − z need none. A polynomial kernel about another origin is another model, and beside one

@@ -87,16 +87,15 @@ class CallableKernel(Kernel):
         return encode_objects(X) if is_objects(X) else X
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a guess, since nothing is known of the function."""
         return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return the memory of the function's result, of a copy and of a mask; its own is unknown."""
+        """Memory of the function's result, of a copy and of a mask; its own is unknown."""
         width = OBJECT_BYTES if self.takes_objects else n_features
         return 2 * 8 * n_rows * n_columns + super()._dense_workspace_bytes(n_rows, n_columns, width)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that names the function but cannot bring it back."""
+        """Description that names the function but cannot bring it back."""
         description = {"kernel": self.tag, "name": self.name, "digest": self.digest}
         return {**description, "takes_objects": True} if self.takes_objects else description
 
@@ -124,7 +123,7 @@ class CallableKernel(Kernel):
         return f"the kernel function {self.name!r}"
 
     def _block(self, X: Block, Y: Block) -> FloatArray:
-        """Return function(X, Y), checked."""
+        """Function(X, Y), checked."""
         expected = X.shape[0], Y.shape[0]
         takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
         # A function of float32 rows would compute in float32.
@@ -183,7 +182,7 @@ class Precomputed(Kernel):
     tag: ClassVar[str] = "precomputed"
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
-        """Return X, copied to `out` or to a new array.
+        """X, copied to `out` or to a new array.
 
         Parameters
         ----------
@@ -218,7 +217,6 @@ class Precomputed(Kernel):
         return True
 
     def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
-        """Return the cost of one entry: none but reading it."""
         return EntryCost(0.0, 0.0)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
@@ -259,7 +257,7 @@ def is_dkrrs(kind: type) -> bool:
 
 
 def qualified_name(function: Callable[..., Any]) -> str:
-    """Return module and name of a function, a class, or the class of a callable value."""
+    """Module and name of a function, a class, or the class of a callable value."""
     if isinstance(function, functools.partial):
         return qualified_name(function.func)
     named: Any = function if hasattr(function, "__qualname__") else type(function)
@@ -267,7 +265,7 @@ def qualified_name(function: Callable[..., Any]) -> str:
 
 
 def _text(value: Any, depth: int = 4) -> str:
-    """Return what identifies a function (or a value it uses) in every process: addresses would not.
+    """What identifies a function (or a value it uses) in every process: addresses would not.
 
     Source text alone would not do: closures of one factory share it. So what a function has bound belongs to it: cells,
     defaults, and the plain values that it reads from its module.

@@ -13,8 +13,8 @@ from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
-from dkrr.kernels.graphs import RandomWalk
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.readers import Reader, warn_of_another_source
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords

@@ -8,7 +8,7 @@ import scipy.linalg
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import as_rows
+from dkrr.kernels.blocks import as_rows, whole
 
 Verdict = Literal["indefinite", "semidefinite", "definite"]
 
@@ -67,7 +67,7 @@ class SampledSpectrum:
 
 
 def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
-    """Return the extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
+    """Extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
 
     Takes O(m²) memory and O(m³) time for a sample of m rows: about a second for 1,000.
 
@@ -100,10 +100,8 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     ('definite', 'indefinite')
     """
     if not isinstance(kernel, Kernel):
-        raise InputTypeError(f"{kernel!r} is not a kernel; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
-    for name, value, least in (("n_sample", n_sample, 1), ("random_state", random_state, 0)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
+        raise InputTypeError(f"kernel is {kernel!r}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+    n_sample, random_state = whole(n_sample, "n_sample", 1), whole(random_state, "random_state", 0)
     kernel = kernel.fitted(X)
     rows = as_rows(kernel.encode(X))
     n = rows.shape[0]

@@ -45,7 +45,6 @@ class Linear(Kernel):
         return 1
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -98,7 +97,6 @@ class Polynomial(Kernel):
         return self.degree if self.coef0 == 0 else None
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product and the power, whole powers by repeated squaring."""
         if isinstance(self.degree, int):
             passes = 2 + self.degree.bit_length() + self.degree.bit_count()
             return EntryCost(2.0 * n_features, WRITE_SECONDS + passes * PASS_SECONDS)
@@ -157,7 +155,6 @@ class Sigmoid(Kernel):
         object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product and a tanh."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + TANH_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -202,7 +199,6 @@ class Cosine(Kernel):
         return 0
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product of rows scaled beforehand."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -214,7 +210,7 @@ class Cosine(Kernel):
 
 
 def unit_rows(X: Block) -> Block:
-    """Return rows divided by their Euclidean length; a row of zeros stays."""
+    """Rows divided by their Euclidean length; a row of zeros stays."""
     X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
     if is_sparse(X):
@@ -224,7 +220,7 @@ def unit_rows(X: Block) -> Block:
 
 
 def _with_lengths(X: Block) -> tuple[Block, npt.NDArray[np.float64]]:
-    """Return rows, times powers of two where squares would leave the range of float64, and their lengths."""
+    """Rows, times powers of two where squares would leave the range of float64, and their lengths."""
     squares = squared_norms(X)
     if not are_moderate(squares):
         X = moderate_rows(X)

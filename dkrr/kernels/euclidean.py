@@ -75,7 +75,6 @@ class RBF(Kernel):
             object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product of augmented rows, a clamp and an exp."""
         return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -145,7 +144,6 @@ class Matern(Kernel):
         object.__setattr__(self, "length_scale", positive(self.length_scale, "length_scale"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product, a root, an exp and a polynomial."""
         passes = {0.5: 3, 1.5: 5, 2.5: 8}[self.nu]
         elements = WRITE_SECONDS + passes * PASS_SECONDS + SQRT_SECONDS + EXP_SECONDS
         return EntryCost(2.0 * (n_features + 2), elements)
@@ -254,13 +252,13 @@ class ScaledSquaredDistances:
         return largest
 
     def largest(self, rows: slice, columns: slice) -> float:
-        """Return an upper bound of `sizes` in the strip."""
+        """Upper bound of `sizes` in the strip."""
         return float(self._x_size[rows].max() + self._z_size[columns].max())
 
     def sizes(
         self, rows: slice, columns: slice, i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]
     ) -> npt.NDArray[np.float64]:
-        """Return |s|(‖x‖² + ‖z‖²) of single entries; eps times it is the error that `fill` makes."""
+        """|s|(‖x‖² + ‖z‖²) of single entries; eps times it is the error that `fill` makes."""
         return self._x_size[rows][i] + self._z_size[columns][j]
 
     def refine(
@@ -293,7 +291,7 @@ class ScaledSquaredDistances:
 
 
 def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:
-    """Return rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
+    """Rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
     exponent = frexp(scale)[1]
     if abs(exponent) <= MAX_EXPONENT:
         return X, Y, scale
@@ -315,7 +313,7 @@ def _parts(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the indices of a mask's true entries; np.nonzero is several times slower in two dimensions."""
+    """Indices of a mask's true entries; np.nonzero is several times slower in two dimensions."""
     i, j = np.divmod(np.flatnonzero(mask), mask.shape[1])
     return i, j
 
@@ -323,7 +321,7 @@ def _where(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArr
 def _augmented(
     X: FloatArray, mean: npt.NDArray[np.float64], scale: float, dtype: np.dtype[Any]
 ) -> tuple[FloatArray, npt.NDArray[np.float64]]:
-    """Return [x − mean, s‖x − mean‖², unset] and |s| ‖x − mean‖²."""
+    """[x − mean, s‖x − mean‖², unset] and |s| ‖x − mean‖²."""
     n, d = X.shape
     rows = np.empty((n, d + 2), dtype=dtype)
     # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.

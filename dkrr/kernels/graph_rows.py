@@ -12,26 +12,20 @@ positive, as CSR wants them, and below 2²⁴, so that float32 holds them too.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.graphs import INT_LABELS, MAX_NODES, NO_LABELS, STR_LABELS, Graph, Integers, as_graph
 from dkrr.sparse import check_structure
 
 GRAPH_WIDTH = 2**31 - 1
 """Columns of encoded graphs, however large these are: rows of any two sets of graphs then fit each other."""
 
-MAX_NODES = 2**24 - 1
-"""Up to here float32 tells whole numbers apart."""
-
-NO_LABELS, INT_LABELS, STR_LABELS = 1, 2, 3
 _KIND_NAMES = {NO_LABELS: "no labels", INT_LABELS: "whole numbers as labels", STR_LABELS: "strings as labels"}
 
 _HEAD = 5
@@ -39,53 +33,6 @@ _DIGIT = 2**20
 _END_OF_LABEL = 257
 # Strings may hold halves of surrogate pairs, which UTF-8 has no place for otherwise.
 _LENIENT = "surrogatepass"
-
-_EXPECTED = (
-    "expected a networkx graph, a pair (adjacency, labels), a triple (n_nodes, edges, labels) or a dkrr.kernels.Graph"
-)
-
-Integers = npt.NDArray[np.int64]
-Label = int | str
-
-
-@dataclass(frozen=True)
-class Graph:
-    """An undirected graph without weights and loops, its nodes labelled or not.
-
-    Parameters
-    ----------
-    n_nodes : int
-        At least 1.
-    edges : sequence of pairs of int, or array of shape (n_edges, 2)
-        Each edge once, in either direction; nodes count from 0. Kept as sorted pairs, the smaller node first.
-    labels : sequence of int or of str, optional
-        One for each node, all of a kind. Kept as a tuple.
-
-    Examples
-    --------
-    >>> from dkrr.kernels import Graph
-    >>> Graph(3, [(0, 1), (2, 1)], ["C", "O", "H"])
-    Graph(n_nodes=3, edges=((0, 1), (1, 2)), labels=('C', 'O', 'H'))
-    """
-
-    n_nodes: int
-    edges: Any
-    labels: Any = None
-
-    def __post_init__(self) -> None:
-        n_nodes = whole_number(self.n_nodes, "n_nodes")
-        if not 1 <= n_nodes <= MAX_NODES:
-            raise InputError(f"{n_nodes} nodes; expected 1 to {MAX_NODES}: leave empty graphs out")
-        object.__setattr__(self, "n_nodes", n_nodes)
-        object.__setattr__(self, "edges", tuple((a, b) for a, b in _sorted_edges(self.edges, n_nodes).tolist()))
-        object.__setattr__(self, "labels", _plain_labels(self.labels, n_nodes))
-
-    @property
-    def kind(self) -> int:
-        """Which labels: NO_LABELS, INT_LABELS or STR_LABELS."""
-        if self.labels is None:
-            return NO_LABELS
-        return STR_LABELS if isinstance(self.labels[0], str) else INT_LABELS
 
 
 @dataclass(frozen=True)
@@ -105,7 +52,7 @@ class GraphBlock:
 
 
 def encode_graphs(graphs: Sequence[Any], label: str | None = "label") -> sp.csr_array:
-    """Return a row for each graph.
+    """Row for each graph.
 
     Parameters
     ----------
@@ -147,50 +94,8 @@ def encode_graphs(graphs: Sequence[Any], label: str | None = "label") -> sp.csr_
     return sp.csr_array((data, indices.astype(kept), starts.astype(kept)), shape=(len(rows), GRAPH_WIDTH))
 
 
-def as_graph(item: Any, label: str | None = "label") -> Graph:
-    """Return a graph of any of the forms that `encode_graphs` takes, checked."""
-    if isinstance(item, Graph):
-        return item
-    # Whoever has a networkx graph has imported networkx.
-    networkx = sys.modules.get("networkx")
-    if networkx is not None and isinstance(item, networkx.Graph):
-        return _from_networkx(item, label)
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return _from_adjacency(*item)
-    if isinstance(item, tuple | list) and len(item) == 3:
-        return Graph(*item)
-    raise InputTypeError(f"is of type {type(item).__module__}.{type(item).__qualname__}; {_EXPECTED}")
-
-
-def decode_graphs(X: Any) -> list[Graph]:
-    """Return the graphs that encoded rows stand for.
-
-    Parameters
-    ----------
-    X : csr_array, shape (n_graphs, GRAPH_WIDTH)
-
-    Returns
-    -------
-    list of Graph
-    """
-    texts: dict[bytes, int] = {}
-    block = read_graphs(X, texts)
-    try:
-        alphabet = [_label_of(text, block.kind) for text in texts]
-    except ValueError as error:
-        raise InputError("X holds labels that are none; expected what the kernel's encode made") from error
-    first_node, first_edge = _starts(block.sizes), _starts(block.edge_counts)
-    graphs = []
-    for g, size in enumerate(block.sizes.tolist()):
-        edges = block.edges[first_edge[g] : first_edge[g] + block.edge_counts[g]] - first_node[g]
-        places = block.labels[first_node[g] : first_node[g] + size].tolist()
-        labels = None if block.kind == NO_LABELS else [alphabet[place] for place in places]
-        graphs.append(Graph(size, edges, labels))
-    return graphs
-
-
 def read_graphs(X: Any, vocabulary: dict[bytes, int], name: str = "X") -> GraphBlock:
-    """Return encoded rows as arrays.
+    """Encoded rows as arrays.
 
     Parameters
     ----------
@@ -208,7 +113,7 @@ def read_graphs(X: Any, vocabulary: dict[bytes, int], name: str = "X") -> GraphB
     Raises
     ------
     InputError
-        If a row is no encoded graph, or rows have labels of different kinds.
+        If a row is not an encoded graph, or rows have labels of different kinds.
     """
     if not sp.issparse(X) or X.shape[1] != GRAPH_WIDTH:
         raise InputError(
@@ -221,14 +126,14 @@ def read_graphs(X: Any, vocabulary: dict[bytes, int], name: str = "X") -> GraphB
         values = X.data.astype(np.int64)
     gapless = np.array_equal(X.indices, np.arange(len(values)) - np.repeat(starts[:-1], np.diff(starts)))
     if not (gapless and np.array_equal(values, X.data) and values.min(initial=1) > 0):
-        raise InputError(f"{name} holds rows that are no encoded graphs; expected what the kernel's encode made")
+        raise InputError(f"{name} holds rows that are not encoded graphs; expected what the kernel's encode made")
     parts = []
     for g in range(X.shape[0]):
         try:
             parts.append(_read_row(values[starts[g] : starts[g + 1]], vocabulary))
         except (ValueError, IndexError) as error:
             raise InputError(
-                f"row {g} of {name} is no encoded graph; expected what the kernel's encode made"
+                f"row {g} of {name} is not an encoded graph; expected what the kernel's encode made"
             ) from error
         if parts[g][0] != parts[0][0]:
             raise InputError(
@@ -253,13 +158,6 @@ def check_same_kind(left: GraphBlock, right: GraphBlock) -> None:
         )
 
 
-def whole_number(value: object, name: str) -> int:
-    """Return a whole number as an int, or raise InputTypeError."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputTypeError(f"{name} is {value!r}; expected a whole number")
-    return int(value)
-
-
 def _row(graph: Graph) -> list[int]:
     edges = [node + 1 for edge in graph.edges for node in edge]
     head = [graph.kind, graph.n_nodes, len(graph.edges) % _DIGIT + 1, len(graph.edges) // _DIGIT + 1]
@@ -277,7 +175,7 @@ def _row(graph: Graph) -> list[int]:
 
 
 def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integers, Integers]:
-    """Return the kind, the nodes' numbers in the vocabulary, and the edges; ValueError or IndexError if damaged."""
+    """Kind, the nodes' numbers in the vocabulary, and the edges; ValueError or IndexError if damaged."""
     kind, n_nodes, low, high, length = (int(value) for value in row[:_HEAD])
     n_edges, nodes_at = low - 1 + (high - 1) * _DIGIT, _HEAD + length - 1
     edges_at = nodes_at + (0 if kind == NO_LABELS else n_nodes)
@@ -285,7 +183,7 @@ def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integer
         raise ValueError("another length")
     edges = row[edges_at:].reshape(-1, 2) - 1
     if n_edges and not (edges.max() < n_nodes and (edges[:, 0] < edges[:, 1]).all()):
-        raise ValueError("edges of nodes that are not there")
+        raise ValueError("edges of nodes that do not exist")
     if kind == NO_LABELS:
         return kind, np.zeros(n_nodes, dtype=np.int64), edges
     texts, text = [], bytearray()
@@ -299,125 +197,6 @@ def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integer
     return kind, numbers[row[nodes_at:edges_at] - 1], edges
 
 
-def _label_of(text: bytes, kind: int) -> Label:
-    word = text.decode(errors=_LENIENT)
-    return int(word) if kind == INT_LABELS else word
-
-
 def _starts(counts: Integers) -> Integers:
-    """Return how many come before each."""
+    """How many come before each."""
     return np.asarray(np.cumsum(counts) - counts, dtype=np.int64)
-
-
-def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
-    """Return checked edges in order, the smaller node of each first, (n_edges, 2)."""
-    try:
-        ends = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(
-            f"its edges are {type(edges).__qualname__}; expected pairs of nodes: {_EXPECTED}"
-        ) from error
-    if ends.size == 0:
-        return np.zeros((0, 2), dtype=np.int64)
-    if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
-        raise InputTypeError(
-            f"its edges are of dtype {ends.dtype} and shape {ends.shape}; expected pairs of whole numbers, "
-            "(n_edges, 2): weighted graphs are not supported"
-        )
-    if ends.min() < 0 or ends.max() >= n_nodes:
-        raise InputError(f"an edge names node {_outside(ends, n_nodes)}; expected 0 to {n_nodes - 1}")
-    ends = np.sort(ends.astype(np.int64), axis=1)
-    loops = ends[ends[:, 0] == ends[:, 1]]
-    if len(loops):
-        raise InputError(f"node {loops[0, 0]} has an edge to itself; expected no loops: leave them out")
-    ends = ends[np.lexsort((ends[:, 1], ends[:, 0]))]
-    twice = ends[1:][(ends[1:] == ends[:-1]).all(axis=1)]
-    if len(twice):
-        raise InputError(
-            f"the edge {tuple(twice[0].tolist())} is given more than once; expected each edge once, in one direction: "
-            "weighted and directed graphs are not supported"
-        )
-    return ends
-
-
-def _outside(ends: npt.NDArray[Any], n_nodes: int) -> int:
-    return int(ends[(ends < 0) | (ends >= n_nodes)][0])
-
-
-def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
-    """Return checked labels as Python's own ints or strings."""
-    if labels is None:
-        return None
-    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__"):
-        raise InputTypeError(
-            f"its labels are of type {type(labels).__qualname__}; expected a sequence of whole numbers or strings, "
-            "one for each node in order, or None"
-        )
-    if len(labels) != n_nodes:
-        raise InputError(f"{len(labels)} labels for {n_nodes} nodes; expected one for each")
-    if all(isinstance(label, str) for label in labels):
-        return tuple(str(label) for label in labels)
-    if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):
-        return tuple(int(label) for label in labels)
-    kinds = ", ".join(sorted({type(label).__qualname__ for label in labels}))
-    raise InputTypeError(
-        f"its labels are of type {kinds}; expected whole numbers alone or strings alone: convert them, say by str"
-    )
-
-
-def _from_adjacency(adjacency: Any, labels: Any) -> Graph:
-    sparse = sp.issparse(adjacency)
-    if not (sparse or isinstance(adjacency, np.ndarray)):
-        raise InputTypeError(
-            f"its adjacency is of type {type(adjacency).__qualname__}; expected a square numpy array or scipy.sparse "
-            f"matrix of zeros and ones: {_EXPECTED}"
-        )
-    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise InputError(f"its adjacency has shape {adjacency.shape}; expected a square matrix")
-    if adjacency.dtype.kind not in "fiub":
-        raise InputTypeError(f"its adjacency has dtype {adjacency.dtype}; expected zeros and ones")
-    if sparse:
-        check_structure(adjacency, "its adjacency")
-    table: Any = sp.csr_array(adjacency) if sparse else np.asarray(adjacency)
-    if sparse and not table.has_canonical_format:
-        table = table.copy()
-        table.sum_duplicates()
-    entries = table.data if sparse else table
-    # NaN is neither.
-    if not np.all((entries == 0) | (entries == 1)):
-        raise InputError("its adjacency has entries other than 0 and 1: weighted graphs are not supported")
-    row, column = (np.asarray(places, dtype=np.int64) for places in table.nonzero())
-    n_nodes = int(table.shape[0])
-    if not np.array_equal(np.sort(row * n_nodes + column), np.sort(column * n_nodes + row)):
-        raise InputError("its adjacency is not symmetric: directed graphs are not supported")
-    once = row <= column
-    return Graph(n_nodes, np.column_stack([row[once], column[once]]), labels)
-
-
-def _from_networkx(graph: Any, label: str | None) -> Graph:
-    if graph.is_directed() or graph.is_multigraph():
-        raise InputTypeError(
-            f"is a networkx {type(graph).__name__}; expected an undirected networkx.Graph: use networkx.Graph(graph) "
-            "if neither directions nor parallel edges matter"
-        )
-    number = {node: place for place, node in enumerate(graph.nodes)}
-    for one, other, weight in graph.edges(data="weight", default=1):
-        if weight != 1:
-            raise InputError(f"the edge {(one, other)!r} has weight {weight!r}: weighted graphs are not supported")
-    edges = [(number[one], number[other]) for one, other in graph.edges]
-    return Graph(len(number), edges, None if label is None else _networkx_labels(graph, label))
-
-
-def _networkx_labels(graph: Any, label: str) -> list[Any] | None:
-    attributes = [data for _, data in graph.nodes(data=True)]
-    without = [node for node, data in graph.nodes(data=True) if label not in data]
-    if not without:
-        return [data[label] for data in attributes]
-    if not any(attributes):
-        return None
-    others = sorted({str(key) for data in attributes for key in data} - {label})
-    raise InputError(
-        f"node {without[0]!r} has no attribute {label!r}, but there are attributes "
-        f"({', '.join(others) or label}); expected it at every node: name the attribute that is the label "
-        "(label=...), or say label=None to leave them out"
-    )

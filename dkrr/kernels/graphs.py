@@ -1,163 +1,197 @@
-"""The random-walk kernel of graphs."""
+"""Undirected graphs as values, made of any of the forms that graphs come in."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, FloatArray, Scratch, positive
-from dkrr.kernels.graph_rows import encode_graphs, whole_number
-from dkrr.kernels.graph_walks import MATCHED_PAIRS, PRODUCT_ENTRIES, common_walks
+from dkrr.kernels.blocks import whole
+from dkrr.sparse import check_structure
 
-# One pair of molecules of 18 atoms, labelled, at half of the largest decay: the sizes of graphs are not known here.
-PAIR_SECONDS = 10e-6
+MAX_NODES = 2**24 - 1
+"""Up to here float32 tells whole numbers apart."""
 
-# At the peak, for a node or an edge of a product, for a pair, and for a graph of about 30 nodes and edges.
-ENTRY_BYTES = 100
-PAIR_BYTES = 512
-GRAPH_BYTES = 16 * 1024
+NO_LABELS, INT_LABELS, STR_LABELS = 1, 2, 3
+
+_EXPECTED = (
+    "expected a networkx graph, a pair (adjacency, labels), a triple (n_nodes, edges, labels) or a dkrr.kernels.Graph"
+)
+
+Integers = npt.NDArray[np.int64]
+Label = int | str
 
 
 @dataclass(frozen=True)
-class RandomWalk(Kernel):
-    """Random-walk kernel of graphs: the walks that two of them have in common, each with λ to the power of its length.
-
-    A walk of length l in common is a walk v₀ ... v_l in G and one w₀ ... w_l in H, both along edges, where v_i and w_i
-    have the same label for every i. With c_l(G, H) how many of them there are,
-
-        k(G, H) = Σ_l λˡ c_l(G, H) = 1ᵀ (I − λ W)⁻¹ 1,
-
-    where W is the adjacency matrix of the direct product graph, whose nodes are the pairs of equally labelled nodes:
-    the geometric kernel with starting and stopping weights p = q = 1 on these pairs, without the division by their
-    number. Sums run from l = 0, so equally labelled pairs of nodes count 1 each. Without labels all nodes match.
-
-    Data are lists of graphs: networkx graphs, pairs (adjacency, labels), triples (n_nodes, edges, labels) or
-    `dkrr.kernels.Graph`, undirected, without weights, loops and parallel edges; all with whole numbers as labels, all
-    with strings, or all without.
+class Graph:
+    """An undirected graph without weights and loops, its nodes labelled or not.
 
     Parameters
     ----------
-    decay : float
-        λ > 0. The infinite sum is finite for all pairs of some graphs if and only if it is finite for each graph with
-        itself, since c_l(G, H)² ≤ c_l(G, G) c_l(H, H): λ must be below 1 / ρ for the largest spectral radius ρ of a
-        graph's labelled product with itself. That is what is checked, exactly and not by a bound such as the product of
-        the largest degrees, for every graph of X and of Y; if it does not hold there is an error that names a λ which
-        would do. Very near to the limit rounding would be multiplied by 1 / (1 - λρ): there is the same error unless a
-        proven bound of λρ, which the solution gives, is at most 1 - 1e-6.
-    steps : int, optional
-        Longest walks that are counted, at least 1; None means all. If given, every λ will do whose sums
-        float64 holds.
-    normalized : bool
-        Divide by √(k(G, G) k(H, H)), so that k(G, G) = 1.
-    label : str or None
-        Attribute of networkx nodes that is their label; None means that they have none. Other forms of graphs carry
-        their labels with them.
-
-    References
-    ----------
-    Vishwanathan, Schraudolph, Kondor, Borgwardt (2010), Graph kernels, Journal of Machine Learning Research 11:
-    the kernel (section 3), conjugate gradients and spectral decomposition for it (section 4).
-    Gärtner, Flach, Wrobel (2003), On graph kernels: hardness results and efficient alternatives, COLT.
-    Strakoš, Tichý (2002), On error estimation in the conjugate gradient method, ETNA 13: the sum bᵀA⁻¹b and its error
-    from the step lengths.
+    n_nodes : int
+        At least 1.
+    edges : sequence of pairs of int, or array of shape (n_edges, 2)
+        Each edge once, in either direction; nodes count from 0. Kept as sorted pairs, the smaller node first.
+    labels : sequence of int or of str, optional
+        One for each node, all of a kind. Kept as a tuple.
 
     Examples
     --------
-    >>> from dkrr.kernels import RandomWalk
-    >>> water, hydroxyl = (3, [(0, 1), (0, 2)], ["O", "H", "H"]), (2, [(0, 1)], ["O", "H"])
-    >>> RandomWalk(decay=0.1, steps=1, normalized=False)([water], [hydroxyl])
-    array([[3.4]])
+    >>> from dkrr.kernels import Graph
+    >>> Graph(3, [(0, 1), (2, 1)], ["C", "O", "H"])
+    Graph(n_nodes=3, edges=((0, 1), (1, 2)), labels=('C', 'O', 'H'))
     """
 
-    tag: ClassVar[str] = "random_walk"
-    # Sums in float64 for a float32 block; a sum over steps and its terms.
-    _strip_buffers: ClassVar[int] = 3
-
-    decay: float
-    steps: int | None = None
-    normalized: bool = True
-    label: str | None = "label"
+    n_nodes: int
+    edges: Any
+    labels: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decay", positive(self.decay, "decay"))
-        if self.steps is not None:
-            steps = whole_number(self.steps, "steps")
-            if steps < 1:
-                raise InputError(f"steps is {steps}; expected at least 1, or None for walks of any length")
-            object.__setattr__(self, "steps", steps)
-        if not isinstance(self.normalized, bool | np.bool_):
-            raise InputTypeError(f"normalized is {self.normalized!r}; expected True or False")
-        object.__setattr__(self, "normalized", bool(self.normalized))
-        if self.label is not None and not isinstance(self.label, str):
-            raise InputTypeError(f"label is {self.label!r}; expected the name of an attribute of nodes, or None")
-
-    def encode(self, X: Any) -> Any:
-        """Return encoded rows for graphs; CSR passes as it is.
-
-        Parameters
-        ----------
-        X : list, tuple, one-dimensional object array or Series of graphs, or CSR array of encoded ones
-
-        Returns
-        -------
-        csr_array, shape (n_graphs, GRAPH_WIDTH)
-        """
-        if sp.issparse(X) and X.format == "csr":
-            return X
-        # A Series; and not what is lazy, which must not be computed by accident.
-        given = X.to_numpy() if hasattr(X, "to_numpy") and not hasattr(X, "compute") else X
-        if isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1:
-            given = given.tolist()
-        if isinstance(given, list | tuple):
-            return encode_graphs(given, self.label)
-        shape = f" of dtype {X.dtype} and shape {X.shape}" if isinstance(X, np.ndarray) else ""
-        raise InputTypeError(
-            f"X is of type {type(X).__module__}.{type(X).__qualname__}{shape}; a random-walk kernel expects a list, a "
-            "tuple or a one-dimensional object array of graphs, or the CSR rows that encode made of them"
-        )
+        n_nodes = whole(self.n_nodes, "n_nodes", 1, "leave empty graphs out")
+        if n_nodes > MAX_NODES:
+            raise InputError(f"n_nodes is {n_nodes}; expected at most {MAX_NODES}")
+        object.__setattr__(self, "n_nodes", n_nodes)
+        object.__setattr__(self, "edges", tuple((a, b) for a, b in _sorted_edges(self.edges, n_nodes).tolist()))
+        object.__setattr__(self, "labels", _plain_labels(self.labels, n_nodes))
 
     @property
-    def has_unit_diagonal(self) -> bool:
-        """Whether k(G, G) = 1: if it is normalized."""
-        return self.normalized
+    def kind(self) -> int:
+        """Which labels: NO_LABELS, INT_LABELS or STR_LABELS."""
+        if self.labels is None:
+            return NO_LABELS
+        return STR_LABELS if isinstance(self.labels[0], str) else INT_LABELS
 
-    def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
-        """Return the cost of one entry: that of small molecules, since the sizes of the graphs are not known here."""
-        return EntryCost(0.0, PAIR_SECONDS)
 
-    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:  # noqa: ARG002
-        """Return the temporary memory of one call, for graphs of up to 30 nodes and edges and products of some 10⁴.
+def as_graph(item: Any, label: str | None = "label") -> Graph:
+    """Graph of any of the forms that `encode_graphs` takes, checked."""
+    if isinstance(item, Graph):
+        return item
+    # Whoever has a networkx graph has imported networkx.
+    networkx = sys.modules.get("networkx")
+    if networkx is not None and isinstance(item, networkx.Graph):
+        return _from_networkx(item, label)
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return _from_adjacency(*item)
+    if isinstance(item, tuple | list) and len(item) == 3:
+        return Graph(*item)
+    raise InputTypeError(f"is of type {type(item).__module__}.{type(item).__qualname__}; {_EXPECTED}")
 
-        The number of columns says nothing here. Graphs many times larger take more in proportion, and a single pair
-        takes what its product needs.
-        """
-        pieces = ENTRY_BYTES * PRODUCT_ENTRIES + PAIR_BYTES * MATCHED_PAIRS + self._strip_buffers * 8 * STRIP_ENTRIES
-        return GRAPH_BYTES * (n_rows + n_columns) + pieces + FIXED_WORKSPACE_BYTES
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
-        walks = common_walks(X, Y, self.decay, self.steps)
-        scale, scale_right = 1 / np.sqrt(walks.own_left), 1 / np.sqrt(walks.own_right)
-        scratch = Scratch()
+def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
+    """Checked edges in order, the smaller node of each first, (n_edges, 2)."""
+    try:
+        ends = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"its edges are {type(edges).__qualname__}; expected pairs of nodes: {_EXPECTED}"
+        ) from error
+    if ends.size == 0:
+        return np.zeros((0, 2), dtype=np.int64)
+    if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
+        raise InputTypeError(
+            f"its edges are of dtype {ends.dtype} and shape {ends.shape}; expected pairs of whole numbers, "
+            "(n_edges, 2): weighted graphs are not supported"
+        )
+    if ends.min() < 0 or ends.max() >= n_nodes:
+        raise InputError(f"an edge names node {_outside(ends, n_nodes)}; expected 0 to {n_nodes - 1}")
+    ends = np.sort(ends.astype(np.int64), axis=1)
+    loops = ends[ends[:, 0] == ends[:, 1]]
+    if len(loops):
+        raise InputError(f"node {loops[0, 0]} has an edge to itself; expected no loops: leave them out")
+    ends = ends[np.lexsort((ends[:, 1], ends[:, 0]))]
+    twice = ends[1:][(ends[1:] == ends[:-1]).all(axis=1)]
+    if len(twice):
+        raise InputError(
+            f"the edge {tuple(twice[0].tolist())} is given more than once; expected each edge once, in one direction: "
+            "weighted and directed graphs are not supported"
+        )
+    return ends
 
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            # Sums that are about to be divided may be too large for float32.
-            strip = out if out.dtype == np.float64 else scratch.like(out)
-            walks.fill(rows, columns, strip)
-            if self.normalized:
-                strip *= scale[rows, np.newaxis]
-                strip *= scale_right[columns]
-            if strip is not out:
-                out[...] = strip
 
-        return fill
+def _outside(ends: npt.NDArray[Any], n_nodes: int) -> int:
+    return int(ends[(ends < 0) | (ends >= n_nodes)][0])
 
-    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        if self.normalized or X.shape[0] == 0:
-            return np.ones(X.shape[0])
-        return common_walks(X, X, self.decay, self.steps).own_left
+
+def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
+    """Checked labels as Python's own ints or strings."""
+    if labels is None:
+        return None
+    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__"):
+        raise InputTypeError(
+            f"its labels are of type {type(labels).__qualname__}; expected a sequence of whole numbers or strings, "
+            "one for each node in order, or None"
+        )
+    if len(labels) != n_nodes:
+        raise InputError(f"{len(labels)} labels for {n_nodes} nodes; expected one for each")
+    if all(isinstance(label, str) for label in labels):
+        return tuple(str(label) for label in labels)
+    if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):
+        return tuple(int(label) for label in labels)
+    kinds = ", ".join(sorted({type(label).__qualname__ for label in labels}))
+    raise InputTypeError(
+        f"its labels are of type {kinds}; expected whole numbers alone or strings alone: convert them, say by str"
+    )
+
+
+def _from_adjacency(adjacency: Any, labels: Any) -> Graph:
+    sparse = sp.issparse(adjacency)
+    if not (sparse or isinstance(adjacency, np.ndarray)):
+        raise InputTypeError(
+            f"its adjacency is of type {type(adjacency).__qualname__}; expected a square numpy array or scipy.sparse "
+            f"matrix of zeros and ones: {_EXPECTED}"
+        )
+    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
+        raise InputError(f"its adjacency has shape {adjacency.shape}; expected a square matrix")
+    if adjacency.dtype.kind not in "fiub":
+        raise InputTypeError(f"its adjacency has dtype {adjacency.dtype}; expected zeros and ones")
+    if sparse:
+        check_structure(adjacency, "its adjacency")
+    table: Any = sp.csr_array(adjacency) if sparse else np.asarray(adjacency)
+    if sparse and not table.has_canonical_format:
+        table = table.copy()
+        table.sum_duplicates()
+    entries = table.data if sparse else table
+    # NaN is neither.
+    if not np.all((entries == 0) | (entries == 1)):
+        raise InputError("its adjacency has entries other than 0 and 1: weighted graphs are not supported")
+    row, column = (np.asarray(places, dtype=np.int64) for places in table.nonzero())
+    n_nodes = int(table.shape[0])
+    if not np.array_equal(np.sort(row * n_nodes + column), np.sort(column * n_nodes + row)):
+        raise InputError("its adjacency is not symmetric: directed graphs are not supported")
+    once = row <= column
+    return Graph(n_nodes, np.column_stack([row[once], column[once]]), labels)
+
+
+def _from_networkx(graph: Any, label: str | None) -> Graph:
+    if graph.is_directed() or graph.is_multigraph():
+        raise InputTypeError(
+            f"is a networkx {type(graph).__name__}; expected an undirected networkx.Graph: use networkx.Graph(graph) "
+            "if neither directions nor parallel edges matter"
+        )
+    number = {node: place for place, node in enumerate(graph.nodes)}
+    for one, other, weight in graph.edges(data="weight", default=1):
+        if weight != 1:
+            raise InputError(f"the edge {(one, other)!r} has weight {weight!r}: weighted graphs are not supported")
+    edges = [(number[one], number[other]) for one, other in graph.edges]
+    return Graph(len(number), edges, None if label is None else _networkx_labels(graph, label))
+
+
+def _networkx_labels(graph: Any, label: str) -> list[Any] | None:
+    attributes = [data for _, data in graph.nodes(data=True)]
+    without = [node for node, data in graph.nodes(data=True) if label not in data]
+    if not without:
+        return [data[label] for data in attributes]
+    if not any(attributes):
+        return None
+    others = sorted({str(key) for data in attributes for key in data} - {label})
+    raise InputError(
+        f"node {without[0]!r} has no attribute {label!r}, but there are attributes "
+        f"({', '.join(others) or label}); expected it at every node: name the attribute that is the label "
+        "(label=...), or say label=None to leave them out"
+    )

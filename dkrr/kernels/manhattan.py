@@ -47,7 +47,6 @@ class Laplacian(Kernel):
             object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: absolute differences, which no GEMM gives, and an exp."""
         return EntryCost(0.0, n_features * CITYBLOCK_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def sparse_width(self, n_features: int, stored: int) -> int:
@@ -106,7 +105,7 @@ def _sparse_distances(X: Block, Y: Block) -> Fill:
 
 
 def _absolute_sums_without(X: Block, excluded: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-    """Return Σ|x| of each CSR row over the columns that are not excluded."""
+    """Σ|x| of each CSR row over the columns that are not excluded."""
     counted = np.where(np.isin(X.indices, excluded), 0.0, np.abs(X.data))
     owners = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
     return np.bincount(owners, counted, minlength=X.shape[0]).astype(np.float64)
@@ -129,7 +128,6 @@ class AdditiveChi2(Kernel):
     _strip_buffers: ClassVar[int] = 4
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: several passes for each feature."""
         return EntryCost(0.0, n_features * CHI2_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -181,7 +179,6 @@ class Chi2(Kernel):
         object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: several passes for each feature and an exp."""
         return EntryCost(0.0, n_features * CHI2_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -199,7 +196,7 @@ class Chi2(Kernel):
 
 
 def _non_negative(X: Block, dtype: np.dtype[Any]) -> FloatArray:
-    """Return the features as contiguous rows, (n_features, n_rows), checked for sign."""
+    """Features as contiguous rows, (n_features, n_rows), checked for sign."""
     if is_sparse(X):
         raise InputTypeError("a chi-squared kernel takes dense rows, not CSR: use X.toarray()")
     if X.size and float(X.min()) < 0:

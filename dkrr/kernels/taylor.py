@@ -69,7 +69,6 @@ class TaylorRBF(Kernel):
             object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product, two passes for each term and two for the exponentials."""
         return EntryCost(2.0 * n_features, WRITE_SECONDS + (2 * self.degree + 4) * PASS_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -109,6 +108,6 @@ class TaylorRBF(Kernel):
         return values
 
     def _series(self) -> tuple[int, list[float]]:
-        """Return u and uᵏ/k!, the coefficients of the powers of s/u: 1/k! alone is below float64's range at 178."""
+        """Integer u and uᵏ/k!, the coefficients of the powers of s/u: 1/k! alone is below float64's range at 178."""
         unit = max(1, self.degree // 5)
         return unit, [unit**k / factorial(k) for k in range(self.degree + 1)]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -12,8 +12,9 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
-from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
+from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill, whole
 from dkrr.kernels.costs import WRITE_SECONDS
+from dkrr.kernels.documents import as_documents
 from dkrr.kernels.dot import Cosine, Linear
 
 Weighting = Literal["tfidf", "counts", "binary"]
@@ -104,7 +105,7 @@ class BagOfWords(Kernel):
         object.__setattr__(self, "min_df", _checked_min_df(self.min_df))
         _check_pattern(self.token_pattern)
         if self.n_hashed is not None:
-            object.__setattr__(self, "n_hashed", _whole(self.n_hashed, "n_hashed", 1))
+            object.__setattr__(self, "n_hashed", whole(self.n_hashed, "n_hashed", 1))
             if self.vocabulary is not None or self.min_df != 1:
                 raise InputError(
                     "n_hashed is given beside vocabulary or min_df; expected it alone: hashed terms have no vocabulary"
@@ -124,7 +125,7 @@ class BagOfWords(Kernel):
         return f"{type(self).__qualname__}({', '.join(text)})"
 
     def fitted(self, X: Any) -> Kernel:
-        """Return the kernel with the vocabulary and the rarities of a corpus; what it has already stays.
+        """Kernel with the vocabulary and the rarities of a corpus; what it has already stays.
 
         Parameters
         ----------
@@ -167,7 +168,7 @@ class BagOfWords(Kernel):
         )
 
     def encode(self, X: Any) -> Any:
-        """Return the weights of documents, a column for each term; rows of numbers pass as they are.
+        """Weights of documents, a column for each term; rows of numbers pass as they are.
 
         Parameters
         ----------
@@ -199,11 +200,10 @@ class BagOfWords(Kernel):
         return counts
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry for CSR rows of documents: that of the terms they have, whatever d is."""
         return EntryCost(0.0, WRITE_SECONDS + TERM_SECONDS * min(n_features, TYPICAL_TERMS))
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average.
+        """Upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average.
 
         Parameters
         ----------
@@ -251,7 +251,7 @@ class BagOfWords(Kernel):
         return self._of_rows._diagonal(X)
 
     def _vectorizer(self) -> Any:
-        """Return scikit-learn's vectoriser with these settings."""
+        """Scikit-learn's vectoriser with these settings."""
         # Inside: processes that only compute blocks get rows of numbers, and need no scikit-learn.
         from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
 
@@ -268,7 +268,7 @@ class BagOfWords(Kernel):
         return CountVectorizer(vocabulary=None if self.vocabulary is None else list(self.vocabulary), **settings)
 
     def _counts(self, documents: Sequence[str]) -> Any:
-        """Return how often each document has each known term (or 1 for "binary")."""
+        """How often each document has each known term (or 1 for "binary")."""
         width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
         if not documents:
             return sp.csr_array((0, width or 0), dtype=np.float64)
@@ -293,74 +293,13 @@ class BagOfWords(Kernel):
         return tuple(values.tolist())
 
 
-def as_documents(X: Any) -> list[str] | None:
-    """Return documents as a list of strings, or None for rows of numbers and places where such lie.
-
-    Parameters
-    ----------
-    X : sequence of str, Series or object array of strings; or anything else
-
-    Raises
-    ------
-    InputTypeError
-        If X looks like documents and is none: a lone string, a table with text, or something among them that is no
-        string.
-    """
-    if isinstance(X, str | bytes):
-        raise InputTypeError(
-            f"X is one {type(X).__qualname__}; expected a list of documents: use [X]. (The path of an array is a "
-            "pathlib.Path here.)"
-        )
-    if isinstance(X, Iterator | Set | Mapping):
-        raise InputTypeError(f"X is a {type(X).__qualname__}; expected a list of documents, in order: use list(X)")
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):
-        if all(getattr(dtype, "kind", "O") in "biuf" for dtype in X.dtypes):
-            return None
-        raise InputTypeError(
-            f"X is a table with the columns {', '.join(map(repr, list(X.columns)[:20]))}; expected documents: choose "
-            'the column that holds them, X["text"], or dkrr.kernels.Columns'
-        )
-    if not isinstance(X, list | tuple):
-        kind = getattr(getattr(X, "dtype", None), "kind", "O")
-        if not (hasattr(X, "shape") and hasattr(X, "dtype")) or kind in "biufc":
-            return None
-        # A Series; and not what is lazy, which must not be computed by accident.
-        values = X.to_numpy() if hasattr(X, "to_numpy") and not hasattr(X, "compute") else X
-        if not isinstance(values, np.ndarray):
-            raise InputTypeError(
-                f"X is of type {type(X).__module__}.{type(X).__qualname__} and holds no numbers; expected documents as "
-                "a list, a Series or a numpy array in memory: use X.compute() or X[:]"
-            )
-        if values.dtype.kind in "biufc":
-            return None
-        if values.ndim != 1:
-            raise InputError(f"X has shape {values.shape} and holds no numbers; expected a list of documents: X[:, 0]")
-        X = values.tolist()
-    for number, document in enumerate(X):
-        if not isinstance(document, str):
-            raise InputTypeError(f"document {number} (counted from 0) {_fault(document)}")
-    return list(X)
-
-
-def _fault(document: object) -> str:
-    """Say what is wrong with a document that is no string."""
-    # NaN, NaT and pandas' NA: all that do not equal themselves, for certain.
-    if document is None or (np.isscalar(document) and document != document) or type(document).__name__ == "NAType":
-        return f'is missing ({document}); expected a string: leave it out, or put "" in its place'
-    if isinstance(document, bytes):
-        return 'is bytes; expected a string: decode it first, document.decode("utf-8")'
-    shown = repr(document)
-    shown = shown if len(shown) <= 40 else shown[:40] + "…"
-    return f"is of type {type(document).__qualname__} ({shown}); expected a string: rows of numbers are an array or CSR"
-
-
 def _document_counts(counts: Any) -> npt.NDArray[np.int64]:
-    """Return in how many documents each term is."""
+    """In how many documents each term is."""
     return np.bincount(counts.indices, minlength=counts.shape[1])
 
 
 def _idf(counts: Any) -> tuple[float, ...]:
-    """Return scikit-learn's smooth inverse document frequencies, as if one document more had every term."""
+    """Scikit-learn's smooth inverse document frequencies, as if one document more had every term."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
     return tuple(TfidfTransformer(norm=None).fit(counts).idf_.tolist())
@@ -369,7 +308,7 @@ def _idf(counts: Any) -> tuple[float, ...]:
 def _checked_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise InputTypeError(f"ngram_range is {value!r}; expected two whole numbers, such as (1, 2)")
-    low, high = (_whole(v, "ngram_range", 1) for v in value)
+    low, high = (whole(v, "ngram_range", 1) for v in value)
     if low > high:
         raise InputError(f"ngram_range is {value!r}; expected the smaller number first")
     return low, high
@@ -380,15 +319,7 @@ def _checked_min_df(value: Any) -> int | float:
         if not 0.0 < value <= 1.0:
             raise InputError(f"min_df is {value!r}; expected a part in (0, 1], or a whole number of documents")
         return float(value)
-    return _whole(value, "min_df", 1)
-
-
-def _whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
-    if value < least:
-        raise InputError(f"{name} is {value}; expected at least {least}")
-    return int(value)
+    return whole(value, "min_df", 1)
 
 
 def _check_pattern(pattern: Any) -> None:

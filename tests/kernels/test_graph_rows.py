@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Graph
-from dkrr.kernels.graph_rows import GRAPH_WIDTH, decode_graphs, encode_graphs
+from dkrr.kernels.graph_rows import GRAPH_WIDTH, encode_graphs, read_graphs
+from dkrr.kernels.graphs import INT_LABELS, NO_LABELS
 
 PATH = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
 
@@ -21,6 +22,23 @@ def networkx_path(labels):
     graph.add_nodes_from((f"node {k}", {"label": label}) for k, label in enumerate(labels))
     graph.add_edges_from([("node 1", "node 0"), ("node 1", "node 2")])
     return graph
+
+
+def decode_graphs(X):
+    """The graphs that encoded rows stand for."""
+    texts = {}
+    block = read_graphs(X, texts)
+    try:
+        words = [text.decode(errors="surrogatepass") for text in texts]
+        alphabet = [int(word) for word in words] if block.kind == INT_LABELS else words
+    except ValueError as error:
+        raise InputError("X holds labels that are not text or whole numbers") from error
+    found, node, edge = [], 0, 0
+    for size, n_edges in zip(block.sizes.tolist(), block.edge_counts.tolist(), strict=True):
+        labels = None if block.kind == NO_LABELS else [alphabet[k] for k in block.labels[node : node + size]]
+        found.append(Graph(size, block.edges[edge : edge + n_edges] - node, labels))
+        node, edge = node + size, edge + n_edges
+    return found
 
 
 @st.composite
@@ -113,9 +131,9 @@ def changed(row, column, value):
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        ((0, [], None), "0 nodes; expected 1"),
-        (nx.Graph(), "0 nodes; expected 1"),
-        ((np.zeros((0, 0)), None), "0 nodes; expected 1"),
+        ((0, [], None), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
+        (nx.Graph(), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
+        ((np.zeros((0, 0)), None), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
         ((2.0, [], None), "n_nodes is 2.0; expected a whole number"),
         (nx.DiGraph([(0, 1)]), "networkx DiGraph; expected an undirected"),
         (nx.MultiGraph([(0, 1)]), "networkx MultiGraph"),
@@ -166,7 +184,7 @@ def test_kinds_of_labels_do_not_mix(labels, others):
         decode_graphs(rows)
 
 
-def test_rows_that_are_no_graphs():
+def test_rows_that_are_not_graphs():
     X = encode_graphs([(3, [(0, 1), (1, 2)], ["C", "O", "C"])])
     with pytest.raises(InputError, match="expected graphs as encoded rows"):
         decode_graphs(X[:, :100])
@@ -179,7 +197,7 @@ def test_rows_that_are_no_graphs():
                 assert isinstance(decode_graphs(Y)[0], Graph)
     for shorter in range(X.nnz):
         Y = sp.csr_array((X.data[:shorter], X.indices[:shorter], [0, shorter]), shape=X.shape)
-        with pytest.raises(InputError, match="row 0 of X is no encoded graph"):
+        with pytest.raises(InputError, match="row 0 of X is not an encoded graph"):
             decode_graphs(Y)
-    with pytest.raises(InputError, match="rows that are no encoded graphs"):
+    with pytest.raises(InputError, match="rows that are not encoded graphs"):
         decode_graphs(sp.csr_array((X.data, X.indices + 1, X.indptr), shape=X.shape))

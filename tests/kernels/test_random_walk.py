@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RandomWalk, kernel_from_dict
+from dkrr.kernels import graph_products as products_module
 from dkrr.kernels import graph_walks as walks_module
 from dkrr.kernels.graph_rows import GRAPH_WIDTH
 from dkrr.linalg.sources import fill_gram
@@ -183,7 +184,7 @@ def test_blocking_does_not_matter(kind, steps, monkeypatch):
     whole = kernel(X, Y)
     blocks = [[kernel(X[i : i + 7], Y[j : j + 13]) for j in range(0, 50, 13)] for i in range(0, 40, 7)]
     assert_array_equal(np.block(blocks), whole)
-    monkeypatch.setattr(walks_module, "PRODUCT_ENTRIES", 100)
+    monkeypatch.setattr(products_module, "PRODUCT_ENTRIES", 100)
     monkeypatch.setattr(walks_module, "MATCHED_PAIRS", 37)
     assert_array_equal(kernel(X, Y), whole)
     monkeypatch.undo()
@@ -251,7 +252,7 @@ def test_bad_blocks():
         ({"decay": -1}, "decay is -1"),
         ({"decay": np.nan}, "decay is nan"),
         ({"decay": "0.1"}, "expected a real number"),
-        ({"steps": 0}, "steps is 0; expected at least 1, or None"),
+        ({"steps": 0}, "steps is 0; expected a whole number of at least 1: None counts"),
         ({"steps": 2.0}, "steps is 2.0; expected a whole number"),
         ({"steps": True}, "steps is True; expected a whole number"),
         ({"normalized": "no"}, "normalized is 'no'"),
