@@ -32,12 +32,10 @@ from dkrr.kernels.blocks import (
     strips,
 )
 
-_UNIT_DIAGONAL = frozenset({"rbf", "laplacian", "matern", "cosine", "chi2"})
-
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024
 
-# Copies of CSR rows that are there at a time: cut out (or scaled), and transposed (measured: up to 1.9).
+# Copies of CSR rows that exist at a time: cut out (or scaled), and transposed (measured: up to 1.9).
 CSR_COPIES = 2
 
 
@@ -66,12 +64,15 @@ class Kernel(ABC):
     tag: ClassVar[str]
     """Name in a description (`to_dict`)."""
 
+    _has_unit_diagonal: ClassVar[bool] = False
     _row_copies: ClassVar[int] = 1
+    """Copies of dense rows that one call makes."""
     _strip_buffers: ClassVar[int] = 0
+    """Buffers as large as a strip."""
     _piece_buffers: ClassVar[int | None] = None
-    """Of those, how many are as large as a piece in `pieces`; None means all."""
+    """Number of these buffers that are as large as a piece in `pieces`; None means all."""
     _takes_csr: ClassVar[bool] = False
-    """CSR rows are worked on strip by strip as they are, and never made dense."""
+    """Whether CSR rows are worked on strip by strip as they are, and never made dense."""
     _csr_buffers: ClassVar[int] = 3
     """Further strips for CSR rows: a sparse product (a value and an index for each entry), and the same made dense."""
 
@@ -84,7 +85,7 @@ class Kernel(ABC):
         Parameters
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
-            float64 or float32 (other real numbers become float64). Finite values are the caller's business.
+            float64 or float32 (other real numbers become float64). Values are not checked to be finite.
         Y : ndarray or CSR, shape (n_columns, n_features), optional
             None means Y = X: the result is then exactly symmetric and its diagonal is `diagonal(X)`.
         out : ndarray, shape (n_rows, n_columns), optional
@@ -109,7 +110,7 @@ class Kernel(ABC):
             return target
         kernel = self.resolved(left.shape[1])
         symmetric = right is left
-        # What overflows is looked for once, on the diagonal, and not by every elementwise operation.
+        # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
         with np.errstate(over="ignore", invalid="ignore"):
             fill = kernel._filler(left, right, target.dtype)
             for rows, columns in strips(*target.shape, lower=symmetric):
@@ -123,23 +124,11 @@ class Kernel(ABC):
     def pieces(
         self, X: Block, Y: Block | None = None, *, dtype: npt.DTypeLike = np.float64
     ) -> Iterator[tuple[slice, slice, FloatArray]]:
-        """Yield the block of kernel values in pieces that stay in cache, for work that uses each at once.
+        """Yield rows, columns and values of pieces that stay in cache, for work that uses each before the next.
 
-        Parameters
-        ----------
-        X : ndarray or CSR, shape (n_rows, n_features)
-        Y : ndarray or CSR, shape (n_columns, n_features), optional
-            None means Y = X: then only what is on or below the diagonal; the squares on the diagonal (`rows` equals
-            `columns`) come whole and exactly symmetric.
-        dtype : dtype
-            float64 or float32: precision of the arithmetic.
-
-        Yields
-        ------
-        rows, columns : slice
-            Where the piece belongs.
-        piece : ndarray, shape (len(rows), len(columns))
-            Overwritten by the next one.
+        A piece of shape (len(rows), len(columns)) is overwritten by the next one; arithmetic is in `dtype`, float64 or
+        float32. Without Y only what is on or below the diagonal is yielded; the squares on the diagonal (`rows` equals
+        `columns`) are whole and exactly symmetric.
         """
         left, right = as_row_pair(X, Y)
         shape, symmetric = (left.shape[0], right.shape[0]), right is left
@@ -157,12 +146,7 @@ class Kernel(ABC):
             yield rows, columns, piece
 
     def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
-        """Kernel with what it learns from training data, such as a vocabulary.
-
-        Parameters
-        ----------
-        X : data of the kind that the kernel takes
-        """
+        """Kernel with what it learns from training data X, such as a vocabulary."""
         return self
 
     def encode(self, X: Any) -> Any:
@@ -202,20 +186,14 @@ class Kernel(ABC):
             return self.resolved(rows.shape[1])._finite_diagonal(rows)
 
     def _finite_diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        """`diagonal` of checked rows. Called on a resolved kernel only, where overflow is no warning."""
+        """`diagonal` of checked rows. Called on a resolved kernel only, with warnings of overflow off."""
         values = self._diagonal(X)
-        if not self.has_unit_diagonal:  # which is 1, or 0
+        if not self.has_unit_diagonal:  # all 1, or 0
             check_diagonal(values, self)
         return values
 
     def resolved(self, n_features: int) -> Kernel:
-        """Kernel with nothing left open: gamma=None becomes 1 / n_features, as in scikit-learn.
-
-        Parameters
-        ----------
-        n_features : int
-            Number of columns of X, at least 1.
-        """
+        """Kernel with all parameters known: gamma=None becomes 1 / n_features, as in scikit-learn."""
         if n_features < 1:
             raise InputError(f"n_features is {n_features}; expected at least 1")
         if getattr(self, "gamma", 1.0) is None:
@@ -235,14 +213,7 @@ class Kernel(ABC):
         return int(self._takes_csr)
 
     def sparse_width(self, n_features: int, stored: int) -> int:
-        """Number of columns for which `entry_cost` is that of an entry of CSR rows.
-
-        Parameters
-        ----------
-        n_features : int
-        stored : int
-            Stored entries of a row.
-        """
+        """Number of columns for which `entry_cost` is that of an entry of CSR rows with so many stored entries."""
         return min(n_features, stored) if self._takes_csr else n_features
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
@@ -258,21 +229,21 @@ class Kernel(ABC):
         if row_bytes is None or not self.sparse_parts:
             return self._dense_workspace_bytes(n_rows, n_columns, n_features)
         rows = (n_rows + n_columns) * (CSR_COPIES * row_bytes + 64)
-        # One is made while the one before it is still there.
-        panels = _panel_bytes(n_features) * (-(-n_columns // STRIP_COLUMNS) + 1)
+        # One is made while the previous one still exists.
+        transposes = _transpose_bytes(n_features) * (-(-n_columns // STRIP_COLUMNS) + 1)
         # The rest is what a single column would need: strips, and vectors as long as the rows.
         rest = self._dense_workspace_bytes(n_rows, n_columns, 1)
-        return self.sparse_parts * (rows + panels) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
+        return self.sparse_parts * (rows + transposes) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
 
     def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Same for `pieces`, the piece itself included."""
+        """Upper bound of the temporary memory of `pieces`, the piece itself included."""
         is_sparse = row_bytes is not None and self.sparse_parts > 0
         buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
         more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
         if is_sparse:
-            # A square on the diagonal has a panel of its own, and all of them are kept.
+            # A square on the diagonal has a transpose of its own, and all of them are kept.
             further = -(-n_columns // PIECE_ROWS) - -(-n_columns // STRIP_COLUMNS)
-            more += self.sparse_parts * further * _panel_bytes(n_features)
+            more += self.sparse_parts * further * _transpose_bytes(n_features)
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
@@ -282,11 +253,11 @@ class Kernel(ABC):
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def _buffers(self) -> int:
-        """How many buffers grow to the size of a piece."""
+        """Number of buffers that grow to the size of a piece."""
         return self._strip_buffers if self._piece_buffers is None else self._piece_buffers
 
     def _csr_strips(self) -> int:
-        """How many further buffers CSR rows need."""
+        """Number of further buffers that CSR rows need."""
         return self._csr_buffers
 
     def to_dict(self) -> dict[str, Any]:
@@ -299,12 +270,12 @@ class Kernel(ABC):
 
     @property
     def has_unit_diagonal(self) -> bool:
-        """Whether k(x, x) = 1 for every x (zero rows of a cosine apart), so that λ alone says how much it counts."""
-        return self.tag in _UNIT_DIAGONAL
+        """Whether k(x, x) = 1 for every x, except zero rows of a cosine."""
+        return self._has_unit_diagonal
 
     @property
     def row_degree(self) -> float | None:
-        """Power p with k(c x, z) = cᵖ k(x, z) for every c > 0; None if there is none."""
+        """Power p with k(c x, z) = cᵖ k(x, z) for every c > 0; None if no p has this property."""
         return None
 
     @property
@@ -314,13 +285,13 @@ class Kernel(ABC):
 
     @abstractmethod
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        """What fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
+        """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
 
     @abstractmethod
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """k(x, x) of checked rows. Called on a resolved kernel only."""
 
-    # The operators' classes derive from this one, hence the imports inside.
+    # Imported inside: the classes of the results derive from this one.
 
     def __add__(self, other: object) -> Kernel:
         """Kernel k₁(x, z) + k₂(x, z)."""
@@ -343,6 +314,6 @@ class Kernel(ABC):
         return self * other if isinstance(other, Real) else NotImplemented
 
 
-def _panel_bytes(n_features: int) -> int:
-    """Row pointers of a transposed panel of CSR rows: it has a row for each column, there or not."""
+def _transpose_bytes(n_features: int) -> int:
+    """Bytes of the row pointers of transposed CSR rows, which have a row for each column, empty or not."""
     return 8 * (n_features + 1)

@@ -28,42 +28,26 @@ STRIP_COLUMNS = 1024
 STRIP_ENTRIES = STRIP_ROWS * STRIP_COLUMNS
 
 # A piece that is used at once and never stored may be larger: it still stays in the last-level cache, and threads that
-# share an interpreter meet at its lock a quarter as often. Two threads together made 0.28e9 entries a second of an RBF
-# kernel (float64, 16 columns) in strips, 0.59e9 in pieces; one thread 0.30e9 and 0.33e9.
+# share an interpreter wait for its lock a quarter as often. Two threads together made 0.28e9 entries per second of an
+# RBF kernel (float64, 16 columns) in strips, 0.59e9 in pieces; one thread 0.30e9 and 0.33e9.
 PIECE_ROWS = 256
 PIECE_COLUMNS = 2048
 PIECE_ENTRIES = PIECE_ROWS * PIECE_COLUMNS
 
-# Transposing through a small copy whose row stride is no power of two: 0.4 ns an entry at n = 1024, where
+# Transposing through a small copy whose row stride is not a power of two: 0.4 ns per entry at n = 1024, where
 # out[:a, a:b] = out[a:b, :a].T takes 1.4 ns because a column's entries all fall into one set of the cache.
 MIRROR_ROWS = 64
 MIRROR_COLUMNS = 256
 MIRROR_PADDING = 8
 
-# How far a matrix that somebody else computed may be from its transpose, relative to its largest entry.
+# Largest difference of a user's matrix from its transpose, relative to its largest entry.
 SYMMETRY_TOLERANCE = 1e-10
 
 
 def as_rows(X: object, name: str = "X") -> Block:
-    """Block of rows as a float array or a canonical CSR array, without a copy where possible.
+    """Rows as a checked float array or a canonical CSR array, without a copy where possible.
 
-    Parameters
-    ----------
-    X : ndarray or scipy.sparse matrix or array, shape (n_rows, n_features)
-        Real numbers; anything but float32 becomes float64.
-    name : str
-        What the error messages call it.
-
-    Returns
-    -------
-    ndarray or csr_array, shape (n_rows, n_features)
-
-    Raises
-    ------
-    InputTypeError
-        For other types (a Dask array, say, which must not be computed by accident) and other dtypes.
-    InputError
-        Unless there are two dimensions and at least one feature, and sparse indices are within them.
+    Anything but float32 becomes float64. Other types are refused: a Dask array would be computed by accident.
     """
     if not (isinstance(X, np.ndarray) or sp.issparse(X)):
         raise InputTypeError(
@@ -144,6 +128,11 @@ def positive(value: object, name: str) -> float:
     return number
 
 
+def positive_or_none(value: object, name: str) -> float | None:
+    """None, or a finite number above zero as a float, or InputError."""
+    return None if value is None else positive(value, name)
+
+
 def finite(value: object, name: str) -> float:
     """Finite real number as a float, or InputError."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
@@ -158,26 +147,13 @@ def whole(value: object, name: str, minimum: int, remedy: str = "") -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
         raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
     if value < minimum:
-        raise InputError(
-            f"{name} is {value}; expected a whole number of at least {minimum}" + (remedy and f": {remedy}")
-        )
+        ending = f": {remedy}" if remedy else ""
+        raise InputError(f"{name} is {value}; expected a whole number of at least {minimum}{ending}")
     return int(value)
 
 
 def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Cut a block into strips of at most STRIP_ENTRIES entries.
-
-    Parameters
-    ----------
-    n_rows, n_columns : int
-        Shape of the block.
-    lower : bool
-        Only the strips that touch the lower triangle of a square block.
-
-    Yields
-    ------
-    rows, columns : slice
-    """
+    """Cut a block, or the lower triangle of a square one, into strips of at most STRIP_ENTRIES entries."""
     width = max(1, min(n_columns, STRIP_COLUMNS))
     height = STRIP_ROWS if lower else STRIP_ENTRIES // width
     for top in range(0, n_rows, height):
@@ -204,7 +180,7 @@ def pieces_of(n_rows: int, n_columns: int) -> Iterator[tuple[slice, slice]]:
 
 
 class Scratch:
-    """One strip (or piece) of working memory, allocated on first use and used again for every other one."""
+    """One strip (or piece) of working memory, allocated on first use and reused for every other one."""
 
     def __init__(self, dtype: npt.DTypeLike = np.float64, entries: int = STRIP_ENTRIES) -> None:
         self._dtype, self._entries = dtype, entries
@@ -256,12 +232,12 @@ def check_symmetric(K: FloatArray, subject: str) -> None:
 
 def checksum(array: Block) -> str:
     """Checksum of a dense or CSR array."""
-    parts: list[npt.NDArray[Any]] = [array]
+    members: list[npt.NDArray[Any]] = [array]
     if is_sparse(array):
-        parts = [array.data, array.indices.astype(np.int64), array.indptr.astype(np.int64)]
+        members = [array.data, array.indices.astype(np.int64), array.indptr.astype(np.int64)]
     sha = hashlib.sha256(str(array.shape).encode())
-    for part in parts:
-        sha.update(np.ascontiguousarray(part).data)
+    for member in members:
+        sha.update(np.ascontiguousarray(member).data)
     return sha.hexdigest()
 
 
@@ -291,9 +267,9 @@ def times_powers_of_two(X: Block, exponents: Any) -> Block:
 
 
 def moderate_rows(X: Block) -> Block:
-    """Rows times powers of two, one for each row, so that the largest |x| of a row is from 1/2 to 1.
+    """Rows times powers of two, so that the largest |x| of a row is from 1/2 to 1; a row of zeros is unchanged.
 
-    No digit changes, and ‖x‖² neither overflows nor underflows. A row of zeros stays.
+    No digit changes, and ‖x‖² neither overflows nor underflows.
     """
     sizes: Any = abs(X).max(axis=1)
     largest = np.asarray(sizes.toarray() if sp.issparse(sizes) else sizes, np.float64).ravel()
@@ -302,8 +278,8 @@ def moderate_rows(X: Block) -> Block:
 
 def are_moderate(squares: npt.NDArray[np.float64], dtype: npt.DTypeLike = np.float64) -> bool:
     """Whether squares, such as ‖x‖², are far from the ends of a range; 0, ∞ and NaN are not."""
-    most = 1e200 if np.dtype(dtype) == np.float64 else 1e20
-    return bool(((squares > 1 / most) & (squares < most)).all())
+    largest = 1e200 if np.dtype(dtype) == np.float64 else 1e20
+    return bool(((squares > 1 / largest) & (squares < largest)).all())
 
 
 def check_diagonal(values: npt.NDArray[np.float64], subject: object) -> None:
@@ -319,7 +295,7 @@ def check_diagonal(values: npt.NDArray[np.float64], subject: object) -> None:
 
 
 def dot_products(X: Block, Y: Block, dtype: npt.DTypeLike) -> Fill:
-    """Filler of X Yᵀ: one GEMM a strip, or sparse products that densify the result alone.
+    """Filler of X Yᵀ: one GEMM per strip, or sparse products that densify the result alone.
 
     The arithmetic is in `dtype`, or better, whatever the rows are stored in; CSR rows are converted strip by strip.
     """
@@ -331,14 +307,15 @@ def dot_products(X: Block, Y: Block, dtype: npt.DTypeLike) -> Fill:
 
         return multiply
 
-    # SciPy multiplies CSR by CSR; the transposed panel would otherwise be converted again for every strip.
-    panels: dict[int, tuple[slice, Any]] = {}
+    # SciPy multiplies CSR by CSR; transposed rows of Y would otherwise be converted again for every strip.
+    transposes: dict[int, tuple[slice, Any]] = {}
     left_dtype, right_dtype = np.promote_types(X.dtype, dtype), np.promote_types(Y.dtype, dtype)
 
     def multiply_sparse(rows: slice, columns: slice, out: FloatArray) -> None:
-        known = panels.get(columns.start)
+        known = transposes.get(columns.start)
         if known is None or known[0] != columns:
-            known = panels[columns.start] = columns, Y[columns].astype(right_dtype, copy=False).T.tocsr()
+            known = columns, Y[columns].astype(right_dtype, copy=False).T.tocsr()
+            transposes[columns.start] = known
         out[...] = (X[rows].astype(left_dtype, copy=False) @ known[1]).toarray()
 
     return multiply_sparse

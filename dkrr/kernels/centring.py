@@ -22,11 +22,11 @@ from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
 
 FAR = 10.0
-"""The mean of the rows over their spread from which an origin pays: below, fewer than two digits are at stake."""
+"""Ratio of the rows' mean to their spread from which an origin is chosen: below, fewer than two digits are lost."""
 
 Array = npt.NDArray[np.float64]
 Origins = tuple[Array | None, ...]
-"""An origin for each linear part of a kernel, in the order of `linear_parts`; None where it stays about 0."""
+"""Origin of each linear part of a kernel, in the order of `linear_parts`; None for an origin of 0."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,7 +68,7 @@ class CentredLinear(Kernel):
 
     def resolved(self, n_features: int) -> Kernel:
         if n_features != len(self.origin):
-            raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, one for each of the origin")
+            raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, as many as the origin")
         return self
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -101,7 +101,7 @@ class CentredLinear(Kernel):
 
 
 def as_origin(values: Any) -> Array:
-    """Origin as an array of its own that nobody writes to, of shape (d,)."""
+    """Origin as a read-only copy of shape (d,)."""
     origin = np.array(values, np.float64).reshape(-1)
     origin.flags.writeable = False
     return origin
@@ -124,7 +124,7 @@ class LinearPart:
 
 @dataclass(frozen=True)
 class Centring:
-    """What has been done to a kernel whose linear parts have origins."""
+    """A kernel and the origins that its linear parts were given."""
 
     plain: Kernel
     """The kernel about 0."""
@@ -135,16 +135,7 @@ class Centring:
         return [None if origin is None else origin.tolist() for origin in self.origins]
 
     def shift(self, rows: Block) -> Array:
-        """Σ −s oᵀ(x_J − o) for every row x, over the parts with an origin: k(0, x) less that about 0.
-
-        Parameters
-        ----------
-        rows : ndarray, shape (m, d)
-
-        Returns
-        -------
-        ndarray, shape (m,)
-        """
+        """Σ −s oᵀ(x_J − o) over the parts with an origin, for rows (m, d): k(0, x) less that about 0, (m,)."""
         total = np.zeros(rows.shape[0])
         for part, origin in zip(linear_parts(self.plain, rows.shape[1]), self.origins, strict=True):
             if origin is not None:
@@ -153,14 +144,7 @@ class Centring:
 
 
 def linear_parts(kernel: Kernel, n_features: int) -> tuple[LinearPart, ...]:
-    """Linear kernels that a kernel is the sum of, from left to right; its other terms are passed over.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    n_features : int
-        d.
-    """
+    """Linear kernels that a kernel of d features is the sum of, from left to right; its other terms are skipped."""
     return tuple(_linear_parts(kernel, 1.0, slice(0, n_features), n_features))
 
 
@@ -180,14 +164,7 @@ def _linear_parts(
 
 
 def with_origins(kernel: Kernel, origins: Origins) -> Kernel:
-    """Kernel whose linear parts have these origins; with a free intercept it gives the same model.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    origins : tuple of (ndarray or None)
-        One for each of `linear_parts`.
-    """
+    """Kernel with origins for its `linear_parts`; with a free intercept it gives the same model."""
     return _about(kernel, iter(origins))
 
 
@@ -201,31 +178,24 @@ def _about(kernel: Kernel, origins: Iterator[Array | None]) -> Kernel:
 
 
 def origins_near(kernel: Kernel, sample: FloatArray, n_rows: int, weights: Array | None = None) -> Origins:
-    """Origins for the linear parts of a kernel, which keep the digits of rows far from 0.
+    """Origins for the linear parts of a resolved kernel, which keep the digits of rows far from 0; or no origins.
 
     Linear kernels, also as parts of sums and multiples, get an origin where the mean of the rows is far from 0 beside
     their spread. Kernels of x − z need none. A polynomial kernel about another origin is another model, and beside one
-    nothing is gained: such kernels stay as they are.
+    nothing is gained: such kernels are unchanged.
 
     The origin is not the mean m itself: K about it has 1 in its null space, and with λ = 0 would not be positive
     definite where K is. It is m + s/√n with the standard deviations s: 1ᵀK1/n is then ‖s‖², the mean of the
-    eigenvalues. For the same reason a single row is left where it is.
+    eigenvalues. For the same reason a single row gets no origin.
 
     Parameters
     ----------
-    kernel : Kernel
-        Resolved.
     sample : ndarray, shape (m, d)
         Some of the rows.
     n_rows : int
         n, without rows of weight 0.
     weights : ndarray, shape (m,), optional
         Sample weights of these rows, above 0: mean and spread are weighted.
-
-    Returns
-    -------
-    tuple of (ndarray or None)
-        Empty if no part gets an origin, as where the mean is not finite.
     """
     parts = linear_parts(kernel, sample.shape[1])
     if any(isinstance(leaf.base if isinstance(leaf, Columns) else leaf, Polynomial) for leaf in leaves(kernel)):

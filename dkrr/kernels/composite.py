@@ -145,13 +145,10 @@ class Normalized(Compound):
     """
 
     tag: ClassVar[str] = "normalized"
+    _has_unit_diagonal: ClassVar[bool] = True
     _passes: ClassVar[int] = 2
 
     base: Kernel
-
-    @property
-    def has_unit_diagonal(self) -> bool:
-        return True
 
     @property
     def row_degree(self) -> float | None:

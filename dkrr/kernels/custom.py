@@ -29,9 +29,9 @@ from dkrr.kernels.costs import CALLABLE_SECONDS
 from dkrr.kernels.objects import WIDTH as OBJECT_WIDTH
 from dkrr.kernels.objects import decode_objects, encode_objects, is_container, is_objects
 
-# Rows handed at once to a function that is asked for a diagonal alone: few, for it computes their square.
+# Rows passed at once to a function for a diagonal: few, since it computes all their pairs.
 DIAGONAL_ROWS = 16
-# What an object is reckoned to take, in columns of 8 bytes.
+# Assumed size of an object, in columns of 8 bytes.
 OBJECT_BYTES = 512
 
 
@@ -42,14 +42,14 @@ class CallableKernel(Kernel):
     Parameters
     ----------
     function : callable
-        ``function(X, Y)`` returns all k(x, z) as an (n_rows, n_columns) array of real numbers. It must be
-        symmetric, k(x, z) = k(z, x), and give an entry whatever the other rows of the block are.
+        ``function(X, Y)`` returns all k(x, z) as an (n_rows, n_columns) array of real numbers. It has to be
+        symmetric, k(x, z) = k(z, x), and its entries must not depend on the other rows of the block.
         (scikit-learn's takes one pair of rows and returns one number.) Where the data are objects (strings, or
         anything that JSON can say; rows of a DataFrame with text come as dicts) X and Y are lists of them.
     name : str, optional
         Name in messages and descriptions; None means the function's qualified name.
     takes_objects : bool
-        The rows stand for objects; `fitted` finds out.
+        Whether the rows stand for objects; `fitted` sets it.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class CallableKernel(Kernel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the function's source and of what it has bound: whether it looks the same as before."""
+        """SHA-256 of the function's source and of what it has bound."""
         return identity_of(self.function)
 
     def fitted(self, X: Any) -> Kernel:
@@ -90,7 +90,7 @@ class CallableKernel(Kernel):
         return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Memory of the function's result, of a copy and of a mask; its own is unknown."""
+        # The function's result, a copy and a mask; what the function itself takes is unknown.
         width = OBJECT_BYTES if self.takes_objects else n_features
         return 2 * 8 * n_rows * n_columns + super()._dense_workspace_bytes(n_rows, n_columns, width)
 
@@ -123,7 +123,7 @@ class CallableKernel(Kernel):
         return f"the kernel function {self.name!r}"
 
     def _block(self, X: Block, Y: Block) -> FloatArray:
-        """Function(X, Y), checked."""
+        """Checked result of function(X, Y)."""
         expected = X.shape[0], Y.shape[0]
         takes_objects = self.takes_objects or X.shape[1] == OBJECT_WIDTH
         # A function of float32 rows would compute in float32.
@@ -168,7 +168,7 @@ class Precomputed(Kernel):
     """X is itself a block of the Gram matrix, as with scikit-learn's ``kernel="precomputed"``.
 
     Called on the Gram matrix alone it checks that this is square and symmetric; with Y, the training rows,
-    it checks that X has a column for each of them, and does not look at what Y holds.
+    it checks that X has a column for each of them, and ignores the values of Y.
 
     Examples
     --------
@@ -213,7 +213,6 @@ class Precomputed(Kernel):
 
     @property
     def is_precomputed(self) -> bool:
-        """Whether X is itself the Gram matrix: True."""
         return True
 
     def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
@@ -236,7 +235,7 @@ def _check_square(K: Block) -> None:
 
 
 def identity_of(*values: Any) -> str:
-    """SHA-256 of what identifies functions, and values that they use, in every process."""
+    """SHA-256 of functions and the values that they use, the same in every process."""
     return hashlib.sha256(" ".join(map(_text, values)).encode()).hexdigest()
 
 
@@ -252,7 +251,7 @@ def identity_of_class(kind: type) -> str:
 
 
 def is_dkrrs(kind: type) -> bool:
-    """Whether a class is dkrr's own, so that its name says what it does."""
+    """Whether a class is dkrr's own, so that its name identifies it."""
     return kind.__module__.startswith("dkrr.")
 
 
@@ -265,7 +264,7 @@ def qualified_name(function: Callable[..., Any]) -> str:
 
 
 def _text(value: Any, depth: int = 4) -> str:
-    """What identifies a function (or a value it uses) in every process: addresses would not.
+    """Text that identifies a function (or a value it uses) in every process, as addresses do not.
 
     Source text alone would not do: closures of one factory share it. So what a function has bound belongs to it: cells,
     defaults, and the plain values that it reads from its module.

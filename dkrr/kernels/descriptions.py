@@ -1,4 +1,4 @@
-"""From names and descriptions to kernels; nothing is imported, unpickled or evaluated on the way."""
+"""From names and descriptions to kernels; nothing is imported, unpickled or evaluated."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ def as_kernel(
         if gamma is not None or degree != 3 or coef0 != 1 or settings:
             raise InputError(
                 f"gamma, degree, coef0 or kernel_params are given beside the kernel value {kernel!r}; "
-                "expected the value alone: set its parameters where it is made"
+                "expected the value alone: set its parameters in its constructor"
             )
         return kernel
     if isinstance(kernel, str):

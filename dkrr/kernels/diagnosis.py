@@ -1,4 +1,4 @@
-"""Whether a kernel is positive definite on given rows, as far as the eigenvalues of a sample can say."""
+"""Whether a kernel is positive definite on given rows, judged by the eigenvalues of a sample."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,7 +36,7 @@ class SampledSpectrum:
     """Rows of the sample."""
 
     n_rows: int
-    """Rows that it was drawn from."""
+    """Rows from which it was drawn."""
 
     @property
     def rounding(self) -> float:
@@ -55,8 +55,8 @@ class SampledSpectrum:
         rows = f"all {self.n_rows:,} rows" if whole else f"{self.n_sampled:,} of {self.n_rows:,} rows"
         found = f"eigenvalues from {self.smallest:.3g} to {self.largest:.3g} on {rows} (rounding: {self.rounding:.1g})"
         if self.verdict == "indefinite":
-            least = f"alpha must exceed {-self.smallest:.3g}" + ("" if whole else ", for all rows perhaps by far")
-            return f"{found}: indefinite, no feature map has this kernel; {least}"
+            bound = f"alpha must exceed {-self.smallest:.3g}" + ("" if whole else ", for all rows perhaps by far")
+            return f"{found}: indefinite, no feature map has this kernel; {bound}"
         if self.verdict == "semidefinite":
             return (
                 f"{found}: positive semidefinite to rounding, and singular, as where rows repeat or features are fewer "
@@ -84,12 +84,12 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     Returns
     -------
     SampledSpectrum
-        Its `verdict`, or `print`, says what the numbers mean.
+        Its `verdict` and its text interpret the numbers.
 
     Raises
     ------
     InputError
-        If there are no rows, or the kernel of the sample holds NaN or infinity.
+        If X has no rows, or the kernel of the sample holds NaN or infinity.
 
     Examples
     --------
@@ -106,9 +106,9 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     rows = as_rows(kernel.encode(X))
     n = rows.shape[0]
     if n == 0:
-        raise InputError("X has no rows; expected at least one to compute a kernel matrix of")
+        raise InputError("X has no rows; expected at least 1")
     if kernel.is_precomputed and rows.shape[1] != n:
-        raise InputError(f"the precomputed Gram matrix has shape {rows.shape}; expected a square one")
+        raise InputError(f"the precomputed Gram matrix has shape {rows.shape}; expected a square matrix")
     if n > n_sample:
         chosen = np.sort(np.random.default_rng(random_state).choice(n, n_sample, replace=False))
         rows = rows[chosen]
@@ -116,6 +116,6 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
             rows = rows[:, chosen]
     K = kernel(rows)
     if not np.isfinite(K).all():
-        raise InputError(f"the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: look for them in X")
+        raise InputError(f"the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: check X")
     values = scipy.linalg.eigvalsh(K, overwrite_a=True, check_finite=False)
     return SampledSpectrum(float(values[0]), float(values[-1]), len(values), n)

@@ -9,17 +9,9 @@ from dkrr.errors import InputError, InputTypeError
 
 
 def as_documents(X: Any) -> list[str] | None:
-    """Documents as a list of strings, or None for rows of numbers and places where such lie.
+    """Documents of a sequence, Series or object array of strings; None for rows of numbers and paths of such.
 
-    Parameters
-    ----------
-    X : sequence of str, Series or object array of strings; or anything else
-
-    Raises
-    ------
-    InputTypeError
-        If X looks like documents and is none: a lone string, a table with text, or something among them that is no
-        string.
+    What looks like documents but is not is refused: a single string, a table with text, items that are not strings.
     """
     if isinstance(X, str | bytes):
         raise InputTypeError(
@@ -39,17 +31,17 @@ def as_documents(X: Any) -> list[str] | None:
         kind = getattr(getattr(X, "dtype", None), "kind", "O")
         if not (hasattr(X, "shape") and hasattr(X, "dtype")) or kind in "biufc":
             return None
-        # A Series; and not what is lazy, which must not be computed by accident.
+        # A Series, but nothing lazy, which would be computed by accident.
         values = X.to_numpy() if hasattr(X, "to_numpy") and not hasattr(X, "compute") else X
         if not isinstance(values, np.ndarray):
             raise InputTypeError(
-                f"X is of type {type(X).__module__}.{type(X).__qualname__} and holds no numbers; expected documents as "
-                "a list, a Series or a numpy array in memory: use X.compute() or X[:]"
+                f"X is of type {type(X).__module__}.{type(X).__qualname__} with other values than numbers; expected "
+                "documents as a list, a Series or a numpy array in memory: use X.compute() or X[:]"
             )
         if values.dtype.kind in "biufc":
             return None
         if values.ndim != 1:
-            raise InputError(f"X has shape {values.shape} and holds no numbers; expected a list of documents: X[:, 0]")
+            raise InputError(f"X has shape {values.shape}; expected numbers, or a list of documents: use X[:, 0]")
         X = values.tolist()
     for number, document in enumerate(X):
         if not isinstance(document, str):
@@ -58,10 +50,10 @@ def as_documents(X: Any) -> list[str] | None:
 
 
 def _fault(document: object) -> str:
-    """Say what is wrong with a document that is no string."""
-    # NaN, NaT and pandas' NA: all that do not equal themselves, for certain.
+    """What is wrong with a document that is not a string, and the remedy."""
+    # NaN, NaT and pandas' NA do not equal themselves.
     if document is None or (np.isscalar(document) and document != document) or type(document).__name__ == "NAType":
-        return f'is missing ({document}); expected a string: leave it out, or put "" in its place'
+        return f'is missing ({document}); expected a string: leave it out, or replace it by ""'
     if isinstance(document, bytes):
         return 'is bytes; expected a string: decode it first, document.decode("utf-8")'
     shown = repr(document)

@@ -19,7 +19,7 @@ from dkrr.kernels.blocks import (
     finite,
     is_sparse,
     moderate_rows,
-    positive,
+    positive_or_none,
     squared_norms,
 )
 from dkrr.kernels.costs import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS, WRITE_SECONDS
@@ -88,8 +88,7 @@ class Polynomial(Kernel):
         if degree < 0:
             raise InputError(f"degree is {self.degree!r}; expected a number of at least 0")
         object.__setattr__(self, "degree", int(degree) if degree.is_integer() else degree)
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
         object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
 
     @property
@@ -125,15 +124,15 @@ class Polynomial(Kernel):
             return
         if float(dots.min()) < 0:
             raise InputError(
-                f"degree is {self.degree}, but γ xᵀz + coef0 is negative for some rows, and a negative number "
-                "has no fractional power: use a whole degree, a larger coef0, or non-negative features"
+                f"degree is {self.degree} and γ xᵀz + coef0 is negative for some rows; expected a whole degree, since "
+                "a negative number has no fractional power: change degree, coef0, or use non-negative features"
             )
         np.power(dots, self.degree, out=dots)
 
 
 @dataclass(frozen=True)
 class Sigmoid(Kernel):
-    """k(x, z) = tanh(γ xᵀz + c), for agreement with scikit-learn; it may be indefinite.
+    """k(x, z) = tanh(γ xᵀz + c), as in scikit-learn; it may be indefinite.
 
     Parameters
     ----------
@@ -150,8 +149,7 @@ class Sigmoid(Kernel):
     coef0: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
         object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
@@ -191,6 +189,7 @@ class Cosine(Kernel):
     """
 
     tag: ClassVar[str] = "cosine"
+    _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
 
@@ -210,7 +209,7 @@ class Cosine(Kernel):
 
 
 def unit_rows(X: Block) -> Block:
-    """Rows divided by their Euclidean length; a row of zeros stays."""
+    """Rows divided by their Euclidean lengths; a row of zeros is unchanged."""
     X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
     if is_sparse(X):

@@ -23,17 +23,18 @@ from dkrr.kernels.blocks import (
     finite,
     is_sparse,
     positive,
+    positive_or_none,
     squared_norms,
     times_powers_of_two,
 )
 from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
-# beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is computed again from x − z, unless
+# beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless
 # the exponent is so low, that error allowed for, that the kernel is zero to the same accuracy.
 REFINE_EXPONENT = {np.dtype(np.float64): 1e4, np.dtype(np.float32): 1e3}
 ZERO_EXPONENT = -40.0
-# Matérn: the square root amplifies the error near zero, so below this ‖x − z‖² / (‖x‖² + ‖z‖²) it is too.
+# Matérn: the square root amplifies the error near zero, so below this ‖x − z‖² / (‖x‖² + ‖z‖²) it is recomputed too.
 REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 # Beyond this |s|(‖x‖² + ‖z‖²) the augmented product may overflow: nothing of it is used.
 MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
@@ -62,17 +63,17 @@ class RBF(Kernel):
     """
 
     tag: ClassVar[str] = "rbf"
+    _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
-    # Only where entries are computed again: a mask, index pairs and differences.
+    # Only where entries are recomputed: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 0
 
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
         return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
@@ -85,11 +86,11 @@ class RBF(Kernel):
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             if limit < exponent.fill(rows, columns, out) < math.inf:
-                for where, part in _parts(rows, out):
-                    i, j = _where(part > ZERO_EXPONENT - exponent.error * exponent.largest(where, columns))
+                for where, strip in _strips(rows, out):
+                    i, j = _where(strip > ZERO_EXPONENT - exponent.error * exponent.largest(where, columns))
                     sizes = exponent.sizes(where, columns, i, j)
-                    unsure = (sizes > limit) & (part[i, j] > ZERO_EXPONENT - exponent.error * sizes)
-                    exponent.refine(where, columns, part, i[unsure], j[unsure])
+                    unsure = (sizes > limit) & (strip[i, j] > ZERO_EXPONENT - exponent.error * sizes)
+                    exponent.refine(where, columns, strip, i[unsure], j[unsure])
             # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
             # a number takes five times as long as this, and half as long as exp.)
             bits = out.view(f"i{out.itemsize}")
@@ -128,6 +129,7 @@ class Matern(Kernel):
     """
 
     tag: ClassVar[str] = "matern"
+    _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
@@ -154,12 +156,12 @@ class Matern(Kernel):
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             if squares.fill(rows, columns, out) < math.inf:
-                for where, part in _parts(rows, out):
-                    i, j = _where(part < near * squares.largest(where, columns))
-                    close = part[i, j] < near * squares.sizes(where, columns, i, j)
-                    squares.refine(where, columns, part, i[close], j[close])
+                for where, strip in _strips(rows, out):
+                    i, j = _where(strip < near * squares.largest(where, columns))
+                    close = strip[i, j] < near * squares.sizes(where, columns, i, j)
+                    squares.refine(where, columns, strip, i[close], j[close])
             else:
-                np.minimum(out, squares.most, out=out)  # ∞ times exp(−∞) is not 0
+                np.minimum(out, squares.max_size, out=out)  # ∞ times exp(−∞) is not 0
             np.abs(out, out=out)
             self._decay(out, scratch)
 
@@ -189,28 +191,20 @@ class Matern(Kernel):
 
 
 class ScaledSquaredDistances:
-    """s ‖x − z‖² for strips of two blocks, from one GEMM on augmented rows.
+    """s ‖x − z‖² for strips of two blocks, from one GEMM on augmented rows in `dtype`; s may have either sign.
 
     With x' = [−2s x, s‖x‖², 1] and z' = [z, 1, s‖z‖²] the exponent is x'ᵀz', so nothing but the GEMM runs
     over the strip. The mean of Y's rows is subtracted from both first: distances do not change, but rows far
     from the origin would lose their digits. (Not from CSR rows, which it would fill.)
-
-    Parameters
-    ----------
-    X, Y : Rows, shapes (n_rows, d) and (n_columns, d)
-    scale : float
-        s, of either sign.
-    dtype : dtype
-        Precision of the product.
     """
 
     def __init__(self, X: Block, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
         X, Y, scale = _with_moderate_scale(X, Y, scale)
         self._X, self._Y, self._scale = X, Y, scale
         self._dots: Fill | None = None
-        self.most = MAX_SIZE[dtype]
+        self.max_size = MAX_SIZE[dtype]
         self.error = 4.0 * (X.shape[1] + 2) * float(np.finfo(dtype).eps)
-        """Bound of the error of an entry that `fill` writes, over its size."""
+        """Bound of the error of an entry that `fill` writes, divided by its size."""
         # Sizes that overflow are infinite or NaN; `fill` looks.
         with np.errstate(over="ignore", invalid="ignore"):
             if is_sparse(X):
@@ -228,18 +222,15 @@ class ScaledSquaredDistances:
             self._right = right
 
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
-        """Write s ‖x − z‖²; rounding may leave the wrong sign near zero.
+        """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.
 
-        Returns
-        -------
-        float
-            `largest` of the strip: entries are products, wrong by up to `error` times their size. ∞: rows are so long
-            that those might overflow, and all entries are from differences.
+        Entries are products, wrong by up to `error` times their size. ∞ means that rows are so long that products might
+        overflow, and that all entries are from differences.
         """
         largest = self.largest(rows, columns)
-        if not largest <= self.most:
-            for where, part in _parts(rows, out):
-                self.refine(where, columns, part, *_where(np.ones(part.shape, dtype=bool)))
+        if not largest <= self.max_size:
+            for where, strip in _strips(rows, out):
+                self.refine(where, columns, strip, *_where(np.ones(strip.shape, dtype=bool)))
             return math.inf
         if self._dots is None:
             blas.gemm(out, self._left[rows], self._right[columns], transpose_b=True)
@@ -269,7 +260,7 @@ class ScaledSquaredDistances:
         i: npt.NDArray[np.intp],
         j: npt.NDArray[np.intp],
     ) -> None:
-        """Compute single entries of a strip again, from differences of the rows as given; ∞ where they overflow."""
+        """Recompute single entries of a strip from differences of the rows as given; ∞ where they overflow."""
         with np.errstate(over="ignore"):
             self._refine(self._X[rows], self._Y[columns], out, i, j)
 
@@ -304,12 +295,12 @@ def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block
     return left, left if Y is X else times_powers_of_two(Y, half), ldexp(scale, -2 * half)
 
 
-def _parts(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
+def _strips(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
     """Cut a piece into strips, so that what is done to single entries takes little memory."""
     height = max(1, STRIP_ENTRIES // max(out.shape[1], 1))
     for top in range(0, len(out), height):
-        part = out[top : top + height]
-        yield slice(rows.start + top, rows.start + top + len(part)), part
+        strip = out[top : top + height]
+        yield slice(rows.start + top, rows.start + top + len(strip)), strip
 
 
 def _where(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

@@ -1,4 +1,4 @@
-"""Kernels that add up over single features: Laplacian, chi-squared and additive chi-squared."""
+"""Kernels that are sums over single features: Laplacian, chi-squared and additive chi-squared."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,11 +9,11 @@ from scipy.spatial.distance import cdist
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, Scratch, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, Scratch, is_sparse, positive, positive_or_none
 from dkrr.kernels.costs import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS
 
 # CSR columns made dense at a time: with strips of 128 and 1024 rows, at most 4.5 MiB.
-PANEL_COLUMNS = 512
+CITYBLOCK_COLUMNS = 512
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Laplacian(Kernel):
     """
 
     tag: ClassVar[str] = "laplacian"
+    _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
-    # Panels of columns made dense take 4.5 of them.
+    # Columns made dense take 4.5 of them.
     _csr_buffers: ClassVar[int] = 6
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 1
@@ -43,14 +44,13 @@ class Laplacian(Kernel):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
         return EntryCost(0.0, n_features * CITYBLOCK_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def sparse_width(self, n_features: int, stored: int) -> int:
-        """See base class: at most the columns in which a strip has entries."""
+        """At most the columns in which a strip has entries."""
         return min(n_features, STRIP_ROWS * stored)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
@@ -97,9 +97,9 @@ def _sparse_distances(X: Block, Y: Block) -> Fill:
             _absolute_sums_without(right, shared),
             out=out,
         )
-        for start in range(0, len(shared), PANEL_COLUMNS):
-            panel = shared[start : start + PANEL_COLUMNS]
-            out += cdist(left[:, panel].toarray(), right[:, panel].toarray(), "cityblock")
+        for start in range(0, len(shared), CITYBLOCK_COLUMNS):
+            some = shared[start : start + CITYBLOCK_COLUMNS]
+            out += cdist(left[:, some].toarray(), right[:, some].toarray(), "cityblock")
 
     return fill
 
@@ -170,6 +170,7 @@ class Chi2(Kernel):
     """
 
     tag: ClassVar[str] = "chi2"
+    _has_unit_diagonal: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 4
 
@@ -198,10 +199,10 @@ class Chi2(Kernel):
 def _non_negative(X: Block, dtype: np.dtype[Any]) -> FloatArray:
     """Features as contiguous rows, (n_features, n_rows), checked for sign."""
     if is_sparse(X):
-        raise InputTypeError("a chi-squared kernel takes dense rows, not CSR: use X.toarray()")
+        raise InputTypeError("X is sparse; expected dense rows for a chi-squared kernel: use X.toarray()")
     if X.size and float(X.min()) < 0:
         raise InputError(
-            f"X or Y has a negative value ({float(X.min()):.6g}); a chi-squared kernel expects non-negative "
-            "features such as counts: shift or bin them, or use another kernel"
+            f"X or Y has a negative value ({float(X.min()):.6g}); expected non-negative features, such as counts, "
+            "for a chi-squared kernel: shift or bin them, or use another kernel"
         )
     return np.ascontiguousarray(X.T, dtype=dtype)

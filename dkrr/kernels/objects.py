@@ -1,8 +1,8 @@
-"""Python objects as rows of numbers, for kernel functions of one's own: text, and whatever JSON can say.
+"""Python objects as rows of numbers, for users' kernel functions: text, and all values of JSON.
 
-A row is the UTF-8 text of an object's JSON, a byte to a column, each one larger than it is so that none is 0. All are
-as wide, so new ones fit to those that a model was trained on. Nothing is pickled: what comes back is what JSON makes of
-it (a tuple becomes a list, a key a string).
+A row is the UTF-8 text of an object's JSON, one byte per column, plus 1 so that none is 0. All rows have one width, so
+that new ones fit those of the training data. Nothing is pickled: objects are returned as JSON decodes them (a tuple
+becomes a list, a key a string).
 """
 
 import json
@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from dkrr.errors import InputError, InputTypeError
 
 WIDTH = 2**31 - 1
-"""Columns of the rows: more bytes than any object has."""
+"""Columns of the rows: a bound of the bytes of an object."""
 
 
 def is_objects(X: Any) -> bool:
@@ -25,7 +25,7 @@ def is_objects(X: Any) -> bool:
     if hasattr(X, "columns"):
         return any(getattr(kind, "kind", "O") not in "biuf" for kind in X.dtypes) and not _are_numbers(X)
     if isinstance(X, list | tuple):
-        # Before NumPy sees them: its strings are all as long as the longest.
+        # Not by NumPy, whose strings all take as much memory as the longest.
         if any(isinstance(item, str | dict | None) for item in X):
             return True
         try:
@@ -39,7 +39,7 @@ def is_objects(X: Any) -> bool:
 
 
 def is_container(X: Any) -> bool:
-    """Whether data are in memory, one after the other: a list, an array, a Series or a table."""
+    """Whether data are a sequence in memory: a list, an array, a Series or a table."""
     return isinstance(X, list | tuple | np.ndarray) or hasattr(X, "columns") or hasattr(X, "to_list")
 
 
@@ -52,24 +52,10 @@ def _are_numbers(X: Any) -> bool:
 
 
 def encode_objects(X: Any) -> Any:
-    """Rows of objects.
-
-    Parameters
-    ----------
-    X : sequence, Series or object array of strings, or of values of JSON; or DataFrame, whose rows become dicts
-
-    Returns
-    -------
-    CSR array of shape (n, WIDTH), uint16
-
-    Raises
-    ------
-    InputTypeError
-        If JSON cannot say what an object is; names its number.
-    """
+    """CSR rows (n, WIDTH), uint16, for a sequence of values of JSON, or a DataFrame, whose rows become dicts."""
     items = X.to_dict("records") if hasattr(X, "columns") else X.tolist() if hasattr(X, "tolist") else list(X)
     if not items:
-        raise InputError("X is empty: there are no objects; expected at least 1")
+        raise InputError("X is empty; expected at least 1 object")
     rows = []
     for number, item in enumerate(items):
         try:
@@ -77,7 +63,7 @@ def encode_objects(X: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise InputTypeError(
                 f"object {number} of X is a {type(item).__qualname__}, which cannot be stored ({error}); expected "
-                f"strings, numbers, None, or lists and dicts of them. Turn it into such, or into rows of numbers"
+                "strings, numbers, None, or lists and dicts of them: convert it, or use rows of numbers"
             ) from error
         rows.append(np.frombuffer(text.encode(errors="surrogatepass"), np.uint8))
     lengths = [len(row) for row in rows]
@@ -90,11 +76,11 @@ def encode_objects(X: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__qualname__} is none of JSON's types")
+    raise TypeError(f"{type(value).__qualname__} is not a type of JSON")
 
 
 def decode_objects(rows: Any) -> list[Any]:
-    """Undo `encode_objects` for some rows."""
+    """Objects of some rows that `encode_objects` made."""
     data = (np.asarray(rows.data).astype(np.int64) - 1).astype(np.uint8).tobytes()
     starts = rows.indptr
     return [json.loads(data[a:b].decode(errors="surrogatepass")) for a, b in pairwise(starts)]

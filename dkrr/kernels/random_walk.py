@@ -16,7 +16,7 @@ from dkrr.kernels.graph_products import PRODUCT_ENTRIES
 from dkrr.kernels.graph_rows import encode_graphs
 from dkrr.kernels.graph_walks import MATCHED_PAIRS, common_walks
 
-# One pair of molecules of 18 atoms, labelled, at half of the largest decay: the sizes of graphs are not known here.
+# One pair of labelled molecules of 18 atoms, at half of the largest decay: sizes of graphs are not known here.
 PAIR_SECONDS = 10e-6
 
 # At the peak, for a node or an edge of a product, for a pair, and for a graph of about 30 nodes and edges.
@@ -30,7 +30,7 @@ class RandomWalk(Kernel):
     """Random-walk kernel of graphs: the walks that two of them have in common, each with λ to the power of its length.
 
     A walk of length l in common is a walk v₀ ... v_l in G and one w₀ ... w_l in H, both along edges, where v_i and w_i
-    have the same label for every i. With c_l(G, H) how many of them there are,
+    have the same label for every i. With c_l(G, H) their number,
 
         k(G, H) = Σ_l λˡ c_l(G, H) = 1ᵀ (I − λ W)⁻¹ 1,
 
@@ -47,18 +47,18 @@ class RandomWalk(Kernel):
     decay : float
         λ > 0. The infinite sum is finite for all pairs of some graphs if and only if it is finite for each graph with
         itself, since c_l(G, H)² ≤ c_l(G, G) c_l(H, H): λ must be below 1 / ρ for the largest spectral radius ρ of a
-        graph's labelled product with itself. That is what is checked, exactly and not by a bound such as the product of
-        the largest degrees, for every graph of X and of Y; if it does not hold there is an error that names a λ which
-        would do. Very near to the limit rounding would be multiplied by 1 / (1 - λρ): there is the same error unless a
-        proven bound of λρ, which the solution gives, is at most 1 - 1e-6.
+        graph's labelled product with itself. This is checked, exactly and not by a bound such as the product of the
+        largest degrees, for every graph of X and of Y; the error names a λ that is small enough. Very near the limit
+        rounding would be multiplied by 1 / (1 - λρ): the same error is raised unless a proven bound of λρ, which the
+        solution gives, is at most 1 - 1e-6.
     steps : int, optional
-        Longest walks that are counted, at least 1; None means all. If given, every λ will do whose sums
-        float64 holds.
+        Length of the longest walks that are counted, at least 1; None means all. If given, λ may have any value
+        whose sums are within the range of float64.
     normalized : bool
         Divide by √(k(G, G) k(H, H)), so that k(G, G) = 1.
     label : str or None
-        Attribute of networkx nodes that is their label; None means that they have none. Other forms of graphs carry
-        their labels with them.
+        Attribute of networkx nodes that is their label; None means no labels. Other forms of graphs contain their
+        labels.
 
     References
     ----------
@@ -108,7 +108,7 @@ class RandomWalk(Kernel):
         """
         if sp.issparse(X) and X.format == "csr":
             return X
-        # A Series; and not what is lazy, which must not be computed by accident.
+        # A Series, but nothing lazy, which would be computed by accident.
         given = X.to_numpy() if hasattr(X, "to_numpy") and not hasattr(X, "compute") else X
         if isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1:
             given = given.tolist()
@@ -116,13 +116,12 @@ class RandomWalk(Kernel):
             return encode_graphs(given, self.label)
         shape = f" of dtype {X.dtype} and shape {X.shape}" if isinstance(X, np.ndarray) else ""
         raise InputTypeError(
-            f"X is of type {type(X).__module__}.{type(X).__qualname__}{shape}; a random-walk kernel expects a list, a "
-            "tuple or a one-dimensional object array of graphs, or the CSR rows that encode made of them"
+            f"X is of type {type(X).__module__}.{type(X).__qualname__}{shape}; expected a list, a tuple or a "
+            "one-dimensional object array of graphs, or the CSR rows that encode made of them"
         )
 
     @property
     def has_unit_diagonal(self) -> bool:
-        """Whether k(G, G) = 1: if it is normalized."""
         return self.normalized
 
     def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
@@ -131,7 +130,7 @@ class RandomWalk(Kernel):
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:  # noqa: ARG002
         """Temporary memory of one call, for graphs of up to 30 nodes and edges and products of some 10⁴.
 
-        The number of columns says nothing here. Graphs many times larger take more in proportion, and a single pair
+        The number of columns does not matter here. Graphs many times larger take more in proportion, and a single pair
         takes what its product needs.
         """
         pieces = ENTRY_BYTES * PRODUCT_ENTRIES + PAIR_BYTES * MATCHED_PAIRS + self._strip_buffers * 8 * STRIP_ENTRIES
@@ -143,7 +142,7 @@ class RandomWalk(Kernel):
         scratch = Scratch()
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            # Sums that are about to be divided may be too large for float32.
+            # Sums may be too large for float32 until they are divided.
             strip = out if out.dtype == np.float64 else scratch.like(out)
             walks.fill(rows, columns, strip)
             if self.normalized:

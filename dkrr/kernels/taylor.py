@@ -10,11 +10,11 @@ from scipy.special import gammaincc
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, dot_products, finite, positive, squared_norms
+from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, dot_products, finite, positive_or_none, squared_norms
 from dkrr.kernels.costs import PASS_SECONDS, WRITE_SECONDS
 
 MAX_DEGREE = 500
-"""Beyond, there are rows for which exp(−γ‖x‖²) is 0 in float64 and the kernel is not."""
+"""Above it, exp(−γ‖x‖²) of some rows is 0 in float64 where the kernel is not."""
 MAX_DOT = 700.0
 """Where 2γ|xᵀz| is larger, the kernel is below 1e-14 for every degree, as γ‖x‖² + γ‖z‖² is then larger too."""
 
@@ -65,8 +65,7 @@ class TaylorRBF(Kernel):
                 "needed rows lie far from the origin, so centre them, or use the RBF kernel itself"
             )
         object.__setattr__(self, "degree", int(degree))
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
 
     def entry_cost(self, n_features: int) -> EntryCost:
         return EntryCost(2.0 * n_features, WRITE_SECONDS + (2 * self.degree + 4) * PASS_SECONDS)
@@ -77,7 +76,7 @@ class TaylorRBF(Kernel):
         multiply, scratch, sums = dot_products(X, Y, np.float64), Scratch(), Scratch()
         left = self.gamma * squared_norms(X)
         right = left if Y is X else self.gamma * squared_norms(Y)
-        # exp(−γ‖x‖²) is 0 there, whatever xᵀz comes to.
+        # exp(−γ‖x‖²) is 0 there, whatever xᵀz is.
         is_undefined = not np.isfinite(left.max(initial=0.0) + right.max(initial=0.0))
         may_be_large = 2 * np.sqrt(left.max(initial=0.0) * right.max(initial=0.0)) > MAX_DOT
         left, right = np.exp(-left), np.exp(-right)
@@ -96,7 +95,7 @@ class TaylorRBF(Kernel):
             for term in series[-2::-1]:
                 total *= s
                 total += term
-            # One after the other: their product may be below float64's range where the kernel is not.
+            # Not their product, which may be below float64's range where the kernel is not.
             total *= left[rows, np.newaxis]
             np.multiply(total, right[columns], out=out, casting="same_kind")
 

@@ -1,4 +1,4 @@
-"""The kernel of bags of words: documents that share words are alike."""
+"""The kernel of bags of words: documents are compared by the words that they share."""
 
 import re
 from collections import Counter
@@ -22,13 +22,13 @@ Weighting = Literal["tfidf", "counts", "binary"]
 TOKEN_PATTERN = r"(?u)\b\w\w+\b"
 """scikit-learn's: two or more letters, digits or underscores."""
 
-# A kernel is told d, not how many terms a document has. An entry takes about 0.5 ns for every one of them: 8 to 16 ns
-# with 14 (text messages), 100 ns with 200 (news), 200 ns with 500 (news in pairs of words), whatever d is.
+# A kernel gets d, not the number of terms per document. An entry takes about 0.5 ns for each term: 8 to 16 ns
+# with 14 (text messages), 100 ns with 200 (news), 200 ns with 500 (news in pairs of words), for any d.
 TERM_SECONDS = 0.5e-9
 TYPICAL_TERMS = 100
 # For memory, on the safe side: the same three have 14, 200 and 530 on average.
 MANY_TERMS = 1000
-# Rows at unit length, their transposed panels, and what SciPy holds while it makes either, with 64-bit indices.
+# Rows at unit length, their transposes, and what SciPy holds while it makes either, with 64-bit indices.
 TERM_BYTES = 48
 
 
@@ -38,31 +38,31 @@ class BagOfWords(Kernel):
 
     `fitted` learns the vocabulary and how rare each term is from a corpus; `encode` turns documents into CSR rows of
     weights, from which the kernel is then computed: those of scikit-learn's `TfidfVectorizer(norm=None)`. A document
-    without any known term is like nothing, itself included. Hashing (`n_hashed`) needs no vocabulary, and `fitted`
-    learns the rarities alone.
+    without any known term has k(x, z) = 0 for every z, itself included. Hashing (`n_hashed`) needs no vocabulary, and
+    `fitted` learns the rarities alone.
 
     Parameters
     ----------
     weighting : {"tfidf", "counts", "binary"}
         w: counts times ln((1 + n) / (1 + nₜ)) + 1, where nₜ of n documents have the term; counts; or 1 for every term
-        that is there.
+        in the document.
     cosine : bool
         Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
     ngram_range : (int, int)
         A term is this many words in a row, from the first number to the second.
     min_df : int or float
-        The vocabulary takes terms of at least this many documents (an int), or of this part of them (a float up to 1).
+        The vocabulary takes terms of at least this many documents (an int), or this fraction of them (a float up to 1).
     lowercase : bool
-        Make no difference between capital and small letters.
+        Whether to treat capital and small letters alike.
     token_pattern : str
-        Regular expression of a word; of its one group, if it has one.
+        Regular expression of a word; if it has a group, the word is what the group matches.
     n_hashed : int, optional
-        Number of columns that terms are hashed to, in place of a vocabulary. Terms that meet in a column are added up:
-        2**18 or more make that rare.
+        Number of columns that terms are hashed to, in place of a vocabulary. Terms that share a column are added up,
+        which is rare with 2**18 or more.
     vocabulary : sequence of str, optional
         The terms, one for each column. None: `fitted` learns them.
     idf : sequence of float, optional
-        What the counts of each column are multiplied by for "tfidf". None: `fitted` learns them.
+        Factors of the counts of each column for "tfidf". None: `fitted` learns them.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class BagOfWords(Kernel):
             object.__setattr__(self, "idf", self._checked_idf(self.idf))
 
     def __repr__(self) -> str:
-        # Ten thousand terms would bury every message.
+        # Messages would be unreadable with ten thousand terms.
         shown = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         for name, what in (("vocabulary", "terms"), ("idf", "numbers")):
             if name in shown:
@@ -125,40 +125,40 @@ class BagOfWords(Kernel):
         return f"{type(self).__qualname__}({', '.join(text)})"
 
     def fitted(self, X: Any) -> Kernel:
-        """Kernel with the vocabulary and the rarities of a corpus; what it has already stays.
+        """Kernel with the vocabulary and the rarities of a corpus; what it already has is kept.
 
         Parameters
         ----------
         X : sequence of str, Series or object array of strings
-            The documents. Rows of numbers teach nothing: the kernel comes back as it is.
+            The documents. Rows of numbers leave the kernel unchanged.
 
         Raises
         ------
         InputError
-            If there is no document, or no term in them. `InputTypeError` if one is no string; names its number.
+            If X has no document, or the documents no term. `InputTypeError` if one is not a string; names its number.
         """
         if not self._lacks or (documents := as_documents(X)) is None:
             return self
         if not documents:
-            raise InputError("the corpus has no document; expected at least 1 to learn the vocabulary from")
+            raise InputError("the corpus is empty; expected at least 1 document to learn the vocabulary from")
         if self.vocabulary is not None or self.n_hashed is not None:
             return replace(self, idf=_idf(self._counts(documents)))
         try:
             vectorizer = self._vectorizer()
             counts = vectorizer.fit_transform(documents)
         except ValueError as error:
-            # Nothing else is left that it could refuse: the settings are checked above.
+            # The only possible reason: the settings have been checked.
             raise InputError(
                 f"none of the {len(documents)} documents has a term: no {self._term} matches token_pattern="
-                f"{self.token_pattern!r}; expected at least one: change token_pattern or ngram_range"
+                f"{self.token_pattern!r}; expected at least 1: change token_pattern or ngram_range"
             ) from error
         n_having = _document_counts(counts)
-        least = self.min_df if isinstance(self.min_df, int) else self.min_df * len(documents)
-        kept = np.flatnonzero(n_having >= least)
+        min_documents = self.min_df if isinstance(self.min_df, int) else self.min_df * len(documents)
+        kept = np.flatnonzero(n_having >= min_documents)
         if not kept.size:
             raise InputError(
-                f"min_df={self.min_df} leaves no term: the most frequent one is in {n_having.max()} of "
-                f"{len(documents)} documents; expected at least one to be kept: use a smaller min_df"
+                f"min_df is {self.min_df} and the most frequent term is in {n_having.max()} of {len(documents)} "
+                "documents; expected at least 1 term to be kept: use a smaller min_df"
             )
         terms = vectorizer.get_feature_names_out()
         return replace(
@@ -182,15 +182,15 @@ class BagOfWords(Kernel):
         Raises
         ------
         InputError
-            If the kernel has to be fitted first. `InputTypeError` if a document is no string; names its number.
+            If the kernel is not fitted. `InputTypeError` if a document is not a string; names its number.
         """
         documents = as_documents(X)
         if documents is None:
             return X
         if self._lacks:
-            # What is learned from a block would depend on the block.
+            # Learning from a block would make the kernel depend on the block.
             raise InputError(
-                f"the bag of words has no {self._lacks} yet; expected a kernel that has learned from a corpus: use "
+                f"the bag of words has no {self._lacks} yet; expected a fitted kernel: use "
                 "kernel.fitted(training documents)"
                 + ("" if self._lacks == "idf" else ', or hashing, BagOfWords("counts", n_hashed=2**18)')
             )
@@ -203,20 +203,14 @@ class BagOfWords(Kernel):
         return EntryCost(0.0, WRITE_SECONDS + TERM_SECONDS * min(n_features, TYPICAL_TERMS))
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average.
-
-        Parameters
-        ----------
-        n_rows, n_columns, n_features : int
-            Shape of the block, and number of columns of X and Y.
-        """
+        """Upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average."""
         rows = (n_rows + n_columns) * (TERM_BYTES * min(n_features, MANY_TERMS) + 64)
-        # The panels are transposed: they have a row for each term, there or not.
-        panels = 8 * (n_features + 1) * (-(-n_columns // PIECE_ROWS) + 2)
-        return rows + panels + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
+        # Transposed rows have a row for each term, empty or not.
+        transposes = 8 * (n_features + 1) * (-(-n_columns // PIECE_ROWS) + 2)
+        return rows + transposes + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        # Lists, as JSON gives them back: descriptions are compared.
+        # Lists, as JSON returns them: descriptions are compared.
         return {key: list(value) if isinstance(value, tuple) else value for key, value in super().to_dict().items()}
 
     @property
@@ -234,7 +228,7 @@ class BagOfWords(Kernel):
 
     @property
     def _lacks(self) -> str:
-        """What is still to be learned."""
+        """Name of the first field that `fitted` has to set; empty if none."""
         if self.vocabulary is None and self.n_hashed is None:
             return "vocabulary"
         return "idf" if self.weighting == "tfidf" and self.idf is None else ""
@@ -251,8 +245,8 @@ class BagOfWords(Kernel):
         return self._of_rows._diagonal(X)
 
     def _vectorizer(self) -> Any:
-        """Scikit-learn's vectoriser with these settings."""
-        # Inside: processes that only compute blocks get rows of numbers, and need no scikit-learn.
+        """The vectoriser of scikit-learn with these settings."""
+        # Imported inside: processes that only compute blocks get rows of numbers, and need no scikit-learn.
         from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
 
         settings: dict[str, Any] = {
@@ -263,12 +257,12 @@ class BagOfWords(Kernel):
             "dtype": np.float64,
         }
         if self.n_hashed is not None:
-            # No signs: counts stay counts, and a column in which terms meet is never empty.
+            # No signs: counts stay counts, and those of terms that share a column never cancel.
             return HashingVectorizer(n_features=self.n_hashed, norm=None, alternate_sign=False, **settings)
         return CountVectorizer(vocabulary=None if self.vocabulary is None else list(self.vocabulary), **settings)
 
     def _counts(self, documents: Sequence[str]) -> Any:
-        """How often each document has each known term (or 1 for "binary")."""
+        """Number of times that each document has each known term (or 1 for "binary")."""
         width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
         if not documents:
             return sp.csr_array((0, width or 0), dtype=np.float64)
@@ -278,14 +272,14 @@ class BagOfWords(Kernel):
 
     def _checked_idf(self, idf: Any) -> tuple[float, ...]:
         if self.weighting != "tfidf":
-            raise InputError(f'idf is given, but weighting={self.weighting!r} has none; expected weighting="tfidf"')
+            raise InputError(f'idf is given with weighting={self.weighting!r}; expected weighting="tfidf", or no idf')
         if self.vocabulary is None and self.n_hashed is None:
             raise InputError("idf is given without vocabulary or n_hashed; expected the terms that it belongs to")
         width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
         try:
             values = np.asarray(idf, np.float64)
         except (TypeError, ValueError) as error:
-            raise InputTypeError(f"idf is no list of numbers ({error}); expected one for each term") from error
+            raise InputTypeError(f"idf is not a list of numbers ({error}); expected one for each term") from error
         if values.shape != (width,) or not (np.isfinite(values) & (values >= 0)).all():
             raise InputError(
                 f"idf has shape {values.shape}; expected ({width},) finite numbers of at least 0, one for each term"
@@ -294,12 +288,12 @@ class BagOfWords(Kernel):
 
 
 def _document_counts(counts: Any) -> npt.NDArray[np.int64]:
-    """In how many documents each term is."""
+    """Number of documents that each term is in."""
     return np.bincount(counts.indices, minlength=counts.shape[1])
 
 
 def _idf(counts: Any) -> tuple[float, ...]:
-    """Scikit-learn's smooth inverse document frequencies, as if one document more had every term."""
+    """Smooth inverse document frequencies of scikit-learn, as if one more document had every term."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
     return tuple(TfidfTransformer(norm=None).fit(counts).idf_.tolist())
@@ -317,7 +311,7 @@ def _checked_range(value: Any) -> tuple[int, int]:
 def _checked_min_df(value: Any) -> int | float:
     if isinstance(value, float | np.floating):
         if not 0.0 < value <= 1.0:
-            raise InputError(f"min_df is {value!r}; expected a part in (0, 1], or a whole number of documents")
+            raise InputError(f"min_df is {value!r}; expected a fraction in (0, 1], or a whole number of documents")
         return float(value)
     return whole(value, "min_df", 1)
 
@@ -326,17 +320,17 @@ def _check_pattern(pattern: Any) -> None:
     try:
         n_groups = re.compile(pattern).groups if isinstance(pattern, str) else None
     except re.error as error:
-        raise InputError(f"token_pattern is {pattern!r}, no regular expression: {error}") from error
+        raise InputError(f"token_pattern is {pattern!r}; expected a regular expression: {error}") from error
     if n_groups is None:
         raise InputTypeError(f"token_pattern is {pattern!r}; expected a regular expression as a string")
     if n_groups > 1:
-        raise InputError(f"token_pattern is {pattern!r} with {n_groups} groups; expected one at most: use (?:…)")
+        raise InputError(f"token_pattern is {pattern!r} with {n_groups} groups; expected at most 1: use (?:…)")
 
 
 def _checked_vocabulary(vocabulary: Any) -> tuple[str, ...]:
     is_list = isinstance(vocabulary, Sequence | np.ndarray) and not isinstance(vocabulary, str | bytes)
     if not is_list or not all(isinstance(term, str) for term in vocabulary):
-        what = f"has something other than strings in it: {vocabulary!r:.60}" if is_list else f"is {vocabulary!r:.60}"
+        what = f"has items that are not strings: {vocabulary!r:.60}" if is_list else f"is {vocabulary!r:.60}"
         raise InputTypeError(f"vocabulary {what}; expected a list of strings, one for each column in order")
     terms = tuple(str(term) for term in vocabulary)
     if not terms:

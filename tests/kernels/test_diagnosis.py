@@ -95,7 +95,7 @@ def test_immutable():
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2), n_sample=2.0), "n_sample is 2.0"),
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2), random_state=-1), "random_state is -1"),
         (lambda: smallest_eigenvalue(RBF(), rows(3, 2) * np.nan), "NaN"),
-        (lambda: smallest_eigenvalue(Precomputed(), rows(3, 2)), "expected a square one"),
+        (lambda: smallest_eigenvalue(Precomputed(), rows(3, 2)), "expected a square matrix"),
         (lambda: smallest_eigenvalue(CallableKernel(lambda X, Y: X @ Y[::-1].T), rows(3, 2)), "not symmetric"),
     ],
 )

@@ -134,7 +134,7 @@ def changed(row, column, value):
         ((0, [], None), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
         (nx.Graph(), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
         ((np.zeros((0, 0)), None), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
-        ((2.0, [], None), "n_nodes is 2.0; expected a whole number"),
+        ((2.0, [], None), r"n_nodes is 2.0 \(float\); expected a whole number"),
         (nx.DiGraph([(0, 1)]), "networkx DiGraph; expected an undirected"),
         (nx.MultiGraph([(0, 1)]), "networkx MultiGraph"),
         (weighted(), r"the edge \(1, 2\) has weight 2.0"),

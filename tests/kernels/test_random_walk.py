@@ -231,7 +231,7 @@ def test_encoded_rows_pass():
 
 @pytest.mark.parametrize("X", [np.eye(3), sp.csc_array(np.eye(3)), "CCO", 5, np.empty((2, 2), dtype=object), iter([])])
 def test_what_cannot_be_encoded(X):
-    with pytest.raises(InputTypeError, match="expects a list, a tuple or a one-dimensional object array of graphs"):
+    with pytest.raises(InputTypeError, match="expected a list, a tuple or a one-dimensional object array of graphs"):
         RandomWalk(0.1)(X)
 
 
@@ -253,8 +253,8 @@ def test_bad_blocks():
         ({"decay": np.nan}, "decay is nan"),
         ({"decay": "0.1"}, "expected a real number"),
         ({"steps": 0}, "steps is 0; expected a whole number of at least 1: None counts"),
-        ({"steps": 2.0}, "steps is 2.0; expected a whole number"),
-        ({"steps": True}, "steps is True; expected a whole number"),
+        ({"steps": 2.0}, r"steps is 2.0 \(float\); expected a whole number"),
+        ({"steps": True}, r"steps is True \(bool\); expected a whole number"),
         ({"normalized": "no"}, "normalized is 'no'"),
         ({"label": 3}, "label is 3"),
     ],

@@ -286,13 +286,13 @@ def test_rows_and_places_pass_as_they_are():
 
 
 def test_nothing_to_learn_from():
-    with pytest.raises(InputError, match="the corpus has no document"):
+    with pytest.raises(InputError, match="the corpus is empty"):
         BagOfWords().fitted([])
     with pytest.raises(InputError, match="none of the 3 documents has a term: no word matches token_pattern="):
         BagOfWords().fitted(["", "a", "! ?"])
     with pytest.raises(InputError, match="no run of 3 words matches"):
         BagOfWords(ngram_range=(3, 3)).fitted(["one two"])
-    with pytest.raises(InputError, match="min_df=4 leaves no term: the most frequent one is in 2 of 3 documents"):
+    with pytest.raises(InputError, match="min_df is 4 and the most frequent term is in 2 of 3 documents"):
         BagOfWords(min_df=4).fitted(["one two", "two three", "four"])
     assert BagOfWords().fitted(["one", "two"]).encode([]).shape == (0, 2)
 
@@ -321,10 +321,10 @@ def test_hashing_needs_to_be_fitted_for_tfidf():
         ({"ngram_range": (0, 1)}, InputError, "ngram_range is 0; expected a whole number of at least 1"),
         ({"ngram_range": (1, 1.5)}, InputTypeError, "ngram_range is 1.5"),
         ({"min_df": 0}, InputError, "min_df is 0; expected a whole number of at least 1"),
-        ({"min_df": 1.5}, InputError, r"min_df is 1.5; expected a part in \(0, 1\]"),
+        ({"min_df": 1.5}, InputError, r"min_df is 1.5; expected a fraction in \(0, 1\]"),
         ({"min_df": True}, InputTypeError, "min_df is True"),
-        ({"token_pattern": "("}, InputError, "no regular expression"),
-        ({"token_pattern": "(a)(b)"}, InputError, "2 groups; expected one at most"),
+        ({"token_pattern": "("}, InputError, "expected a regular expression"),
+        ({"token_pattern": "(a)(b)"}, InputError, "2 groups; expected at most 1"),
         ({"token_pattern": None}, InputTypeError, "token_pattern is None"),
         ({"n_hashed": 0}, InputError, "n_hashed is 0; expected a whole number of at least 1"),
         ({"n_hashed": 2.0}, InputTypeError, r"n_hashed is 2.0 \(float\)"),
@@ -334,13 +334,13 @@ def test_hashing_needs_to_be_fitted_for_tfidf():
         ({"vocabulary": "one"}, InputTypeError, "vocabulary is 'one'; expected a list of strings"),
         ({"vocabulary": {"one": 0}}, InputTypeError, "vocabulary is {'one': 0}"),
         ({"vocabulary": 7}, InputTypeError, "vocabulary is 7"),
-        ({"vocabulary": ["one", 2]}, InputTypeError, "something other than strings"),
+        ({"vocabulary": ["one", 2]}, InputTypeError, "items that are not strings"),
         ({"vocabulary": ["one", "two", "one"]}, InputError, "'one' more than once"),
         ({"idf": [1.0]}, InputError, "idf is given without vocabulary or n_hashed"),
-        ({"idf": [1.0], "vocabulary": ["one"], "weighting": "counts"}, InputError, "weighting='counts' has none"),
+        ({"idf": [1.0], "vocabulary": ["one"], "weighting": "counts"}, InputError, "given with weighting='counts'"),
         ({"idf": [1.0, 2.0], "vocabulary": ["one"]}, InputError, r"idf has shape \(2,\); expected \(1,\)"),
         ({"idf": [np.nan], "vocabulary": ["one"]}, InputError, "finite numbers"),
-        ({"idf": ["high"], "vocabulary": ["one"]}, InputTypeError, "idf is no list of numbers"),
+        ({"idf": ["high"], "vocabulary": ["one"]}, InputTypeError, "idf is not a list of numbers"),
     ],
 )
 def test_bad_settings(settings, error, message):
