@@ -12,7 +12,7 @@ from dkrr.rows.sources import ALL, Block, Rows
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 
 NAME = "gram"
-"""Of the matrix in its store."""
+"""Name of the matrix in its store."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class StoredGramRows(Rows):
     """Rows of a symmetric matrix in a store, mirrored from its lower triangle; travels between processes by name."""
 
     url: str
-    """Of the store."""
+    """Place of the store."""
 
     is_shared = True
 
     @cached_property
     def matrix(self) -> TiledMatrix:
-        """The tiles."""
+        """Tiles of the lower triangle."""
         array = ChunkedArray.open(RunStore(self.url).at(NAME))
         return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
 
     @cached_property
     def _checked(self) -> set[tuple[int, int]]:
-        """Tiles whose checksums this process has compared: blocks of rows read a part of each, again and again."""
+        """Tiles whose checksums this process has compared; several blocks of rows read from each tile."""
         return set()
 
     @property
@@ -44,13 +44,6 @@ class StoredGramRows(Rows):
         return self.matrix.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class.
-
-        Raises
-        ------
-        StoreError
-            If a tile is missing or damaged.
-        """
         grid = self.matrix.grid
         left, right, _ = columns.indices(grid.n)
         out = np.empty((stop - start, max(right - left, 0)), self.dtype)
@@ -61,8 +54,8 @@ class StoredGramRows(Rows):
                 tile = self._tile(max(i, j), min(i, j))
                 if i < j:
                     tile = tile.T
-                part = tile[_from(rows, grid.rows(i).start), _from(across, grid.rows(j).start)]
-                out[_from(rows, start), _from(across, left)] = part
+                entries = tile[_from(rows, grid.rows(i).start), _from(across, grid.rows(j).start)]
+                out[_from(rows, start), _from(across, left)] = entries
         return out
 
     def _tile(self, i: int, j: int) -> NDArray[Any]:
@@ -74,12 +67,9 @@ class StoredGramRows(Rows):
         self._checked.add((i, j))
         return tile
 
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        return np.concatenate([self.read(int(k), int(k) + 1) for k in indices])
-
     @property
     def read_overhead_bytes(self) -> int:
-        """See base class: one tile, and the one before it."""
+        # One tile, and the one before it.
         return 2 * self.matrix.array.chunk_bytes
 
     def __getstate__(self) -> dict[str, str]:
@@ -87,7 +77,7 @@ class StoredGramRows(Rows):
 
 
 def stored_gram(url: str) -> StoredGramRows | None:
-    """Rows of the Gram matrix in a store that `dkrr.gram` wrote; None if there is no such store.
+    """Rows of the Gram matrix in a store that `dkrr.gram` wrote; None if it is not such a store.
 
     Raises
     ------
@@ -104,7 +94,7 @@ def stored_gram(url: str) -> StoredGramRows | None:
     n_tiles, wanted = len(rows.matrix.complete_tiles()), len(list(rows.matrix.grid.lower()))
     if n_tiles < wanted:
         raise StoreError(
-            f"the Gram matrix in {url} is not complete: it has {n_tiles} of {wanted} tiles. Call dkrr.gram again with "
+            f"the Gram matrix in {url} has {n_tiles} of {wanted} tiles; expected all: call dkrr.gram again with "
             "the same arguments and store="
         )
     return rows
@@ -118,5 +108,5 @@ def _overlap(rows: slice, start: int, stop: int) -> slice:
     return slice(max(rows.start, start), min(rows.stop, stop))
 
 
-def _from(part: slice, start: int) -> slice:
-    return slice(part.start - start, part.stop - start)
+def _from(rows: slice, start: int) -> slice:
+    return slice(rows.start - start, rows.stop - start)
