@@ -93,9 +93,9 @@ def _check_compressed(X: Any, name: str) -> None:
 def _check_range(places: Any, size: int, what: str, name: str) -> None:
     if len(places) == 0:
         return
-    least, most = int(places.min()), int(places.max())
-    if least < 0 or most >= size:
-        raise _damaged(name, f"it has the {what} {least if least < 0 else most}; expected 0 to {size - 1}")
+    smallest, largest = int(places.min()), int(places.max())
+    if smallest < 0 or largest >= size:
+        raise _damaged(name, f"it has the {what} {smallest if smallest < 0 else largest}; expected 0 to {size - 1}")
 
 
 def _slices(X: Any) -> str:

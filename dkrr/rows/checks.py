@@ -110,15 +110,12 @@ def check_finite(block: Block, name: str, first_row: int = 0) -> None:
     bad = ~np.isfinite(values)
     if not bad.any():
         return
+    at = int(np.argmax(bad))
     if sp.issparse(block):
-        at = int(np.argmax(bad))
         row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
-        value = values[at]
     else:
-        row, *rest = (int(k) for k in np.unravel_index(np.argmax(bad), bad.shape))
-        column = rest[0] if rest else 0
-        value = values[row, column] if rest else values[row]
-    what = "NaN" if np.isnan(value) else "infinity"
+        row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
+    what = "NaN" if np.isnan(values.flat[at]) else "infinity"
     raise InputError(
         f"Input {name} contains {what}: the first bad value is in row {first_row + row}, column {column} (counted "
         f"from 0); expected finite numbers: remove or fill such rows before fitting"

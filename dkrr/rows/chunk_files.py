@@ -110,7 +110,7 @@ def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
     while n_read < len(out):  # one call reads at most 2 GiB
         n = _read_once(descriptor, out[n_read:], offset + n_read)
         if n == 0:
-            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Write it again")
+            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Rewrite it")
         n_read += n
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -127,8 +128,8 @@ class Rows(ABC):
         if pointers is None or pointers[-1] == 0:
             return self.row_bytes
         height = min(WINDOW_ROWS, n)
-        entries, most = int(pointers[-1]), int((pointers[height:] - pointers[:-height]).max(initial=0))
-        return max(self.row_bytes, -(-self.row_bytes * most * n // (entries * height)))
+        entries, in_window = int(pointers[-1]), int((pointers[height:] - pointers[:-height]).max(initial=0))
+        return max(self.row_bytes, -(-self.row_bytes * in_window * n // (entries * height)))
 
     @cached_property
     def heaviest_bytes(self) -> tuple[int, ...]:
@@ -146,12 +147,24 @@ class Rows(ABC):
         return 0
 
 
-def cuts_by_entries(pointers: NDArray[Any], most: int, height: int | None = None) -> list[int]:
-    """First rows of blocks of sparse rows, and n: blocks of at most `most` entries and `height` rows, or of one row."""
+@dataclass(frozen=True)
+class StoredRows(Rows):
+    """Rows in a store, which other processes read there; they travel by the store's name."""
+
+    url: str
+
+    is_shared = True
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"url": self.url}
+
+
+def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:
+    """First rows of blocks of sparse rows, and n; a block has at most so many entries and rows, or one row."""
     cuts, n = [0], len(pointers) - 1
     while cuts[-1] < n:
-        last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + most, side="right")) - 1
-        cuts.append(min(max(last, cuts[-1] + 1), n if height is None else cuts[-1] + height, n))
+        last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + max_entries, side="right")) - 1
+        cuts.append(min(max(last, cuts[-1] + 1), n if max_rows is None else cuts[-1] + max_rows, n))
     return cuts
 
 

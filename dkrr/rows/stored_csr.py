@@ -1,6 +1,5 @@
 """CSR rows in a store: a group of the arrays `data`, `indices` and `indptr`."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,20 +9,16 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError, StoreError
 from dkrr.rows.chunk_files import ChunkFiles
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, Block, StoredRows
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import open_array
 
 _NAMES = ("data", "indices", "indptr")
 
 
-@dataclass(frozen=True)
-class SparseRows(Rows):
-    """CSR rows in a store; travels between processes by name."""
+class SparseRows(StoredRows):
+    """CSR rows in a store."""
 
-    url: str
-
-    is_shared = True
     is_sparse = True
 
     @cached_property
@@ -69,7 +64,7 @@ class SparseRows(Rows):
             block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
         except ValueError as error:  # SciPy's own, and ours
-            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Write them again") from error
+            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Rewrite them") from error
         return block if columns == ALL else block[:, columns]
 
     @property
@@ -81,6 +76,3 @@ class SparseRows(Rows):
         if None not in self._files.values():
             return 0
         return max(4 * int(array.chunks[0]) * int(array.dtype.itemsize) for array in self._arrays.values())
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}

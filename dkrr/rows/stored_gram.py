@@ -1,6 +1,5 @@
 """Rows of the Gram matrix that `dkrr.gram` keeps in a store: the lower triangle in tiles."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -8,21 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, Block, StoredRows
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 
 NAME = "gram"
 """Name of the matrix in its store."""
 
 
-@dataclass(frozen=True)
-class StoredGramRows(Rows):
-    """Rows of a symmetric matrix in a store, mirrored from its lower triangle; travels between processes by name."""
-
-    url: str
-    """Place of the store."""
-
-    is_shared = True
+class StoredGramRows(StoredRows):
+    """Rows of a symmetric matrix in a store, mirrored from its lower triangle."""
 
     @cached_property
     def matrix(self) -> TiledMatrix:
@@ -71,9 +64,6 @@ class StoredGramRows(Rows):
     def read_overhead_bytes(self) -> int:
         # One tile, and the one before it.
         return 2 * self.matrix.array.chunk_bytes
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
 
 
 def stored_gram(url: str) -> StoredGramRows | None:

@@ -1,7 +1,6 @@
 """Rows of a Zarr array in a store."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,17 +9,12 @@ from numpy.typing import NDArray
 
 from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
 from dkrr.rows.memory import memory_rows
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, Block, Rows, StoredRows
 from dkrr.tiles.arrays import array_url, open_array
 
 
-@dataclass(frozen=True)
-class ZarrRows(Rows):
-    """Rows of a Zarr array in a store; travels between processes by name. A vector counts as one column."""
-
-    url: str
-
-    is_shared = True
+class ZarrRows(StoredRows):
+    """Rows of a Zarr array in a store. A vector counts as one column."""
 
     @cached_property
     def _array(self) -> Any:
@@ -62,9 +56,6 @@ class ZarrRows(Rows):
             return SCRATCH_BYTES
         # Chunks that a read touches are held whole, as stored and decoded; Zarr works on several at once.
         return 4 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
 
 
 def zarr_rows(array: Any, name: str) -> Rows:
