@@ -23,7 +23,8 @@ from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
 from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import dense, row_major
+from dkrr.rows.dask_arrays import row_major
+from dkrr.rows.sources import dense
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""

@@ -1,4 +1,4 @@
-"""The structure of sparse matrices, checked before SciPy's compiled routines follow it wherever it points."""
+"""The structure of sparse matrices, checked before SciPy's compiled routines read and write where it points."""
 
 from itertools import chain
 from operator import index
@@ -10,16 +10,10 @@ from dkrr.errors import InputError
 
 
 def check_structure(X: Any, name: str = "X") -> None:
-    """Refuse a sparse matrix whose indices or pointers lead outside of it.
+    """Refuse a sparse matrix or array, of any format, whose indices or pointers lead outside of it.
 
-    SciPy checks neither when arrays are handed over or changed in place, and reads (and writes, when it converts
-    between formats) whatever they point at.
-
-    Parameters
-    ----------
-    X : scipy.sparse matrix or array of any format
-    name : str
-        What it is called in error messages.
+    SciPy checks neither when it is given arrays or when they are changed in place, and reads (and writes, when it
+    converts between formats) whatever they point at.
 
     Raises
     ------
@@ -80,15 +74,18 @@ def _check_compressed(X: Any, name: str) -> None:
         raise _damaged(name, f"its indptr is of dtype {pointers.dtype} and its indices of {indices.dtype}")
     if pointers.shape != (n_slices + 1,) or pointers[0] != 0:
         raise _damaged(
-            name, f"its indptr has shape {pointers.shape} for {n_slices} {_slices(X)}s, and must begin with 0"
+            name, f"its indptr has shape {pointers.shape}; expected {n_slices + 1} numbers, the first of them 0"
         )
     falls = pointers[1:] < pointers[:-1]  # differences of unsigned integers would wrap around
     if falls.any():
-        raise _damaged(name, f"its indptr falls after {_slices(X)} {int(np.argmax(falls))}, and must not")
+        raise _damaged(
+            name,
+            f"its indptr falls after {_slices(X)} {int(np.argmax(falls))}; expected none smaller than the one before",
+        )
     if pointers[-1] > min(len(indices), len(X.data)):
         raise _damaged(
             name,
-            f"its indptr ends at {int(pointers[-1])}, but there are {len(indices)} indices and {len(X.data)} values",
+            f"its indptr ends at {int(pointers[-1])}, and it has {len(indices)} indices and {len(X.data)} values",
         )
     _check_range(indices[: pointers[-1]], size, f"{'row' if X.format == 'csc' else 'column'} index", name)
 
@@ -96,9 +93,9 @@ def _check_compressed(X: Any, name: str) -> None:
 def _check_range(places: Any, size: int, what: str, name: str) -> None:
     if len(places) == 0:
         return
-    least, most = int(places.min()), int(places.max())
-    if least < 0 or most >= size:
-        raise _damaged(name, f"it has the {what} {least if least < 0 else most}; expected 0 to {size - 1}")
+    smallest, largest = int(places.min()), int(places.max())
+    if smallest < 0 or largest >= size:
+        raise _damaged(name, f"it has the {what} {smallest if smallest < 0 else largest}; expected 0 to {size - 1}")
 
 
 def _slices(X: Any) -> str:
@@ -107,5 +104,5 @@ def _slices(X: Any) -> str:
 
 def _damaged(name: str, what: str) -> InputError:
     return InputError(
-        f"{name} is a damaged sparse matrix: {what}. Make it again from its entries, e.g. scipy.sparse.coo_array"
+        f"{name} is a damaged sparse matrix: {what}. Rebuild it from its entries, e.g. scipy.sparse.coo_array"
     )

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows
+from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
 
 COPY_SECONDS = 1.6e-9
-"""Time of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
+"""Seconds of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
 GEMM_FLOPS = 55e9
 """Rate of matrix products on the core that the other times of an entry were measured on."""
 PRODUCT_ENTRIES = 2**22
@@ -32,9 +32,9 @@ Array = npt.NDArray[np.float64]
 class FeatureMap(ABC):
     """A finite feature map φ: ℝᵈ → ℝᴰ, as an immutable value that is called on blocks of rows.
 
-    Subclasses are frozen dataclasses, of settings that JSON can say (or kernels and feature maps). They give
-    `dimension` and `_fill`; `kernel` where it has a closed form from which `feature_map` finds the way back. A subclass
-    of a user's own is saved by name and given again to `dkrr.load`, as a kernel function is.
+    Subclasses are frozen dataclasses whose fields are JSON values, kernels or feature maps. They define `dimension` and
+    `_fill`; `kernel` too where it has a closed form, which `feature_map` turns into the map again. A user's own
+    subclass is saved by name and given again to `dkrr.load`, as a kernel function is.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def dimension(self, n_features: int) -> int:
-        """Return D, by integer arithmetic alone: it may be far too large for anything else.
+        """Number of features D, by integer arithmetic alone: it may be far too large for anything else.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class FeatureMap(ABC):
         """
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """Return the time of one entry of Φ on one core, for dense rows of `n_features` columns."""
+        """Seconds of one entry of Φ on one core, for dense rows of `n_features` columns."""
         return COPY_SECONDS
 
     @property
@@ -79,21 +79,21 @@ class FeatureMap(ABC):
         return False
 
     def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
-        """Return the memory that the map's own arrays and the temporaries of a call take, if that is much."""
+        """Bytes of the map's own arrays and of the temporaries of a call, if they are many."""
         return 0
 
     def resolved(self, n_features: int) -> FeatureMap:
-        """Return the map with the kernels inside resolved: their gamma=None becomes 1 / n_features."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        known = {k: v.resolved(n_features) for k, v in parts.items() if isinstance(v, FeatureMap | Kernel)}
+        """Map whose kernels are resolved: their gamma=None becomes 1 / n_features."""
+        parts = {k: v for k, v in self._settings().items() if isinstance(v, FeatureMap | Kernel)}
+        known = {k: v.resolved(n_features) for k, v in parts.items()}
         return self if all(v is parts[k] for k, v in known.items()) else replace(self, **known)  # type: ignore[type-var]
 
     def kernel(self) -> Kernel:
-        """Return the kernel k(x, z) = ⟨φ(x), φ(z)⟩."""
+        """Kernel k(x, z) = ⟨φ(x), φ(z)⟩."""
         return MapKernel(self)
 
-    def transform(self, X: Block, columns: slice | None = None) -> npt.NDArray[np.float64]:
-        """Return Φ, the features of each row.
+    def transform(self, X: Block, columns: slice | None = None) -> Array:
+        """Φ, the features of each row.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class FeatureMap(ABC):
         """
         rows = as_rows(X)
         if rows.dtype != np.float64 and self._has_own_class():
-            rows = rows.astype(np.float64)  # whose authors need not know that float32 stays float32 in NumPy
+            rows = rows.astype(np.float64)  # its author need not know that float32 stays float32 in NumPy
         start, stop = column_range(columns, self.dimension(rows.shape[1]))
         out = np.empty((rows.shape[0], stop - start))
         if out.size:
@@ -122,7 +122,7 @@ class FeatureMap(ABC):
         return out
 
     def multiply(self, X: Block, coef: Array) -> Array:
-        """Return Φ w, without Φ as a whole.
+        """Φ w, without Φ as a whole.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class FeatureMap(ABC):
         return self._multiply(rows, _matrix(coef, self.dimension(rows.shape[1]), "coef", "feature"))
 
     def adjoint(self, X: Block, values: Array) -> Array:
-        """Return Φᵀ v, without Φ as a whole.
+        """Φᵀ v, without Φ as a whole.
 
         Parameters
         ----------
@@ -162,14 +162,11 @@ class FeatureMap(ABC):
         return self._adjoint(rows, _matrix(values, rows.shape[0], "values", "row of X"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only, from which `feature_map_from_dict` makes the value.
+        """Description of JSON's types only, from which `feature_map_from_dict` makes the value.
 
-        That of a user's own class names it, and needs it again.
+        That of a user's own class has its name, under which the class must be given again.
         """
-        settings: dict[str, Any] = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            settings[field.name] = value.to_dict() if isinstance(value, FeatureMap | Kernel) else value
+        settings = {k: v.to_dict() if isinstance(v, FeatureMap | Kernel) else v for k, v in self._settings().items()}
         kind = type(self)
         if is_dkrrs(kind):
             return {"feature_map": self.tag, **settings}
@@ -178,37 +175,41 @@ class FeatureMap(ABC):
 
     def _has_own_class(self) -> bool:
         """Whether the class of the map, or of a part, is a user's own."""
-        parts = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        parts = self._settings().values()
         return not is_dkrrs(type(self)) or any(p._has_own_class() for p in parts if isinstance(p, FeatureMap))
+
+    def _settings(self) -> dict[str, Any]:
+        """Values of the fields, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _multiply(self, X: Block, coef: Array) -> Array:
         """`multiply` of checked arguments."""
         out = np.zeros((X.shape[0], coef.shape[1]))
-        for columns in self._panels(X):
+        for columns in self._column_blocks(X):
             blas.gemm(out, self.transform(X, columns), coef[columns], beta=1.0)
         return out
 
     def _adjoint(self, X: Block, values: Array) -> Array:
         """`adjoint` of checked arguments."""
         out = np.zeros((self.dimension(X.shape[1]), values.shape[1]))
-        for columns in self._panels(X):
+        for columns in self._column_blocks(X):
             blas.gemm(out[columns], self.transform(X, columns), values, transpose_a=True)
         return out
 
-    def _panels(self, X: Block) -> list[slice]:
-        """Ranges of features for which Φ is in memory at once; none if X has no rows."""
+    def _column_blocks(self, X: Block) -> list[slice]:
+        """Blocks of columns of Φ that are in memory at once; none if X has no rows."""
         dimension = self.dimension(X.shape[1])
         width = max(STRIP_COLUMNS, PRODUCT_ENTRIES // max(X.shape[0], 1))
         return [slice(k, min(k + width, dimension)) for k in range(0, dimension if X.shape[0] else 0, width)]
 
     @abstractmethod
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         """Write columns start...stop of Φ, for checked rows and a range that is not empty."""
 
 
 @dataclass(frozen=True)
 class MapKernel(Kernel):
-    """k(x, z) = φ(x)ᵀφ(z): what a feature map such as `RandomFourier` is to everything that takes a kernel.
+    """k(x, z) = φ(x)ᵀφ(z), the kernel of a feature map such as `RandomFourier`, for everything that takes a kernel.
 
     It adds, multiplies and scales like any other kernel.
 
@@ -232,29 +233,25 @@ class MapKernel(Kernel):
     base: FeatureMap
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, FeatureMap):
-            raise InputTypeError(f"{self.base!r} is not a feature map; expected a dkrr.features.FeatureMap")
+        check_map(self.base)
         check_own_class(self.base)
 
     def resolved(self, n_features: int) -> Kernel:
-        """Return the kernel of the resolved map."""
         known = self.base.resolved(n_features)
         return self if known is self.base else MapKernel(known)
 
     def entry_cost(self, n_features: int) -> EntryCost:
-        """Return the cost of one entry: a product, and its share of the features of two blocks of rows."""
+        """See base class; an entry costs a product, and its share of the features of two blocks of rows."""
         dimension = self.base.dimension(n_features)
         features = 2.0 * dimension / BLOCK_ROWS * self.base.entry_seconds(n_features)
         return EntryCost(2.0 * dimension, features)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        """Return an upper bound of the temporary memory: the features of both blocks, and what those need."""
         features = 8 * (n_rows + n_columns) * self.base.dimension(n_features)
         held = self.base.held_bytes(n_features)
         return features + held + super()._dense_workspace_bytes(n_rows, n_columns, n_features)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only; arrays are named by their checksum."""
         return {"kernel": self.tag, "feature_map": self.base.to_dict()}
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -266,7 +263,7 @@ class MapKernel(Kernel):
 
         return fill
 
-    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
+    def _diagonal(self, X: Block) -> Array:
         values = np.empty(X.shape[0])
         for start in range(0, len(values), STRIP_ROWS):
             phi = self.base.transform(X[start : start + STRIP_ROWS])
@@ -274,38 +271,41 @@ class MapKernel(Kernel):
         return values
 
 
-def check_own_class(value: FeatureMap) -> None:
-    """Refuse a map of a user's own class whose value is not determined by its fields.
+def check_map(value: object) -> None:
+    """Raise InputTypeError unless a value is a feature map."""
+    if not isinstance(value, FeatureMap):
+        raise InputTypeError(f"{value!r} is not a feature map; expected a dkrr.features.FeatureMap")
 
-    Raises
-    ------
-    InputTypeError
-        If its class is not a frozen dataclass.
-    """
+
+def check_own_class(value: FeatureMap) -> None:
+    """Raise InputTypeError if the class of a map is not a frozen dataclass: its fields must determine its value."""
     parameters = vars(type(value)).get("__dataclass_params__")  # of the class itself, not of a parent
     if parameters is None or not parameters.frozen:
         raise InputTypeError(
-            f"the feature map {type(value).__qualname__} is not a frozen dataclass; put @dataclass(frozen=True) before "
-            "its class and make its settings fields, so that values can be compared, described and sent to workers"
+            f"the feature map {type(value).__qualname__} is not a frozen dataclass; expected one, so that values can "
+            "be compared, described and sent to workers: put @dataclass(frozen=True) before its class and make its "
+            "settings fields"
         )
 
 
 def _matrix(values: Array, n_rows: int, name: str, what: str) -> Array:
-    """Return a C-ordered float64 matrix with `n_rows` rows."""
+    """Values as a C-ordered float64 matrix, which must have `n_rows` rows."""
     if np.ndim(values) != 2 or np.shape(values)[0] != n_rows:
         raise InputError(f"{name} has shape {np.shape(values)}; expected ({n_rows}, t): a row for every {what}")
     return np.ascontiguousarray(values, np.float64)
 
 
 def column_range(columns: slice | None, dimension: int) -> tuple[int, int]:
-    """Return the first column of a slice and the one after its last."""
+    """First column of a slice of the features, and the one after its last."""
     if columns is None:
         return 0, dimension
     if not isinstance(columns, slice) or columns.step not in (None, 1):
         raise InputError(f"columns is {columns!r}; expected a slice of the {dimension} features with step 1")
-    # Not slice.indices(), which cannot take a dimension beyond the machine's word.
-    bounds = []
-    for bound, default in ((columns.start, 0), (columns.stop, dimension)):
-        position = default if bound is None else int(bound)
-        bounds.append(min(max(position + dimension if position < 0 else position, 0), dimension))
-    return bounds[0], max(bounds)
+    start, stop, _ = columns.indices(dimension)
+    return start, max(start, stop)
+
+
+def dense_rows(X: Block) -> Array:
+    """Checked rows as an ndarray."""
+    rows: Array = X.toarray() if is_sparse(X) else X
+    return rows

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr import blas
-from dkrr.features.base import Array, FeatureMap
+from dkrr.features.base import Array, FeatureMap, dense_rows
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.maps import ConcatenatedMap, ScaledMap
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Block, checksum, is_sparse
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, checksum
 from dkrr.kernels.centring import CentredLinear, as_origin, described
 
 
@@ -48,24 +48,21 @@ class CentredMap(FeatureMap):
         return checksum(self.origin)
 
     def dimension(self, n_features: int) -> int:
-        """Return D = d."""
         return n_features
 
     def kernel(self) -> Kernel:
-        """Return the linear kernel about the origin."""
         return CentredLinear(self.origin)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
+        """See base class; the checksum of the origin stands for it."""
         return {"feature_map": self.tag, "origin": {"array": self._digest}}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the array that `to_dict` names, as one row."""
+        """The origin as one row, by its checksum."""
         return {self._digest: self.origin[np.newaxis]}
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
-        part = X[:, start:stop]
-        np.subtract(part.toarray() if is_sparse(X) else part, self.origin[start:stop], out=out, dtype=np.float64)
+        np.subtract(dense_rows(X[:, start:stop]), self.origin[start:stop], out=out, dtype=np.float64)
 
     def _multiply(self, X: Block, coef: Array) -> Array:
         out = np.empty((X.shape[0], coef.shape[1]))
@@ -82,29 +79,19 @@ class CentredMap(FeatureMap):
     def _strips(self, X: Block) -> Iterator[tuple[slice, Array]]:
         """Yield ranges of rows with their features, which the next ones overwrite.
 
-        Xw − 1(oᵀw) would take no pass over X, and lose the digits that the origin is there to keep.
+        Xw − 1(oᵀw) would need no subtraction from X, and lose the digits that the origin keeps.
         """
         height = max(1, STRIP_ENTRIES // max(X.shape[1], 1))
         strip = np.empty((min(height, X.shape[0]), X.shape[1]))
         for top in range(0, X.shape[0], height):
             rows = slice(top, min(top + height, X.shape[0]))
-            part = strip[: rows.stop - top]
-            self._fill(X[rows], 0, X.shape[1], part)
-            yield rows, part
+            features = strip[: rows.stop - top]
+            self._fill(X[rows], 0, X.shape[1], features)
+            yield rows, features
 
 
 def difference_at_zero(phi: FeatureMap, plain: FeatureMap, n_features: int) -> Array:
-    """Return φ(0) less that of the map about 0, of shape (D,); parts without an origin are the same and not computed.
-
-    Parameters
-    ----------
-    phi : FeatureMap
-        With an origin in some of its parts.
-    plain : FeatureMap
-        The same without.
-    n_features : int
-        d.
-    """
+    """φ(0) of a map with origins minus that of the map without, (D,); parts without an origin are not computed."""
     if isinstance(phi, CentredMap) and not isinstance(plain, CentredMap):
         return -phi.origin
     if isinstance(phi, ScaledMap) and isinstance(plain, ScaledMap):

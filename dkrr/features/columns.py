@@ -1,19 +1,20 @@
 """The feature map of some of the columns."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from dkrr.errors import InputError, InputTypeError
-from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
+from dkrr.errors import InputError
+from dkrr.features.base import Array, FeatureMap
+from dkrr.features.maps import WrapperMap
 from dkrr.kernels import Columns, Kernel
 from dkrr.kernels.blocks import Block
 
 
 @dataclass(frozen=True)
-class ColumnsMap(FeatureMap):
+class ColumnsMap(WrapperMap):
     """φ(x) = φ₁ of some of the columns of x, for the kernel ``Columns``.
 
     Parameters
@@ -35,62 +36,47 @@ class ColumnsMap(FeatureMap):
 
     tag: ClassVar[str] = "columns"
 
-    base: FeatureMap
     columns: tuple[int, ...] | None = None
     start: int | None = None
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, FeatureMap):
-            raise InputTypeError(f"{self.base!r} is no feature map; expected a dkrr.features.FeatureMap")
+        super().__post_init__()
         if self.columns is not None:
             object.__setattr__(self, "columns", tuple(int(c) for c in self.columns))
         elif self.start is None or self.stop is None:
-            raise InputError("ColumnsMap needs columns=, or start= and stop=")
+            raise InputError("columns is None; expected columns=, or start= and stop=")
 
     @property
-    def _where(self) -> Any:
-        return slice(self.start, self.stop) if self.columns is None else list(self.columns)
+    def _numbers(self) -> Sequence[int]:
+        return range(self.start or 0, self.stop or 0) if self.columns is None else self.columns
 
     @property
     def width(self) -> int:
         """Number of the columns."""
-        return len(self.columns) if self.columns is not None else (self.stop or 0) - (self.start or 0)
+        return len(self._numbers)
 
-    @property
-    def keeps_sparse(self) -> bool:
-        return self.base.keeps_sparse
-
-    def dimension(self, n_features: int) -> int:  # noqa: ARG002
-        """Return that of the part."""
-        return self.base.dimension(self.width)
-
-    def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        return self.base.entry_seconds(self.width) + COPY_SECONDS
-
-    def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
-        return self.base.held_bytes(self.width)
+    def _base_columns(self, n_features: int) -> int:  # noqa: ARG002
+        return self.width
 
     def resolved(self, n_features: int) -> FeatureMap:  # noqa: ARG002
-        base = self.base.resolved(self.width)
-        return self if base is self.base else replace(self, base=base)
+        return super().resolved(self.width)
 
     def kernel(self) -> Kernel:
-        """Return the kernel of the columns."""
-        numbers = tuple(range(self.start or 0, self.stop or 0)) if self.columns is None else self.columns
-        return Columns(self.base.kernel(), numbers)
+        return Columns(self.base.kernel(), tuple(self._numbers))
 
     def to_dict(self) -> dict[str, Any]:
         description = super().to_dict()
         return {**description, "columns": None if self.columns is None else list(self.columns)}
 
     def _cut(self, X: Block) -> Block:
-        if X.shape[1] < (max(self.columns) + 1 if self.columns else self.stop or 0):
-            raise InputError(f"X has {X.shape[1]} columns, and {self!r} takes later ones")
-        part: Block = X[:, self._where]
+        needed = max(self.columns) + 1 if self.columns else self.stop or 0
+        if X.shape[1] < needed:
+            raise InputError(f"X has {X.shape[1]} columns; expected at least {needed} for {self!r}")
+        part: Block = X[:, slice(self.start, self.stop) if self.columns is None else list(self.columns)]
         return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         self.base._fill(self._cut(X), start, stop, out)
 
     def _multiply(self, X: Block, coef: Array) -> Array:

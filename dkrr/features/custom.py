@@ -17,7 +17,7 @@ from dkrr.kernels.custom import identity_of, qualified_name
 from dkrr.kernels.readers import Reader, warn_of_another_source
 
 FEATURE_SECONDS = 20e-9
-"""Time of a feature: a guess, as nothing is known of a user's function before it has run."""
+"""Seconds of a feature: a guess, as a user's function is unknown before it has run."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,21 @@ class CallableMap(FeatureMap):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the functions' sources and of what they have bound: whether they look the same as before."""
+        """SHA-256 of the sources of the functions and of the values that they use."""
         return identity_of(self.function, self.size)
 
     def dimension(self, n_features: int) -> int:
-        """Return D."""
         return whole(self.size(n_features), f"the size of {self._subject}", 1) if callable(self.size) else self.size
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         return FEATURE_SECONDS
 
     def held_bytes(self, n_features: int) -> int:
-        """Return the memory of the function's result for a strip of rows, and of a copy; its own is unknown."""
+        # The function's result for a strip of rows, and a copy; its own memory is unknown.
         return 2 * 8 * STRIP_ROWS * self.dimension(n_features)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description that names the function but cannot bring it back."""
+        """See base class; the function's name stands for it."""
         size = None if callable(self.size) else self.size
         return {"feature_map": self.tag, "name": self.name, "digest": self.digest, "size": size}
 
@@ -88,13 +87,13 @@ class CallableMap(FeatureMap):
         return f"the feature function {self.name!r}"
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
-        # All features of a strip of rows, as the function knows nothing of ranges.
+        # All features of a strip of rows, as the function cannot compute some of them.
         for top in range(0, X.shape[0], STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
             out[rows] = self._block(X[rows].astype(np.float64, copy=False))[:, start:stop]
 
     def _block(self, X: Block) -> Array:
-        """Return function(X), checked."""
+        """function(X), checked."""
         expected = X.shape[0], self.dimension(X.shape[1])
         try:
             block = self.function(X)
@@ -122,17 +121,17 @@ class CallableMap(FeatureMap):
 
 
 def given_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
-    """A user's own feature map, of what was given under the name in its description.
+    """A user's own feature map, made of the function, map or class that is given under the name in its description.
 
     Raises
     ------
     InputError
-        If the description is damaged, or nothing that fits was given.
+        If the description is damaged, or nothing suitable was given.
 
     Warns
     -----
     UserWarning
-        If what is given has another source than what was described.
+        If the source of the given value is not the one that was described.
     """
     name, value = reader.given(description, "feature map")
     if description["feature_map"] == CallableMap.tag:
@@ -174,5 +173,5 @@ def _of_class(settings: dict[str, Any] | None, name: str, value: Any) -> Feature
 
 
 def _tuples(value: Any) -> Any:
-    """Return JSON's lists as tuples, which frozen values have."""
+    """JSON's lists as tuples, which frozen values have."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

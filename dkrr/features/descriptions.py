@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import singledispatch
 from typing import Any
 
 from dkrr.errors import InputError
@@ -43,9 +42,8 @@ GIVEN_AGAIN = (CallableMap.tag, OWN_CLASS)
 """Tags of the maps that descriptions only name."""
 
 
-@singledispatch
-def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    """Return the finite feature map of a kernel, or None if it has none (or none is known).
+def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
+    """Finite feature map of a kernel, or None if it has none (or none is known).
 
     Parameters
     ----------
@@ -68,82 +66,12 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:  # noqa: 
     >>> feature_map(RBF(), n_features=7) is None
     True
     """
-    return None
-
-
-@feature_map.register
-def _(kernel: Linear, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return IdentityMap()
-
-
-@feature_map.register
-def _(kernel: CentredLinear, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return CentredMap(kernel.origin)
-
-
-@feature_map.register
-def _(kernel: Cosine, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalizedMap()
-
-
-@feature_map.register
-def _(kernel: Columns, n_features: int) -> FeatureMap | None:
-    numbers = kernel.numbers(n_features)
-    base = feature_map(kernel.base, kernel.width(n_features))
-    if base is None:
-        return None
-    if isinstance(numbers, slice):
-        return ColumnsMap(base, start=numbers.start, stop=numbers.stop)
-    return ColumnsMap(base, tuple(numbers))
-
-
-@feature_map.register
-def _(kernel: BagOfWords, n_features: int) -> FeatureMap | None:  # noqa: ARG001
-    return NormalizedMap() if kernel.cosine else IdentityMap()
-
-
-@feature_map.register
-def _(kernel: Polynomial, n_features: int) -> FeatureMap | None:
-    if kernel.coef0 < 0 or not isinstance(kernel.degree, int):
-        return None
-    gamma = 1.0 / n_features if kernel.gamma is None else kernel.gamma
-    return PolynomialMap(kernel.degree, gamma, kernel.coef0)
-
-
-@feature_map.register
-def _(kernel: MapKernel, n_features: int) -> FeatureMap | None:
-    return kernel.base.resolved(n_features)
-
-
-@feature_map.register
-def _(kernel: Scaled, n_features: int) -> FeatureMap | None:
-    base = feature_map(kernel.base, n_features)
-    return None if base is None else ScaledMap(base, kernel.scale)
-
-
-@feature_map.register
-def _(kernel: Sum, n_features: int) -> FeatureMap | None:
-    if kernel == InteractionMap().kernel():
-        return InteractionMap()  # the same features as below, and products with them that take no features
-    left, right = feature_map(kernel.left, n_features), feature_map(kernel.right, n_features)
-    return None if left is None or right is None else ConcatenatedMap(left, right)
-
-
-@feature_map.register
-def _(kernel: Normalized, n_features: int) -> FeatureMap | None:
-    base = feature_map(kernel.base, n_features)
-    if isinstance(base, IdentityMap):
-        return NormalizedMap()
-    return None if base is None else UnitLengthMap(base)
-
-
-@feature_map.register
-def _(kernel: TaylorRBF, n_features: int) -> FeatureMap | None:
-    return TaylorMap(kernel.degree, 1.0 / n_features if kernel.gamma is None else kernel.gamma)
+    map_of = next((_MAPS[kind] for kind in type(kernel).__mro__ if kind in _MAPS), None)
+    return None if map_of is None else map_of(kernel, n_features)
 
 
 def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
-    """Return the finite feature map φ of a kernel, ⟨φ(x), φ(z)⟩ = k(x, z); its `kernel()` leads back.
+    """Finite feature map φ of a kernel, ⟨φ(x), φ(z)⟩ = k(x, z); its `kernel()` is the kernel again.
 
     Parameters
     ----------
@@ -174,35 +102,81 @@ def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
     return found
 
 
+def _of_columns(kernel: Columns, n_features: int) -> FeatureMap | None:
+    numbers = kernel.numbers(n_features)
+    base = feature_map(kernel.base, kernel.width(n_features))
+    if base is None:
+        return None
+    if isinstance(numbers, slice):
+        return ColumnsMap(base, start=numbers.start, stop=numbers.stop)
+    return ColumnsMap(base, tuple(numbers))
+
+
+def _of_polynomial(kernel: Polynomial, n_features: int) -> FeatureMap | None:
+    if kernel.coef0 < 0 or not isinstance(kernel.degree, int):
+        return None
+    return PolynomialMap(kernel.degree, _gamma(kernel, n_features), kernel.coef0)
+
+
+def _of_scaled(kernel: Scaled, n_features: int) -> FeatureMap | None:
+    base = feature_map(kernel.base, n_features)
+    return None if base is None else ScaledMap(base, kernel.scale)
+
+
+def _of_sum(kernel: Sum, n_features: int) -> FeatureMap | None:
+    if kernel == InteractionMap().kernel():
+        return InteractionMap()  # the same features as below, with products that need none of them
+    left, right = feature_map(kernel.left, n_features), feature_map(kernel.right, n_features)
+    return None if left is None or right is None else ConcatenatedMap(left, right)
+
+
+def _of_normalized(kernel: Normalized, n_features: int) -> FeatureMap | None:
+    base = feature_map(kernel.base, n_features)
+    if isinstance(base, IdentityMap):
+        return NormalizedMap()
+    return None if base is None else UnitLengthMap(base)
+
+
+def _gamma(kernel: Polynomial | TaylorRBF, n_features: int) -> float:
+    return 1.0 / n_features if kernel.gamma is None else kernel.gamma
+
+
+_MAPS: dict[type, Callable[[Any, int], FeatureMap | None]] = {
+    Linear: lambda *_: IdentityMap(),
+    CentredLinear: lambda kernel, _: CentredMap(kernel.origin),
+    Cosine: lambda *_: NormalizedMap(),
+    BagOfWords: lambda kernel, _: NormalizedMap() if kernel.cosine else IdentityMap(),
+    TaylorRBF: lambda kernel, d: TaylorMap(kernel.degree, _gamma(kernel, d)),
+    MapKernel: lambda kernel, d: kernel.base.resolved(d),
+    Polynomial: _of_polynomial,
+    Columns: _of_columns,
+    Scaled: _of_scaled,
+    Sum: _of_sum,
+    Normalized: _of_normalized,
+}
+"""What makes the feature map of a kernel, and None where its settings allow none, by the class of the kernel."""
+
+
 def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
-    """Return a kernel or feature map and all that it consists of, itself first."""
+    """A kernel or feature map and all that it consists of, itself first."""
     parts = [getattr(value, field.name) for field in fields(value)]  # type: ignore[arg-type]
     inner = [parts_of(part) for part in parts if isinstance(part, Kernel | FeatureMap)]
     return [value, *(part for several in inner for part in several)]
 
 
 def arrays_of(value: Kernel | FeatureMap) -> dict[str, Any]:
-    """Return the arrays that a description names by their checksums.
-
-    Parameters
-    ----------
-    value : Kernel or FeatureMap
-
-    Returns
-    -------
-    dict from checksum to ndarray or CSR
-    """
+    """Arrays, ndarray or CSR, that the description of a kernel or feature map names by their checksums."""
     named = [part for part in parts_of(value) if isinstance(part, NystroemMap | CentredMap | CentredLinear)]
     return {digest: array for one in named for digest, array in one.arrays().items()}
 
 
 def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:
-    """Raise InputError if a Nyström approximation is to draw more centres than there are rows."""
+    """Raise InputError if a Nyström approximation would have more centres than there are rows."""
     for part in parts_of(kernel):
         if isinstance(part, Nystroem) and part.n_components > n_rows:
             raise InputError(
-                f"Nystroem has n_components={part.n_components}, but there are only {n_rows} training rows; expected "
-                f"at most {n_rows}: use fewer, or the kernel itself, which is exact"
+                f"n_components of Nystroem is {part.n_components}; expected at most the number of training rows, "
+                f"{n_rows}: use fewer, or the kernel itself, which is exact"
             )
 
 

@@ -17,14 +17,14 @@ from dkrr.kernels import RBF, Kernel, Laplacian, Matern
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 
 TRIGONOMETRIC_SECONDS = 10e-9
-"""Time of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""
+"""Seconds of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""
 
 BLOCK_FREQUENCIES = 1024
 BLOCK_ENTRIES = 2**21
 """Frequencies are drawn by blocks of at most so many entries (16 MiB), so that D · d is never in memory at once.
 Saved models depend on both numbers."""
 BLOCKS_KEPT = 16
-"""Blocks of frequencies that are kept for the next rows (at most 256 MiB); beyond, they are drawn again."""
+"""Blocks of frequencies that are kept for the next rows (at most 256 MiB); others are drawn again."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RandomFourier(FeatureMap):
         object.__setattr__(self, "random_state", whole(self.random_state, "random_state", 0))
 
     def entry_seconds(self, n_features: int) -> float:
-        """See base class; a projection serves a cosine and a sine."""
+        # A projection serves a cosine and a sine.
         return n_features / GEMM_FLOPS + TRIGONOMETRIC_SECONDS
 
     def held_bytes(self, n_features: int) -> int:
@@ -93,11 +93,9 @@ class RandomFourier(FeatureMap):
         return 8 * n_features * _block_width(n_features) * (min(n_blocks, BLOCKS_KEPT) + 1)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
-        """Return D."""
         return self.n_components
 
     def kernel(self) -> Kernel:
-        """Return the kernel φ(x)ᵀφ(z), which is near the one it approximates."""
         return MapKernel(self)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
@@ -110,7 +108,7 @@ class RandomFourier(FeatureMap):
         for block in range(first // width, -(-last // width)):
             begin, end = max(first, block * width), min(last, (block + 1) * width)
             omega = frequencies(base, self.random_state, d, block)[:, begin - block * width : end - block * width]
-            # Column 2j is the cosine, 2j + 1 the sine of frequency j, for those that were asked for.
+            # Column 2j is the cosine, 2j + 1 the sine of frequency j, for the requested ones.
             cosines, sines = (max(begin, (start + 1) // 2), min(end, (stop + 1) // 2)), (begin, min(end, stop // 2))
             for top in range(0, n_rows, STRIP_ROWS):
                 angles = _product(X[top : top + STRIP_ROWS], omega)
@@ -129,19 +127,9 @@ def _block_width(n_features: int) -> int:
 
 @lru_cache(maxsize=BLOCKS_KEPT)
 def frequencies(base: Kernel, random_state: int, n_features: int, block: int) -> npt.NDArray[np.float64]:
-    """Return a block of frequencies.
+    """A block of frequencies of a resolved kernel, read-only, of shape (n_features, number of frequencies).
 
-    Parameters
-    ----------
-    base : RBF, Laplacian or Matern
-        Resolved.
-    random_state, n_features, block : int
-        Each block has a generator of its own, so that a range of features needs no draws for the others.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_features, number of frequencies)
-        Read-only.
+    Each block has a generator of its own, so that a range of features needs no draws for the others.
     """
     bits, width = np.random.PCG64([random_state, block]), _block_width(n_features)
     if isinstance(base, Laplacian):
@@ -165,14 +153,14 @@ def frequencies(base: Kernel, random_state: int, n_features: int, block: int) ->
 
 
 def _normal(bits: np.random.PCG64, n_rows: int, n_columns: int) -> Array:
-    """Return standard normal numbers."""
+    """Standard normal numbers."""
     uniform = _uniform(bits, n_rows, n_columns)
     normal: Array = ndtri(uniform, out=uniform)
     return normal
 
 
 def _uniform(bits: np.random.PCG64, n_rows: int, n_columns: int) -> Array:
-    """Return numbers inside (0, 1), from the bits alone.
+    """Numbers inside (0, 1), from the bits alone.
 
     NumPy keeps its bits the same from version to version, but not its distributions (NEP 19), and a saved model holds
     the seed only.
@@ -186,7 +174,9 @@ def _uniform(bits: np.random.PCG64, n_rows: int, n_columns: int) -> Array:
 
 
 def _product(X: Block, omega: Array) -> Array:
-    product: Array = X @ omega if is_sparse(X) else np.empty((X.shape[0], omega.shape[1]))
-    if not is_sparse(X):
-        blas.gemm(product, np.ascontiguousarray(X, np.float64), omega)
+    if is_sparse(X):
+        sparse_product: Array = X @ omega
+        return sparse_product
+    product = np.empty((X.shape[0], omega.shape[1]))
+    blas.gemm(product, np.ascontiguousarray(X, np.float64), omega)
     return product

@@ -1,4 +1,4 @@
-"""All columns and their products: the features that show which pairs of columns act together."""
+"""All columns and their products: features that show which pairs of columns act together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,20 +39,18 @@ class InteractionMap(FeatureMap):
     # that property promises as many as there are stored entries.
 
     def dimension(self, n_features: int) -> int:
-        """Return D = d + d(d + 1)/2."""
         return _PARTS.dimension(n_features)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         return 2 * COPY_SECONDS
 
     def kernel(self) -> Kernel:
-        """Return the kernel xᵀz + (xᵀz)²."""
         return _PARTS.kernel()
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         _PARTS._fill(X, start, stop, out)
 
-    # A product with the quadratic features is a product with a d × d matrix, which GEMM does without any of them.
+    # A product with the quadratic features is a product with a d × d matrix, which GEMM computes without them.
 
     def _multiply(self, X: Block, coef: Array) -> Array:
         d = X.shape[1]
@@ -90,7 +88,7 @@ class InteractionMap(FeatureMap):
 
 
 def _strips(X: Block) -> Iterator[tuple[slice, Array]]:
-    """Dense rows in float64, so many at a time that a temporary of their size is small."""
+    """Yield dense rows in float64, so few at a time that a temporary of their size is small."""
     height = max(1, base.PRODUCT_ENTRIES // X.shape[1])
     for top in range(0, X.shape[0], height):
         rows = slice(top, min(top + height, X.shape[0]))
@@ -98,7 +96,7 @@ def _strips(X: Block) -> Iterator[tuple[slice, Array]]:
 
 
 def _rows_of_pairs(n_features: int) -> Iterator[tuple[int, slice]]:
-    """Yield each i and where the pairs (i, i), ..., (i, d − 1) stand among all pairs."""
+    """Yield each i and the positions of the pairs (i, i), ..., (i, d − 1) among all pairs."""
     start = 0
     for i in range(n_features):
         yield i, slice(start, start + n_features - i)
@@ -117,7 +115,7 @@ def _strips_of_pairs(X: Any) -> Iterator[slice]:
 
 
 def _products_of_pairs(X: Any) -> Any:
-    """Return the quadratic features of CSR rows as CSR, of shape (n_rows, d(d + 1)/2)."""
+    """Quadratic features of CSR rows as CSR, of shape (n_rows, d(d + 1)/2)."""
     n_rows, d = X.shape
     stored = np.diff(X.indptr).astype(np.int64)
     # Entry k of a row pairs with itself and those after it, whose columns are larger in canonical CSR.

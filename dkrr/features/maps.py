@@ -1,23 +1,51 @@
 """Feature maps that are finite: identity, unit length, monomials, multiples and concatenations."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dkrr import blas
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError
 from dkrr.features import multisets
-from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
+from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
 from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Scratch, finite, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_ROWS, Block, finite, is_sparse, positive
 from dkrr.kernels.dot import unit_rows
 
 
+class RowsMap(FeatureMap):
+    """A map whose features are the columns of rows as long as x, so that products work on stored entries alone."""
+
+    keeps_sparse: ClassVar[bool] = True
+
+    @abstractmethod
+    def _rows(self, X: Block) -> Block:
+        """Rows whose columns are the features."""
+
+    def dimension(self, n_features: int) -> int:
+        return n_features
+
+    def _multiply(self, X: Block, coef: Array) -> Array:
+        rows = self._rows(X)
+        product: Array = rows @ coef if is_sparse(rows) else blas.product(rows, coef)
+        return product
+
+    def _adjoint(self, X: Block, values: Array) -> Array:
+        rows = self._rows(X)
+        if is_sparse(rows):
+            product: Array = rows.T @ values
+            return product
+        out = np.zeros((X.shape[1], values.shape[1]))
+        if len(values):
+            blas.gemm(out, np.ascontiguousarray(rows, np.float64), values, transpose_a=True)
+        return out
+
+
 @dataclass(frozen=True)
-class IdentityMap(FeatureMap):
+class IdentityMap(RowsMap):
     """φ(x) = x, for the linear kernel.
 
     Examples
@@ -29,28 +57,19 @@ class IdentityMap(FeatureMap):
     """
 
     tag: ClassVar[str] = "identity"
-    keeps_sparse: ClassVar[bool] = True
-
-    def dimension(self, n_features: int) -> int:
-        """Return D = d."""
-        return n_features
 
     def kernel(self) -> Kernel:
-        """Return the linear kernel."""
         return Linear()
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
-        out[...] = _dense(X[:, start:stop])
+    def _rows(self, X: Block) -> Block:
+        return X
 
-    def _multiply(self, X: Block, coef: Array) -> Array:
-        return _product(X, coef)
-
-    def _adjoint(self, X: Block, values: Array) -> Array:
-        return _transposed_product(X, values)
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
+        out[...] = dense_rows(X[:, start:stop])
 
 
 @dataclass(frozen=True)
-class NormalizedMap(FeatureMap):
+class NormalizedMap(RowsMap):
     """φ(x) = x / ‖x‖, for the cosine kernel; a row of zeros stays.
 
     Examples
@@ -62,26 +81,17 @@ class NormalizedMap(FeatureMap):
     """
 
     tag: ClassVar[str] = "normalized"
-    keeps_sparse: ClassVar[bool] = True
-
-    def dimension(self, n_features: int) -> int:
-        """Return D = d."""
-        return n_features
 
     def kernel(self) -> Kernel:
-        """Return the cosine kernel."""
         return Cosine()
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _rows(self, X: Block) -> Block:
+        return unit_rows(X)
+
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         for top in range(0, len(out), STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
-            out[rows] = _dense(unit_rows(X[rows])[:, start:stop])
-
-    def _multiply(self, X: Block, coef: Array) -> Array:
-        return _product(unit_rows(X), coef)
-
-    def _adjoint(self, X: Block, values: Array) -> Array:
-        return _transposed_product(unit_rows(X), values)
+            out[rows] = dense_rows(unit_rows(X[rows])[:, start:stop])
 
 
 @dataclass(frozen=True)
@@ -131,58 +141,59 @@ class PolynomialMap(FeatureMap):
         object.__setattr__(self, "coef0", coef0)
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """See base class; each further factor of a monomial costs as much as the first."""
+        # Each further factor of a monomial costs as much as the first.
         return COPY_SECONDS + 1.6e-9 * self.degree
 
     def dimension(self, n_features: int) -> int:
-        """Return D = C(d + p, p), or C(d + p − 1, p) for coef0 = 0."""
         return multisets.count(self._n_symbols(n_features), self.degree)
 
     def kernel(self) -> Kernel:
-        """Return the polynomial kernel."""
         return Polynomial(self.degree, self.gamma, self.coef0)
 
     def _n_symbols(self, n_features: int) -> int:
         return n_features + (self.coef0 > 0)
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
-        n_rows, d = X.shape
-        if stop >= 2**63:
-            raise InputError(
-                f"the feature map has {self.dimension(d)} features, and columns beyond 2**63 cannot be "
-                'computed: use a smaller degree or the kernel itself (form="dual")'
-            )
-        scratch = Scratch()
-        # Columns outside, so that the index table is made once a panel; rows inside, so that the working
-        # strip stays in cache and no temporary grows with X or D.
-        for left in range(start, stop, STRIP_COLUMNS):
-            right = min(left + STRIP_COLUMNS, stop)
-            indices = multisets.table(self._n_symbols(d), self.degree, left, right)
-            weights = multisets.root_weights(indices)
-            for top in range(0, n_rows, STRIP_ROWS):
-                symbols = self._symbols(X[top : top + STRIP_ROWS])
-                strip = out[top : top + STRIP_ROWS, left - start : right - start]
-                strip[...] = weights
-                factor = scratch.like(strip)
-                for row in indices:
-                    # mode="clip" writes into `out` directly; the indices are in range anyway.
-                    np.take(symbols, row, axis=1, out=factor, mode="clip")
-                    strip *= factor
-
-    def _symbols(self, X: Block) -> npt.NDArray[np.float64]:
-        """Return x' = [√c, √γ x], the constant first, or without it for c = 0."""
-        n_rows, d = X.shape
-        symbols = np.empty((n_rows, self._n_symbols(d)))
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
+        d = X.shape[1]
         root_gamma = sqrt(1.0 / d if self.gamma is None else self.gamma)
-        # Of float32 rows and a Python number NumPy would make a product in float32.
-        np.multiply(_dense(X), root_gamma, out=symbols[:, -d:], dtype=np.float64)
-        if self.coef0 > 0:
-            symbols[:, 0] = sqrt(self.coef0)
-        return symbols
+        strips = multisets.strips(self._n_symbols(d), self.degree, multisets.root_weights, start, stop, out)
+        for indices, weights, rows, strip, factor in strips:
+            symbols = multisets.symbols(X[rows], root_gamma, sqrt(self.coef0))
+            strip[...] = weights
+            for row in indices:
+                multisets.take(symbols, row, factor)
+                strip *= factor
 
 
 @dataclass(frozen=True)
-class ScaledMap(FeatureMap):
+class WrapperMap(FeatureMap):
+    """A map with as many features as another one, φ₁, made from those in one more pass."""
+
+    base: FeatureMap
+
+    def __post_init__(self) -> None:
+        check_map(self.base)
+
+    def _base_columns(self, n_features: int) -> int:
+        """Number of columns that φ₁ takes."""
+        return n_features
+
+    @property
+    def keeps_sparse(self) -> bool:
+        return self.base.keeps_sparse
+
+    def dimension(self, n_features: int) -> int:
+        return self.base.dimension(self._base_columns(n_features))
+
+    def entry_seconds(self, n_features: int) -> float:
+        return self.base.entry_seconds(self._base_columns(n_features)) + COPY_SECONDS
+
+    def held_bytes(self, n_features: int) -> int:
+        return self.base.held_bytes(self._base_columns(n_features))
+
+
+@dataclass(frozen=True)
+class ScaledMap(WrapperMap):
     """φ(x) = √s φ₁(x), for the kernel s k₁.
 
     Parameters
@@ -195,32 +206,16 @@ class ScaledMap(FeatureMap):
 
     tag: ClassVar[str] = "scaled"
 
-    base: FeatureMap
     scale: float
 
     def __post_init__(self) -> None:
-        _check_part(self.base)
+        super().__post_init__()
         object.__setattr__(self, "scale", positive(self.scale, "the scale of a feature map"))
 
-    def entry_seconds(self, n_features: int) -> float:
-        return self.base.entry_seconds(n_features) + COPY_SECONDS
-
-    @property
-    def keeps_sparse(self) -> bool:
-        return self.base.keeps_sparse
-
-    def held_bytes(self, n_features: int) -> int:
-        return self.base.held_bytes(n_features)
-
-    def dimension(self, n_features: int) -> int:
-        """Return that of the part."""
-        return self.base.dimension(n_features)
-
     def kernel(self) -> Kernel:
-        """Return the scaled kernel."""
         return self.scale * self.base.kernel()
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         self.base._fill(X, start, stop, out)
         out *= sqrt(self.scale)
 
@@ -232,11 +227,11 @@ class ScaledMap(FeatureMap):
 
 
 @dataclass(frozen=True)
-class UnitLengthMap(FeatureMap):
+class UnitLengthMap(WrapperMap):
     """φ(x) = φ₁(x) / ‖φ₁(x)‖, for the kernel k₁ normalised; 0 where φ₁ is 0.
 
-    Lengths come from the kernel, ‖φ₁(x)‖² = k₁(x, x), so some of the features need no others wherever k₁(x, x) has a
-    closed form (not where it is an approximation's, a `MapKernel`). `NormalizedMap` is that of the columns themselves.
+    Lengths come from the kernel, ‖φ₁(x)‖² = k₁(x, x), so a range of features takes no others wherever k₁(x, x) has a
+    closed form (which the kernel of an approximation, a `MapKernel`, has not). `NormalizedMap` is x / ‖x‖ itself.
 
     Parameters
     ----------
@@ -253,32 +248,14 @@ class UnitLengthMap(FeatureMap):
 
     tag: ClassVar[str] = "unit_length"
 
-    base: FeatureMap
-
-    def __post_init__(self) -> None:
-        _check_part(self.base)
-
-    def entry_seconds(self, n_features: int) -> float:
-        return self.base.entry_seconds(n_features) + COPY_SECONDS
-
-    @property
-    def keeps_sparse(self) -> bool:
-        return self.base.keeps_sparse
-
     def held_bytes(self, n_features: int) -> int:
-        """See base class; a kernel without a closed form computes features for its diagonal."""
-        lengths = self.base.kernel().workspace_bytes(STRIP_ROWS, 0, n_features)
-        return self.base.held_bytes(n_features) + lengths
-
-    def dimension(self, n_features: int) -> int:
-        """Return that of the part."""
-        return self.base.dimension(n_features)
+        # A kernel without a closed form computes features for its diagonal.
+        return super().held_bytes(n_features) + self.base.kernel().workspace_bytes(STRIP_ROWS, 0, n_features)
 
     def kernel(self) -> Kernel:
-        """Return the normalised kernel."""
         return Normalized(self.base.kernel())
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         rows, inverse_lengths = self._prepared(X)
         self.base._fill(rows, start, stop, out)
         out *= inverse_lengths
@@ -293,7 +270,7 @@ class UnitLengthMap(FeatureMap):
         return self.base._adjoint(rows, inverse_lengths * values)
 
     def _prepared(self, X: Block) -> tuple[Block, Array]:
-        """Return rows, of moderate length where that changes nothing, and 1 / ‖φ₁(x)‖ or 0, of shape (n_rows, 1)."""
+        """Rows, of moderate length where that changes nothing, and 1 / ‖φ₁(x)‖ or 0, of shape (n_rows, 1)."""
         kernel = Normalized(self.base.kernel().resolved(X.shape[1]))
         rows, inverse_lengths = kernel.prepared(X)
         return rows, inverse_lengths[:, np.newaxis]
@@ -315,8 +292,8 @@ class ConcatenatedMap(FeatureMap):
     right: FeatureMap
 
     def __post_init__(self) -> None:
-        _check_part(self.left)
-        _check_part(self.right)
+        check_map(self.left)
+        check_map(self.right)
 
     def entry_seconds(self, n_features: int) -> float:
         return max(self.left.entry_seconds(n_features), self.right.entry_seconds(n_features))
@@ -329,14 +306,12 @@ class ConcatenatedMap(FeatureMap):
         return self.left.held_bytes(n_features) + self.right.held_bytes(n_features)
 
     def dimension(self, n_features: int) -> int:
-        """Return D = D₁ + D₂."""
         return self.left.dimension(n_features) + self.right.dimension(n_features)
 
     def kernel(self) -> Kernel:
-        """Return the sum of the two kernels."""
         return self.left.kernel() + self.right.kernel()
 
-    def _fill(self, X: Block, start: int, stop: int, out: npt.NDArray[np.float64]) -> None:
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         border = self.left.dimension(X.shape[1])
         if start < border:
             end = min(stop, border)
@@ -351,30 +326,3 @@ class ConcatenatedMap(FeatureMap):
 
     def _adjoint(self, X: Block, values: Array) -> Array:
         return np.vstack([self.left._adjoint(X, values), self.right._adjoint(X, values)])
-
-
-def _dense(X: Block) -> npt.NDArray[np.float64]:
-    dense: npt.NDArray[np.float64] = X.toarray() if is_sparse(X) else X
-    return dense
-
-
-def _product(X: Block, coef: Array) -> Array:
-    """Return X w; only the result is dense."""
-    product: Array = X @ coef if is_sparse(X) else blas.product(X, coef)
-    return product
-
-
-def _transposed_product(X: Block, values: Array) -> Array:
-    """Return Xᵀ v; only the result is dense."""
-    if is_sparse(X):
-        product: Array = X.T @ values
-        return product
-    out = np.zeros((X.shape[1], values.shape[1]))
-    if len(values):
-        blas.gemm(out, np.ascontiguousarray(X, np.float64), values, transpose_a=True)
-    return out
-
-
-def _check_part(part: object) -> None:
-    if not isinstance(part, FeatureMap):
-        raise InputTypeError(f"{part!r} is not a feature map; expected a dkrr.features.FeatureMap")

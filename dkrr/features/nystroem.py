@@ -1,5 +1,6 @@
 """The Nyström approximation of any kernel by some of the training rows, as a feature map."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,7 @@ from dkrr.errors import InputError
 from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
 from dkrr.features.settings import as_base, whole
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, Block, as_rows, checksum
+from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""
@@ -22,7 +23,7 @@ Pivots = Literal["rpcholesky", "uniform"]
 
 @dataclass(frozen=True)
 class Nystroem(FeatureMap):
-    """The Nyström approximation with centres that are yet to be drawn from the training rows.
+    """The Nyström approximation, whose centres are still to be drawn from the training rows.
 
     `KernelRidge(kernel=Nystroem(...))` draws the centres C when it is fitted and fits the model of the kernel
     k(x, C) K_CC⁻¹ k(C, z), by the features of a `NystroemMap`: an approximation of that of the kernel, by name. Until
@@ -72,27 +73,26 @@ class Nystroem(FeatureMap):
         return entry_seconds(self.base.resolved(n_features), self.n_components, n_features)
 
     def held_bytes(self, n_features: int) -> int:
-        """See base class; centres are taken as dense."""
+        # Centres count as dense.
         return held_bytes(self.base, self.n_components, n_features)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
-        """Return the number of centres, which is the largest D."""
+        """Number of centres, which is the largest D."""
         return self.n_components
 
     def kernel(self) -> Kernel:
-        """Return the kernel of the features-to-be."""
         return MapKernel(self)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
         raise InputError(
-            f"{self!r} has no centres yet, and so no features; expected a fitted map: KernelRidge(kernel=...).fit "
+            f"{self!r} has no centres yet, and no features; expected a fitted map: KernelRidge(kernel=...).fit "
             "draws the centres from the training rows, dkrr.features.whitened(kernel, centres) takes given ones"
         )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NystroemMap(FeatureMap):
-    """φ(x) = k(x, C) W with W Wᵀ = K_CC⁻¹, so that φ(x)ᵀφ(z) = k(x, C) K_CC⁻¹ k(C, z). Made by `whitened`.
+    """φ(x) = k(x, C) W with W Wᵀ = K_CC⁻¹, so that φ(x)ᵀφ(z) = k(x, C) K_CC⁻¹ k(C, z); `whitened` makes it.
 
     Parameters
     ----------
@@ -135,20 +135,18 @@ class NystroemMap(FeatureMap):
         return held_bytes(self.base, len(self.whitening), n_features)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
-        """Return the number of centres."""
         return len(self.whitening)
 
     def kernel(self) -> Kernel:
-        """Return the kernel k(x, C) K_CC⁻¹ k(C, z)."""
         return MapKernel(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a description of JSON's types only; the arrays are named by their checksum, and given by `arrays`."""
+        """See base class; the checksums of the arrays stand for them."""
         centres, whitening = ({"array": digest} for digest in self._digests)
         return {"feature_map": self.tag, "base": self.base.to_dict(), "centres": centres, "whitening": whitening}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the arrays that `to_dict` names."""
+        """The arrays, by their checksums."""
         return dict(zip(self._digests, (self.centres, self.whitening), strict=True))
 
     @cached_property
@@ -157,7 +155,7 @@ class NystroemMap(FeatureMap):
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         for rows, gram in self._strips(X, stop):
-            # W is triangular, so a panel of features needs what is left of its end only: half the work in all.
+            # W is triangular, so a range of features needs only the centres before its end: half the work in all.
             for left in range(start, stop, STRIP_COLUMNS):
                 right = min(left + STRIP_COLUMNS, stop)
                 target = out[rows, left - start : right - start]
@@ -177,7 +175,7 @@ class NystroemMap(FeatureMap):
         blas.gemm(out, self.whitening, total, transpose_a=True)
         return out
 
-    def _strips(self, X: Block, stop: int) -> Any:
+    def _strips(self, X: Block, stop: int) -> Iterator[tuple[slice, FloatArray]]:
         """Yield ranges of rows, each with its k(x, C) for the first `stop` centres."""
         height = strip_rows(stop)
         gram = np.empty((min(height, X.shape[0]), stop))
@@ -206,13 +204,13 @@ def held_bytes(base: Kernel, n_centres: int, n_features: int) -> int:
 
 
 def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
-    """Return the Nyström map of given centres.
+    """Nyström map of given centres.
 
-    By pivoted Cholesky, K_CC = P L Lᵀ Pᵀ and W = L⁻ᵀ for the centres in the order of the pivots. It stops where what
-    is left of every diagonal entry is below n · eps · the largest, as LAPACK does: the centres that remain are
-    duplicates of those before, as far as float64 can tell. They are left out, so D may be less than the number of
-    centres, but never has columns of zeros or of rounding. Everything is float64: features whitened in float32 make
-    normal equations that are worthless.
+    By pivoted Cholesky, K_CC = P L Lᵀ Pᵀ and W = L⁻ᵀ for the centres in the order of the pivots. It stops where the
+    remainder of every diagonal entry is below n · eps · the largest, as LAPACK does: the other centres are duplicates
+    of those before, to float64's precision. They are left out, so D may be less than the number of centres, and no
+    feature is zero or rounding alone. Everything is float64: features whitened in float32 make normal equations that
+    are worthless.
 
     Parameters
     ----------
@@ -251,12 +249,12 @@ def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
     order, rank = blas.pivoted_cholesky_in_place(factor)
     tolerance = len(diagonal) * np.finfo(np.float64).eps * float(diagonal.max(initial=0.0))
     dropped = factor[rank:, :rank]
-    left = diagonal[order[rank:]] - np.einsum("ij,ij->i", dropped, dropped)
-    # What is left of a positive semidefinite matrix is zero but for rounding, about `tolerance` again.
-    if rank == 0 or (len(left) and left.min() < -10 * tolerance):
+    remainder = diagonal[order[rank:]] - np.einsum("ij,ij->i", dropped, dropped)
+    # That of a positive semidefinite matrix is zero except for rounding, about `tolerance` again.
+    if rank == 0 or (len(remainder) and remainder.min() < -10 * tolerance):
         raise InputError(
             f"the kernel {kernel!r} is not positive semidefinite on the {len(diagonal)} centres of its Nyström "
-            "approximation, or zero there; expected k(x, C) with K_CC positive semidefinite: use another kernel"
+            "approximation, or zero there; expected K_CC to be positive semidefinite: use another kernel"
         )
     whitening = np.eye(rank)
     blas.solve_lower(factor[:rank, :rank], whitening, transpose=True)

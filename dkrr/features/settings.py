@@ -1,4 +1,4 @@
-"""Checks of what a sampled feature map is asked for."""
+"""Checks of the arguments of feature maps."""
 
 import numpy as np
 
@@ -7,13 +7,7 @@ from dkrr.kernels import Kernel, as_kernel
 
 
 def as_base(base: object, name: str) -> Kernel:
-    """Return the kernel that a feature map approximates: a value, or one of scikit-learn's names.
-
-    Raises
-    ------
-    InputError
-        If it is no kernel, or has no rows of its own (precomputed).
-    """
+    """Kernel that a feature map approximates, of a value or one of scikit-learn's names; not a precomputed one."""
     if not isinstance(base, Kernel | str):
         raise InputTypeError(f"{name} is given {base!r}; expected a dkrr.kernels.Kernel, or the name of one")
     kernel = as_kernel(base)
@@ -22,10 +16,10 @@ def as_base(base: object, name: str) -> Kernel:
     return kernel
 
 
-def whole(value: object, name: str, least: int) -> int:
-    """Return a whole number of at least `least`, or raise InputError."""
+def whole(value: object, name: str, minimum: int) -> int:
+    """A whole number of at least `minimum`; raise InputError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
-    if value < least:
-        raise InputError(f"{name} is {value}; expected at least {least}")
+    if value < minimum:
+        raise InputError(f"{name} is {value}; expected a whole number of at least {minimum}")
     return int(value)

@@ -7,7 +7,6 @@ from math import sqrt
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammainc
 
 from dkrr.errors import InputError
@@ -15,11 +14,11 @@ from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.features.settings import whole
 from dkrr.kernels import Kernel, TaylorRBF
-from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Scratch, finite, is_sparse, positive, squared_norms
+from dkrr.kernels.blocks import Block, finite, positive, squared_norms
 from dkrr.kernels.taylor import MAX_DEGREE
 
 MAX_FEATURES = 100_000
-"""D up to which `TaylorMap.for_error` takes a map to be worth its features."""
+"""Most features of a map that `TaylorMap.for_error` returns, unless it is asked for more."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class TaylorMap(FeatureMap):
         gamma: float | None = None,
         most_features: int = MAX_FEATURES,
     ) -> TaylorMap:
-        """Return the map of least degree whose inner products are within `error` of the RBF kernel.
+        """Map of least degree whose inner products are within `error` of the RBF kernel.
 
         Parameters
         ----------
@@ -94,7 +93,7 @@ class TaylorMap(FeatureMap):
         gamma : float, optional
             As for the kernel; None means 1 / n_features.
         most_features : int
-            D that is still of use.
+            Largest D to accept.
 
         Returns
         -------
@@ -103,7 +102,7 @@ class TaylorMap(FeatureMap):
         Raises
         ------
         InputError
-            If no degree will do, or D would exceed `most_features`.
+            If no degree suffices, or D would exceed `most_features`.
         """
         error, d = positive(error, "error"), whole(n_features, "n_features", 1)
         known = 1.0 / d if gamma is None else positive(gamma, "gamma")
@@ -131,7 +130,7 @@ class TaylorMap(FeatureMap):
         return found
 
     def error_bound(self, radius: float, n_features: int | None = None) -> float:
-        """Return the largest |k(x, z) − φ(x)ᵀφ(z)| over ‖x‖, ‖z‖ ≤ radius: the bound is attained, see the class.
+        """Largest |k(x, z) − φ(x)ᵀφ(z)| over ‖x‖, ‖z‖ ≤ radius: the bound is attained, see the class.
 
         Parameters
         ----------
@@ -145,62 +144,41 @@ class TaylorMap(FeatureMap):
         return float(gammainc(self.degree + 1.0, _reach(radius, gamma)))
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """See base class; a monomial takes a factor, and its root, for each degree."""
+        # A monomial takes a factor, and its root, for each degree.
         return COPY_SECONDS + 2.0e-9 * self.degree
 
     def dimension(self, n_features: int) -> int:
-        """Return D = C(d + r, r)."""
         return multisets.count(n_features + 1, self.degree)
 
     def kernel(self) -> Kernel:
-        """Return the RBF kernel with its series cut off, in closed form."""
         return TaylorRBF(self.degree, self.gamma)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
-        n_rows, d = X.shape
-        if stop >= 2**63:
-            raise InputError(
-                f"the feature map has {self.dimension(d)} features, and columns beyond 2**63 cannot be "
-                'computed: use a smaller degree or its kernel (form="dual")'
-            )
-        gamma, scratch = 1.0 / d if self.gamma is None else self.gamma, Scratch()
+        d = X.shape[1]
+        gamma = 1.0 / d if self.gamma is None else self.gamma
         decay = np.exp(-gamma * squared_norms(X))
-        for left in range(start, stop, STRIP_COLUMNS):
-            right = min(left + STRIP_COLUMNS, stop)
-            # Symbol 0 is a constant 1, so that multisets of exactly r are the monomials of degree at most r.
-            indices = multisets.table(d + 1, self.degree, left, right)
-            roots = _inverse_roots(indices)
-            for top in range(0, n_rows, STRIP_ROWS):
-                rows = slice(top, top + STRIP_ROWS)
-                symbols = _symbols(X[rows], sqrt(2 * gamma))
-                strip = out[rows, left - start : right - start]
-                factor = scratch.like(strip)
-                # The decay first, and the roots one by one, so that no product leaves the range of float64.
-                strip[...] = decay[rows, np.newaxis]
-                for row, root in zip(indices, roots, strict=True):
-                    # mode="clip" writes into `out` directly; the indices are in range anyway.
-                    np.take(symbols, row, axis=1, out=factor, mode="clip")
-                    factor *= root
-                    strip *= factor
+        # Symbol 0 is a constant 1, so that multisets of exactly r are the monomials of degree at most r.
+        strips = multisets.strips(d + 1, self.degree, _inverse_roots, start, stop, out)
+        for indices, roots, rows, strip, factor in strips:
+            symbols = multisets.symbols(X[rows], sqrt(2 * gamma), 1.0)
+            # The decay first, and the roots one by one, so that no product leaves the range of float64.
+            strip[...] = decay[rows, np.newaxis]
+            for row, root in zip(indices, roots, strict=True):
+                multisets.take(symbols, row, factor)
+                factor *= root
+                strip *= factor
 
 
 def _reach(radius: float, gamma: float) -> float:
-    """Return the largest ‖x‖‖z‖/σ²."""
+    """Largest ‖x‖‖z‖/σ² of rows of length up to `radius`."""
     length = finite(radius, "radius")
     if length < 0:
         raise InputError(f"radius is {radius!r}; expected the largest length of a row, at least 0")
     return 2 * gamma * length**2
 
 
-def _symbols(X: Block, scale: float) -> Array:
-    """Return [1, √(2γ) x]."""
-    symbols = np.ones((X.shape[0], X.shape[1] + 1))
-    np.multiply(X.toarray() if is_sparse(X) else X, scale, out=symbols[:, 1:], dtype=np.float64)
-    return symbols
-
-
-def _inverse_roots(indices: npt.NDArray[np.int64]) -> Array:
-    """Return factors, one for each position of a multiset, of its 1/√∏mᵢ!; the constant, symbol 0, has none."""
+def _inverse_roots(indices: multisets.Indices) -> Array:
+    """Factors, one for each position of a multiset, of its 1/√∏mᵢ!; the constant, symbol 0, has none."""
     roots = np.ones(indices.shape)
     run = np.ones(indices.shape[1])
     for position in range(1, len(indices)):

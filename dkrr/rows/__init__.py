@@ -1,9 +1,13 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
 from dkrr.rows.checks import scan, scan_tasks
-from dkrr.rows.open import as_rows, is_dask_frame, load_array, load_labels, open_path, unframed
-from dkrr.rows.sources import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows
+from dkrr.rows.dask_arrays import DaskRows, is_dask_frame, unframed
+from dkrr.rows.memory import MemoryRows
+from dkrr.rows.open import as_rows, load_array, load_labels, open_path
+from dkrr.rows.sources import Rows
 from dkrr.rows.staging import stage, write_rows
+from dkrr.rows.stored_csr import SparseRows
+from dkrr.rows.zarr_arrays import ZarrRows
 
 __all__ = [
     "DaskRows",

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,9 @@ def _blocks(rows: Rows) -> list[int]:
 
 
 def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int) -> list[Task]:
-    """Tasks that check all rows; their values, in order, are lists of the blocks' digests.
+    """Tasks that check all rows; their values, in order, are lists of the digests of blocks.
 
-    Parameters
-    ----------
-    rows : Rows
-    name : str
-        What the rows are called in error messages.
-    digest : bool
-        Whether to hash as well (for a store that may be resumed).
-    n_tasks : int
+    With `digest` they hash the rows too, for a store that may be resumed. Messages call the rows `name`.
     """
     blocks = _blocks(rows)
     n_blocks = len(blocks) - 1
@@ -52,14 +45,14 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     Raises
     ------
     InputError
-        If there is a NaN or an infinity; the message names its row and column.
+        At a NaN or an infinity; the message names its row and column.
     """
     _scan(meter or Meter(), rows, name, _blocks(rows), False)
 
 
 def combine(digests: Sequence[Sequence[str]]) -> str:
     """One checksum from the values of `scan_tasks`."""
-    return hashlib.sha256("".join(d for part in digests for d in part).encode()).hexdigest()
+    return hashlib.sha256("".join(d for several in digests for d in several).encode()).hexdigest()
 
 
 def digest_of(array: NDArray[Any]) -> str:
@@ -86,31 +79,21 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
                 height = blocks[bisect_right(blocks, where.start)] - where.start
                 sha = hashlib.sha256(str(((height, block.shape[1]), np.dtype(block.dtype).str)).encode())
             # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
-            for part in _parts(block):
-                sha.update(np.ascontiguousarray(part).data)
+            for array in _arrays_of(block):
+                sha.update(np.ascontiguousarray(array).data)
             if where.stop in ends:
                 digests.append(sha.hexdigest())
                 sha = None
 
 
-def _parts(block: Block) -> Iterator[NDArray[Any]]:
-    if sp.issparse(block):
-        yield block.data
-        yield block.indices.astype(np.int64)
-        yield block.indptr.astype(np.int64)
-    else:
-        yield block
+def _arrays_of(block: Block) -> list[NDArray[Any]]:
+    if not sp.issparse(block):
+        return [block]
+    return [block.data, block.indices.astype(np.int64), block.indptr.astype(np.int64)]
 
 
 def check_finite(block: Block, name: str, first_row: int = 0) -> None:
-    """Refuse NaN and infinity.
-
-    Parameters
-    ----------
-    block : ndarray of shape (rows,) or (rows, columns), or CSR array
-    name : str
-    first_row : int
-        Row number of the block's first row, for the message.
+    """Refuse NaN and infinity in a vector, a matrix or CSR rows, of which the first has the number `first_row`.
 
     Raises
     ------
@@ -120,23 +103,20 @@ def check_finite(block: Block, name: str, first_row: int = 0) -> None:
     values = block.data if sp.issparse(block) else block
     if not np.issubdtype(values.dtype, np.floating):
         return
-    # The sum is finite unless a value is not (or it overflows, which the second look sorts out).
+    # The sum is finite unless a value is not, or it overflows; the values themselves tell which.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return
     bad = ~np.isfinite(values)
     if not bad.any():
         return
+    at = int(np.argmax(bad))
     if sp.issparse(block):
-        at = int(np.argmax(bad))
         row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
-        value = values[at]
     else:
-        row, *rest = (int(k) for k in np.unravel_index(np.argmax(bad), bad.shape))
-        column = rest[0] if rest else 0
-        value = values[row, column] if rest else values[row]
-    what = "NaN" if np.isnan(value) else "infinity"
+        row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
+    what = "NaN" if np.isnan(values.flat[at]) else "infinity"
     raise InputError(
         f"Input {name} contains {what}: the first bad value is in row {first_row + row}, column {column} (counted "
-        f"from 0). Remove or fill such rows before fitting"
+        f"from 0); expected finite numbers: remove or fill such rows before fitting"
     )

@@ -1,8 +1,8 @@
-"""Rows read from the chunk files of an uncompressed Zarr array, and only those rows.
+"""Rows read from the chunk files of an uncompressed Zarr array, and no other rows.
 
 Zarr's array interface reads and decodes every chunk that a block of rows touches as a whole: blocks of 14,000 rows from
 chunks of 50,000 would read five times what they need. Where a chunk is one plain file whose bytes are its rows, the
-bytes that are asked for go straight into the caller's array.
+requested bytes are read straight into the caller's array.
 """
 
 import os
@@ -19,7 +19,7 @@ from dkrr.errors import StoreError
 from dkrr.tiles.chunks import local_path
 
 SCRATCH_BYTES = 2**20
-"""Rows of which some columns are wanted pass through a buffer of this size."""
+"""Size of the buffer that rows pass through of which only some columns are read."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ChunkFiles:
 
     folder: Path
     metadata: Any
-    """Of the Zarr array; knows the names of the files."""
+    """Metadata of the Zarr array, which has the names of the files."""
     n_columns: int
     rows_per_chunk: int
     n_dimensions: int
@@ -62,9 +62,9 @@ class ChunkFiles:
         height = max(1, SCRATCH_BYTES // (self.n_columns * self.dtype.itemsize))
         scratch = np.empty((min(height, stop - start), self.n_columns), self.dtype)
         for top in range(0, stop - start, height):
-            part = scratch[: min(height, stop - start - top)]
-            self._read_into(part, start + top)
-            out[top : top + height] = part[:, left:right]
+            rows = scratch[: min(height, stop - start - top)]
+            self._read_into(rows, start + top)
+            out[top : top + height] = rows[:, left:right]
         return out
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -80,18 +80,18 @@ class ChunkFiles:
         row_bytes, done = self.n_columns * self.dtype.itemsize, 0
         while done < len(out):
             chunk, skip = divmod(start + done, self.rows_per_chunk)
-            part = out[done : done + self.rows_per_chunk - skip]
+            target = out[done : done + self.rows_per_chunk - skip]
             key = self.metadata.encode_chunk_key((chunk, 0)[: self.n_dimensions])
             try:
                 descriptor = os.open(self.folder / key, os.O_RDONLY)
             except FileNotFoundError:
-                part[...] = self.fill_value  # as Zarr does
+                target[...] = self.fill_value  # as Zarr does
             else:
                 try:
-                    _read_at(descriptor, part.reshape(-1).view(np.uint8).data, skip * row_bytes, self.folder / key)
+                    _read_at(descriptor, target.reshape(-1).view(np.uint8).data, skip * row_bytes, self.folder / key)
                 finally:
                     os.close(descriptor)
-            done += len(part)
+            done += len(target)
 
 
 def _is_plain(array: Any) -> bool:
@@ -110,7 +110,7 @@ def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
     while n_read < len(out):  # one call reads at most 2 GiB
         n = _read_once(descriptor, out[n_read:], offset + n_read)
         if n == 0:
-            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Write it again")
+            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Rewrite it")
         n_read += n
 
 

@@ -1,5 +1,6 @@
-"""From what a user hands in to Rows, with an error for what cannot be used."""
+"""From what a user passes to `Rows`, with an error for what cannot be used."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -9,10 +10,20 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError, StoreError
-from dkrr.rows.sources import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.rows.dask_arrays import DaskRows, unframed
+from dkrr.rows.memory import csr_rows, memory_rows
+from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram
+from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
-from dkrr.tiles.arrays import array_url, is_dask_array, is_zarr_array, open_array
+from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
+
+CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
+    (is_dask_array, DaskRows),
+    (is_zarr_array, zarr_rows),
+    (sp.issparse, csr_rows),
+]
+"""What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
 
 
 def open_path(path: str, name: str = "X") -> Any:
@@ -21,7 +32,7 @@ def open_path(path: str, name: str = "X") -> Any:
     Raises
     ------
     InputError
-        If there is nothing there, or nothing that can be read.
+        If the path does not exist or cannot be read.
     """
     file, _, member = path.partition("::")
     if "://" not in file and not Path(file).exists():
@@ -46,9 +57,8 @@ def _from_npz(file: str, member: str, name: str) -> Any:
             check_structure(stored, name)
             return stored.tocsr()
         if member not in archive.files:
-            raise InputError(
-                f"{name}: {file} has no array {member!r}; write {file}::NAME with one of {', '.join(archive.files)}"
-            )
+            known = ", ".join(archive.files)
+            raise InputError(f"{name}: {file} has no array {member!r}; expected one of {known}: write {file}::NAME")
         return archive[member]
 
 
@@ -64,38 +74,22 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     Raises
     ------
     InputError
-        If it is empty, not a matrix, not of numbers, damaged (sparse), or not there.
+        If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
     if isinstance(X, str | Path):
         X = _open_rows(str(X), name)
     if isinstance(X, Rows):
         return X
     X = unframed(X)
-    if not (sp.issparse(X) or is_dask_array(X) or is_zarr_array(X)):
-        X = _asarray(X, name)
+    rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
+    if rows_of is None:
+        X, rows_of = _asarray(X, name), memory_rows
     _check_dtype(X.dtype, name)
     if X.ndim not in (1, 2):
-        raise InputError(f"{name} must be a matrix (samples × features); got {X.ndim} dimensions, shape {X.shape}")
-    if any(np.isnan(s) for s in X.shape):
-        raise InputError(
-            f"{name} is a Dask array with unknown chunk sizes; call {name}.compute_chunk_sizes() or "
-            f"to_dask_array(lengths=True) first"
-        )
+        raise InputError(f"{name} has {X.ndim} dimensions, shape {X.shape}; expected a matrix (samples × features)")
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
-    if is_dask_array(X):
-        return DaskRows(X, name)
-    if is_zarr_array(X):
-        url = array_url(X)
-        return ZarrRows(url) if url is not None else MemoryRows(_column(np.asarray(X[:])))
-    if sp.issparse(X):
-        check_structure(X, name)
-        X = sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))
-        if not X.has_canonical_format:
-            X = X.copy()  # the user's matrix stays as it is
-            X.sum_duplicates()
-        return MemoryRows(X)
-    return MemoryRows(_column(X))
+    return rows_of(X, name)
 
 
 def _open_rows(path: str, name: str) -> Any:
@@ -108,16 +102,6 @@ def _open_rows(path: str, name: str) -> Any:
         return found
 
 
-def is_dask_frame(X: Any) -> bool:
-    """Whether X is a DataFrame of Dask, told without importing dask.dataframe, which needs pandas."""
-    return type(X).__module__.startswith("dask.") and hasattr(X, "to_dask_array") and hasattr(X, "columns")
-
-
-def unframed(X: Any) -> Any:
-    """Return a Dask DataFrame as a Dask array (how many rows its partitions have is computed), others as they are."""
-    return X.to_dask_array(lengths=True) if is_dask_frame(X) else X
-
-
 def _asarray(X: Any, name: str) -> NDArray[Any]:
     try:
         return np.asarray(X)
@@ -125,15 +109,11 @@ def _asarray(X: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name} is not a matrix of numbers: {error}") from error
 
 
-def _column(X: NDArray[Any]) -> NDArray[Any]:
-    return X if X.ndim == 2 else X[:, None]
-
-
 def _check_dtype(dtype: Any, name: str) -> None:
     if np.issubdtype(dtype, np.complexfloating):
-        raise InputTypeError(f"{name}: complex data not supported (dtype {dtype}); dkrr works on real numbers")
+        raise InputTypeError(f"{name} has dtype {dtype}; expected real numbers: complex data not supported")
     if np.dtype(dtype).kind not in "biuf":
-        raise InputTypeError(f"{name} must hold numbers; got dtype {dtype}; convert it, e.g. {name}.astype(float)")
+        raise InputTypeError(f"{name} has dtype {dtype}; expected numbers: convert it, e.g. {name}.astype(float)")
 
 
 def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
@@ -155,7 +135,7 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     Raises
     ------
     InputError
-        If it is sparse or not there.
+        If it is sparse or does not exist.
     """
     return np.asarray(_loaded(_opened(y, name)))
 
@@ -165,7 +145,7 @@ def _opened(y: Any, name: str) -> Any:
     if isinstance(y, str | Path):
         y = open_path(str(y), name)
     if sp.issparse(y):
-        raise InputTypeError(f"{name}: sparse targets are not supported; give a dense array")
+        raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
     return y if hasattr(y, "dtype") else _asarray(y, name)
 
 

@@ -6,30 +6,26 @@ from typing import Any
 import dask
 import numpy as np
 
-from dkrr.rows.sources import DaskRows, Rows, SparseRows, ZarrRows, cuts_by_entries, dense, row_major
+from dkrr.rows.dask_arrays import DaskRows, row_major
+from dkrr.rows.sources import Rows, cuts_by_entries, dense
+from dkrr.rows.stored_csr import SparseRows
+from dkrr.rows.zarr_arrays import ZarrRows
 from dkrr.tiles.arrays import create_array, create_group, open_array
 
 _SPARSE_CHUNK = 2**20
 
 
 def stage(rows: Rows, url: str, rows_per_chunk: int, client: Any = None) -> Rows:
-    """Rows that other processes can read: themselves if they can be already, else a copy in the store.
+    """Rows that other processes can read: these rows, or a copy of them at `url`.
 
-    Parameters
-    ----------
-    rows : Rows
-    url : str
-        Where the copy goes.
-    rows_per_chunk : int
-        A divisor of the blocks that will be read: a chunk is read whole.
-    client : distributed.Client, optional
-        Computes the blocks of a Dask array; without it Dask's own scheduler does.
+    `rows_per_chunk` is to divide the blocks that will be read: a chunk is read whole. The client computes the blocks
+    of a Dask array; without one Dask's own scheduler does.
     """
     return rows if rows.is_shared else write_rows(rows, url, rows_per_chunk, client)
 
 
 def write_rows(rows: Rows, url: str, rows_per_chunk: int | None = None, client: Any = None) -> Rows:
-    """Copy of rows in a store, in their own dtype (whole numbers and booleans stay what they are)."""
+    """Write a copy of rows into a store, in their own dtype (whole numbers and booleans too)."""
     if isinstance(rows, DaskRows):
         return _write_dask(rows, url, rows_per_chunk, client)
     if rows.is_sparse:
@@ -52,7 +48,7 @@ def _write_sparse(rows: Rows, url: str) -> SparseRows:
     index = np.int32 if max(n_values, d) < 2**31 else np.int64
     indices = create_array(f"{url}/indices", (n_values,), index, _SPARSE_CHUNK)
     create_array(f"{url}/indptr", (n + 1,), index, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
-    # By entries and not by rows: dense rows may stand together.
+    # By entries and not by rows: dense rows may be consecutive.
     for start, stop in pairwise(cuts_by_entries(indptr, _SPARSE_CHUNK)):
         block, inside = rows.read(start, stop), slice(indptr[start], indptr[stop])
         if block.nnz:

@@ -1,6 +1,5 @@
 """Rows of the Gram matrix that `dkrr.gram` keeps in a store: the lower triangle in tiles."""
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -8,31 +7,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, Block, StoredRows
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 
 NAME = "gram"
-"""Of the matrix in its store."""
+"""Name of the matrix in its store."""
 
 
-@dataclass(frozen=True)
-class StoredGramRows(Rows):
-    """Rows of a symmetric matrix in a store, mirrored from its lower triangle; travels between processes by name."""
-
-    url: str
-    """Of the store."""
-
-    is_shared = True
+class StoredGramRows(StoredRows):
+    """Rows of a symmetric matrix in a store, mirrored from its lower triangle."""
 
     @cached_property
     def matrix(self) -> TiledMatrix:
-        """The tiles."""
+        """Tiles of the lower triangle."""
         array = ChunkedArray.open(RunStore(self.url).at(NAME))
         return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
 
     @cached_property
     def _checked(self) -> set[tuple[int, int]]:
-        """Tiles whose checksums this process has compared: blocks of rows read a part of each, again and again."""
+        """Tiles whose checksums this process has compared; several blocks of rows read from each tile."""
         return set()
 
     @property
@@ -44,13 +37,6 @@ class StoredGramRows(Rows):
         return self.matrix.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class.
-
-        Raises
-        ------
-        StoreError
-            If a tile is missing or damaged.
-        """
         grid = self.matrix.grid
         left, right, _ = columns.indices(grid.n)
         out = np.empty((stop - start, max(right - left, 0)), self.dtype)
@@ -61,8 +47,8 @@ class StoredGramRows(Rows):
                 tile = self._tile(max(i, j), min(i, j))
                 if i < j:
                     tile = tile.T
-                part = tile[_from(rows, grid.rows(i).start), _from(across, grid.rows(j).start)]
-                out[_from(rows, start), _from(across, left)] = part
+                entries = tile[_from(rows, grid.rows(i).start), _from(across, grid.rows(j).start)]
+                out[_from(rows, start), _from(across, left)] = entries
         return out
 
     def _tile(self, i: int, j: int) -> NDArray[Any]:
@@ -74,20 +60,14 @@ class StoredGramRows(Rows):
         self._checked.add((i, j))
         return tile
 
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        return np.concatenate([self.read(int(k), int(k) + 1) for k in indices])
-
     @property
     def read_overhead_bytes(self) -> int:
-        """See base class: one tile, and the one before it."""
+        # One tile, and the one before it.
         return 2 * self.matrix.array.chunk_bytes
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
 
 
 def stored_gram(url: str) -> StoredGramRows | None:
-    """Rows of the Gram matrix in a store that `dkrr.gram` wrote; None if there is no such store.
+    """Rows of the Gram matrix in a store that `dkrr.gram` wrote; None if it is not such a store.
 
     Raises
     ------
@@ -104,7 +84,7 @@ def stored_gram(url: str) -> StoredGramRows | None:
     n_tiles, wanted = len(rows.matrix.complete_tiles()), len(list(rows.matrix.grid.lower()))
     if n_tiles < wanted:
         raise StoreError(
-            f"the Gram matrix in {url} is not complete: it has {n_tiles} of {wanted} tiles. Call dkrr.gram again with "
+            f"the Gram matrix in {url} has {n_tiles} of {wanted} tiles; expected all: call dkrr.gram again with "
             "the same arguments and store="
         )
     return rows
@@ -118,5 +98,5 @@ def _overlap(rows: slice, start: int, stop: int) -> slice:
     return slice(max(rows.start, start), min(rows.stop, stop))
 
 
-def _from(part: slice, start: int) -> slice:
-    return slice(part.start - start, part.stop - start)
+def _from(rows: slice, start: int) -> slice:
+    return slice(rows.start - start, rows.stop - start)

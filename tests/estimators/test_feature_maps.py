@@ -144,7 +144,7 @@ def test_plans_need_no_data():
 
 def test_more_centres_than_rows(data):
     asked = ConcatenatedMap(IdentityMap(), Nystroem(RBF(), 212))
-    message = "n_components=212, but there are only 211 training rows"
+    message = "n_components of Nystroem is 212; expected at most the number of training rows, 211"
     with pytest.raises(InputError, match=message):
         KernelRidge(kernel=asked).fit(data.X, data.y)
     with pytest.raises(InputError, match=message):

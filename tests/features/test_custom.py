@@ -212,7 +212,7 @@ class TestChecks:
     def test_arguments(self):
         for arguments, message in (
             ((3, 6), "3 is not callable"),
-            ((waves, 0), "expected at least 1"),
+            ((waves, 0), "expected a whole number of at least 1"),
             ((waves, 2.5), "expected a whole number"),
         ):
             with pytest.raises(InputError, match=message):

@@ -19,23 +19,19 @@ from dkrr.features import (
     whitened,
 )
 from dkrr.kernels import RBF, Matern
+from tests.features.table import MAPS
 
 
 def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-MAPS = [
-    IdentityMap(),
-    NormalizedMap(),
-    PolynomialMap(3),
-    ScaledMap(NormalizedMap(), 2.5),
-    ConcatenatedMap(IdentityMap(), ScaledMap(PolynomialMap(2), 0.3)),
+SAMPLED = [
     RandomFourier(Matern(), 22),
     whitened(RBF(), numbers(19, 5, seed=9)),
     ConcatenatedMap(whitened(RBF(), numbers(7, 5, seed=8)), RandomFourier(RBF(), 4)),
 ]
-every_map = pytest.mark.parametrize("phi", MAPS, ids=str)
+every_map = pytest.mark.parametrize("phi", [*MAPS, ScaledMap(NormalizedMap(), 2.5), *SAMPLED], ids=str)
 
 
 @every_map

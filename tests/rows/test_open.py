@@ -96,11 +96,11 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("X", "match"),
         [
-            (np.array([["a", "b"]]), "must hold numbers; got dtype <U1"),
-            (np.array([[Decimal(1), 2]]), "must hold numbers; got dtype object"),
-            (np.array([[1, None]]), "must hold numbers; got dtype object"),
-            (np.zeros((2, 2), "M8[s]"), "must hold numbers"),
-            (np.zeros((2, 2), "m8[s]"), "must hold numbers"),
+            (np.array([["a", "b"]]), "has dtype <U1; expected numbers"),
+            (np.array([[Decimal(1), 2]]), "has dtype object; expected numbers"),
+            (np.array([[1, None]]), "has dtype object; expected numbers"),
+            (np.zeros((2, 2), "M8[s]"), "expected numbers: convert it"),
+            (np.zeros((2, 2), "m8[s]"), "expected numbers: convert it"),
             (np.ones((2, 2), complex), "complex data not supported"),
             (sp.csr_array(np.ones((2, 2), complex)), "complex data not supported"),
             (da.ones((2, 2), dtype="complex64"), "complex data not supported"),
@@ -138,7 +138,7 @@ class TestRefused:
     def test_unknown_chunks(self):
         X = da.from_array(numbers(), chunks=(5, -1))
         unknown = X[X[:, 0] > 0]
-        with pytest.raises(InputError, match=r"unknown chunk sizes; call X\.compute_chunk_sizes"):
+        with pytest.raises(InputError, match=r"unknown chunk sizes; .* call X\.compute_chunk_sizes"):
             as_rows(unknown)
         assert isinstance(as_rows(unknown.compute_chunk_sizes()), DaskRows)
 
@@ -156,7 +156,7 @@ class TestPaths:
     @pytest.mark.parametrize("member", ["", "::", "::z", "::X.npy"])
     def test_wrong_member(self, tmp_path, member):
         np.savez(tmp_path / "x.npz", X=numbers(), y=numbers()[:, 0])
-        with pytest.raises(InputError, match=r"x\.npz::NAME with one of X, y"):
+        with pytest.raises(InputError, match=r"expected one of X, y: write .*x\.npz::NAME"):
             as_rows(f"{tmp_path}/x.npz{member}")
 
     def test_a_group_is_not_an_array(self, tmp_path):
