@@ -35,11 +35,10 @@ def test_fit_and_predict(tmp_path, monkeypatch, settings):
 
 
 def test_peak_memory_where_the_system_counts_in_bytes(monkeypatch):
-    class NoFile:
-        def __init__(self, path):
-            raise FileNotFoundError(path)
+    def no_file(path, *_):
+        raise FileNotFoundError(path)
 
-    monkeypatch.setattr(task, "Path", NoFile)
+    monkeypatch.setattr(task.os, "open", no_file)
     in_kib = task.peak_resident_bytes()
     monkeypatch.setattr(task.sys, "platform", "darwin")
     assert task.peak_resident_bytes() == in_kib // 1024

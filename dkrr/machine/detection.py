@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, replace
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile,
 from dkrr.planning import Rates, Resources
 from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
 from dkrr.planning.resources import Share
-from dkrr.runtime.process import Confinement, confinement, this_process
+from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
 from dkrr.tiles.store import free_bytes
 from dkrr.units import parse_bytes
 
@@ -211,7 +212,10 @@ def ambient_client() -> Any:
 
 def resident_bytes() -> int:
     """Memory that this process holds."""
-    return int(this_process().memory_info().rss)
+    try:
+        return int(read_system_file("/proc/self/statm").split()[1]) * PAGESIZE
+    except OSError:  # not Linux
+        return int(this_process().memory_info().rss)
 
 
 def rates_of(fingerprint: Fingerprint) -> Rates:
@@ -228,7 +232,7 @@ def rates_of(fingerprint: Fingerprint) -> Rates:
         "cluster-start-seconds": ("cluster_start_seconds", 1.0),
     }
     changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
-    return replace(rates, **changes)
+    return replace(rates, **changes) if changes else rates
 
 
 def _system_temporary() -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from dkrr.runtime.process import posix_limits, this_process
+from dkrr.runtime.process import posix_limits, read_system_file, this_process
 
 ROOT = Path("/")
 UNLIMITED = 2**60
@@ -74,7 +74,16 @@ def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa
 
 def available_bytes(root: Path = ROOT) -> int:
     """Memory that this machine could still give, within the limits of the control groups."""
-    return min([int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root))])
+    return min([_available_to_all(root), *(g.available_bytes() for g in memory_groups(root))])
+
+
+def _available_to_all(root: Path) -> int:
+    """Memory that this machine could still give; psutil says it on every system, and takes ten times as long."""
+    text = _text(root / "proc/meminfo")
+    found = re.match(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n", text)
+    if found is None or not 0 < int(found[2]) <= int(found[1]):
+        return int(psutil.virtual_memory().available)
+    return int(found[2]) * 1024
 
 
 def process_limit_bytes() -> int | None:
@@ -164,7 +173,7 @@ def _unescaped(path: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return read_system_file(str(path)).decode()
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
 from dkrr import blas
-from dkrr.runtime.process import posix_limits
+from dkrr.runtime.process import posix_limits, read_system_file
 from dkrr.runtime.progress import Progress
 
 
@@ -206,7 +205,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
         File of the system that tells it (Linux); without one it is asked otherwise.
     """
     try:
-        found = re.search(rb"^VmHWM:\s*(\d+)", Path(status).read_bytes(), re.MULTILINE)
+        found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
     except OSError:
         found = None
     if found is not None:
@@ -222,4 +221,8 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
 def reset_peak() -> None:
     """Let the peak start again from what is resident now (Linux; elsewhere it stays that of the whole process)."""
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)

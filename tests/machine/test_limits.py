@@ -4,11 +4,13 @@ import os
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from dkrr.machine import detect
+from dkrr.machine.detection import resident_bytes
 from dkrr.machine.limits import available_bytes, memory_groups, process_limit_bytes, usable_cores
 
 MIB = 2**20
@@ -103,6 +105,26 @@ def test_the_smallest_of_all_parents_holds(tmp_path):
 def test_a_group_that_is_slowed_down_has_a_limit_too(tmp_path):
     files = {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/memory.high": 300 * MIB}
     assert smallest_limit(tree(tmp_path, "0::/a\n", V2, files)) == 300 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"MemTotal: {2**30} kB\nMemFree: 5 kB\nMemAvailable:   4096 kB\n", 4 * MIB),
+        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 200 kB\n", None),  # as in some containers
+        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 0 kB\n", None),
+        ("MemTotal: 100 kB\n", None),  # an old kernel
+    ],
+)
+def test_what_the_machine_could_give(tmp_path, monkeypatch, text, expected):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=123))
+    root = tree(tmp_path, "", "", {"/proc/meminfo": text})
+    assert available_bytes(root) == (expected or 123)
+
+
+def test_the_same_as_psutil_says():
+    assert available_bytes() <= 1.25 * psutil.virtual_memory().available
+    assert resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
 
 
 class TestContainers:
