@@ -25,7 +25,6 @@ def grid(size: Size) -> list[Case]:
 
 def _smoke() -> list[Case]:
     return [
-        Case("smoke cholesky memory", 700),
         Case("smoke cholesky serial", 900, tile=256),
         Case("smoke cholesky workers", 900, tile=256, alphas=(1e-2, 1e-1), n_targets=2, force=WORKERS),
         Case("smoke cg memory", 800, solver="cg", rank=80),

@@ -11,9 +11,6 @@ from benchmarks.forms import CASES, crossing, crossover_table, grid_points, pick
 LIMIT = "1GiB"
 
 
-pytestmark = pytest.mark.usefixtures("brief_watch")
-
-
 def command(*arguments):
     result = CliRunner().invoke(forms.main, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output

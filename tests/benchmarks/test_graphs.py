@@ -27,7 +27,7 @@ def test_molecules_are_connected():
 
 
 @pytest.mark.filterwarnings("ignore")  # GraKeL's, where it is installed
-def test_command(brief_watch):
+def test_command():
     result = CliRunner().invoke(
         graphs.main, ["pairs", "--n", "4", "--more", "6", "--repeat", "1"], catch_exceptions=False
     )
@@ -43,7 +43,7 @@ def test_command(brief_watch):
     assert "random walks" in result.stderr
 
 
-def test_a_fit_of_molecules(brief_watch):
+def test_a_fit_of_molecules():
     arguments = ["fit", "--n", "60", "--n-test", "20", "--tile", "20"]
     result = CliRunner().invoke(graphs.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output

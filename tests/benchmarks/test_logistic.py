@@ -14,10 +14,7 @@ from benchmarks.steps import STEPS, Goal
 from dkrr.solvers.result import NewtonStep
 
 # The port that Dask's scheduler takes by default may be somebody else's on this machine.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Port 8787 is already in use"),
-    pytest.mark.usefixtures("brief_watch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 
 
 def command(*arguments):

@@ -13,10 +13,7 @@ from dkrr.features import PolynomialMap
 from dkrr.runtime import TaskRecord
 
 # The port that Dask's scheduler takes by default may be somebody else's on this machine.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Port 8787 is already in use"),
-    pytest.mark.usefixtures("brief_watch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 
 
 def command(*arguments):
@@ -109,19 +106,23 @@ def test_a_fit_beside_its_limits(linear):
     assert "cold" not in linear[1][1]["store_bytes_a_second"]
 
 
-def test_polynomial_features(tmp_path):
-    result, (ours, peer) = command(
-        "polynomial", "--size", 400, 5, "--rate-seconds", 0.02, "--data", tmp_path, "--peers", "sklearn"
-    )
+@pytest.fixture
+def in_this_process(monkeypatch, run_here):
+    monkeypatch.setattr(primal, "run_command", run_here)
+
+
+def test_polynomial_features(tmp_path, in_this_process):
+    arguments = ["--size", 400, 5, "--rate-seconds", 0.02, "--data", tmp_path, "--peers", "sklearn"]
+    result, (ours, peer) = command("polynomial", *arguments, "--memory-limit", "4GiB")
     assert ours["dimension"] == 21 and ours["form"] == "primal" and ours["status"] == "SOLVED"
     assert peer["coef_difference"] < 1e-10
     assert peer["coef_norm"] == pytest.approx(np.linalg.norm(exact(tmp_path / "400x5", 2)), rel=1e-9)
     assert "polynomial kernel of degree 2" in result.stderr
 
 
-def test_sparse_rows_stay_sparse(tmp_path):
-    _, lines = command("sparse", "--n", 3000, "--d", 900, "--density", 0.01, "--auto-seconds", 0, "--data", tmp_path)
-    ours, peer = lines
+def test_sparse_rows_stay_sparse(tmp_path, in_this_process):
+    arguments = ["--n", 3000, "--d", 900, "--density", 0.01, "--auto-seconds", 0, "--data", tmp_path]
+    _, (ours, peer) = command("sparse", *arguments, "--memory-limit", "4GiB")
     assert ours["what"] == "dkrr, cg" and ours["status"] == "CONVERGED" and ours["planned"].startswith("primal")
     assert peer["solver"] == "sparse_cg" and peer["coef_difference"] < 1e-6
     assert ours["dense_bytes"] == 3000 * 900 * 8

@@ -19,11 +19,6 @@ GIB = 2**30
 MACHINE = {"cpu": "Abacus 9", "cores": 2, "memory_bytes": 24 * GIB, "system": "Linux", "versions": {"numpy": "2.4"}}
 
 
-@pytest.fixture(autouse=True)
-def _load_is_watched_only_for_a_moment(monkeypatch):
-    monkeypatch.setattr(machine, "SECONDS_BEFORE", 0.05)
-
-
 def solved(seconds=20.0, gemm=0.82, dask=30.0):
     return {
         "benchmark": "solve",

@@ -17,13 +17,6 @@ from dkrr.tiles import TileGrid
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _load_is_watched_only_for_a_moment():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "SECONDS_BEFORE", 0.05)
-        yield
-
-
 def record(key, worker, start, seconds, **kinds):
     return TaskRecord(key, None, worker, start, seconds, kinds, 0, 0, 0)
 

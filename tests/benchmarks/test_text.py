@@ -38,7 +38,6 @@ def test_parts_have_nothing_in_common(messages):
     assert np.array_equal(train.is_spam, [labels[each] for each in train.texts])
 
 
-@pytest.mark.usefixtures("brief_watch")
 def test_all_ways_agree(tmp_path):
     path = tmp_path / "lines.jsonl"
     arguments = ["--n", "400", "--words", "2", "--repeat", "1", "--json", str(path)]

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import machine, wide
+from benchmarks import wide
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.planning.simulation import Cluster
@@ -17,13 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 COSTS = TaskCosts(50e9, 47e9, 31e9, 37e9, 2.3e9, 0.7e9, 3e-9, 0.004)
 SETTING = wide.Setting(COSTS, 4 * 2**30, 20_000)
 KINDS = ("gemm", "syrk", "trsm", "potrf", "read", "write")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _load_is_watched_only_for_a_moment():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "SECONDS_BEFORE", 0.05)
-        yield
 
 
 def invoke(*arguments):
