@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin, clone
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import validate_data
 
-from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path, checked_weights
+from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path, checked_weights, likelihood_of
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
 from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weights, encoded
@@ -17,7 +17,7 @@ from dkrr.fitting import Fit, Solved, fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.model import FittedFunction
-from dkrr.requests import FitRequest, Labels, Settings, WarmStart, likelihood_of
+from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
