@@ -256,7 +256,7 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
 def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
     """Describe a saved model; without one, this machine (or a cluster) and the rates that plans use."""
     from dkrr.machine import describe
-    from dkrr.persistence import describe_model
+    from dkrr.model_description import describe_model
 
     with _readable_errors(), _cluster(scheduler):
         if model_path is None:
@@ -294,7 +294,7 @@ def calibrate(folder: str | None, workers: int | None, scheduler: str | None, as
 @click.option("--json", "as_json", is_flag=True, help="Print the history as JSON.")
 def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
     """Show how the residual of a saved model fell, iteration by iteration."""
-    from dkrr.persistence import describe_model
+    from dkrr.model_description import describe_model
 
     with _readable_errors():
         with _named_model():
