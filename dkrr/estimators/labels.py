@@ -1,10 +1,8 @@
-"""Labels of a classification: checks, class codes, class weights, and labels from scores."""
+"""Labels of a classification: checks, class codes and class weights."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -142,28 +140,3 @@ def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], 
             )
         factors[known[label]] = checked_factor(value, f"class_weight[{label!r}]")
     return factors
-
-
-@dataclass(frozen=True)
-class LabelOf:
-    """Function from scores (n, m) to labels (n,)."""
-
-    classes: NDArray[Any]
-
-    def __call__(self, scores: Array) -> NDArray[Any]:
-        """Label of the best class of every row."""
-        best = (scores[:, 0] > 0).astype(np.intp) if scores.shape[1] == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes[best])
-
-
-def by_rows(scores: Any, function: Callable[[Array], NDArray[Any]], n_columns: int | None, dtype: Any) -> Any:
-    """A function of scores (n, m), applied at once, or to each block of a lazy array.
-
-    It returns `n_columns` columns of `dtype`, or a vector if that is None.
-    """
-    if not isinstance(scores, da.Array):
-        return function(scores)
-    if n_columns is None:
-        return da.map_blocks(function, scores, drop_axis=1, dtype=dtype, meta=np.empty(0, dtype))
-    chunks = (scores.chunks[0], (n_columns,))
-    return da.map_blocks(function, scores, chunks=chunks, dtype=dtype, meta=np.empty((0, 0), dtype))

@@ -113,12 +113,12 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"],
-            "finite numbers >= 0",
+            "expected finite numbers >= 0",
         ),
         (["fit", "--x", "{}/x.npy"], "Missing option"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--model", "{}/m", "--logistic"],
-            "not hold class labels",
+            "does not hold class labels",
         ),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--max-iter", "3"], "give --logistic"),
         (["plan", "--n", "100", "--d", "3", "--multi-class", "ovr"], "give --logistic"),
