@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dkrr.gram_matrix import gram
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
-    from dkrr.requests import plan
+    from dkrr.plans import plan
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOMES = {
     "KernelRidge": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "load": "dkrr.persistence",
-    "plan": "dkrr.requests",
+    "plan": "dkrr.plans",
     "save": "dkrr.persistence",
 }
 

@@ -1,5 +1,9 @@
-"""Arguments that users give, checked one by one: each is returned in the type that the package works with."""
+"""Arguments that users give, checked one by one: each is returned in the type that the package works with.
 
+Each function raises `InputError` for an argument that cannot be used.
+"""
+
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -8,27 +12,47 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel, as_kernel
-from dkrr.planning.problem import Form
-from dkrr.rows import load_array
+from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
+from dkrr.planning.problem import Form, Loss
+from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
 
 MIN_TOL = 1e-15
+"""float64 has no digits below."""
 
 
 def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
-    """Kernel that was asked for, by any argument of `as_kernel` or by a feature map in its place."""
+    """Kernel given as any argument of `as_kernel`, or as a feature map."""
     return as_kernel(kernel.kernel() if isinstance(kernel, FeatureMap) else kernel, **settings)
 
 
 def checked_form(form: Any) -> Form | None:
-    """Form that was asked for; None for "auto"."""
-    if form not in ("auto", *get_args(Form)):
-        raise InputError(f"form={form!r} is unknown; use 'auto', 'primal' or 'dual'")
+    """Form; None for "auto"."""
+    _check_choice(form, "form", ("auto", *get_args(Form)))
     return None if form == "auto" else form
 
 
+def checked_loss(loss: Any) -> Loss:
+    """Loss."""
+    _check_choice(loss, "loss", get_args(Loss), ": for KernelRidge or KernelLogisticRegression")
+    checked: Loss = loss
+    return checked
+
+
+def checked_multi_class(multi_class: Any) -> bool:
+    """Whether more than two classes make one softmax."""
+    _check_choice(multi_class, "multi_class", ("multinomial", "ovr"))
+    return bool(multi_class == "multinomial")
+
+
+def _check_choice(value: Any, name: str, choices: tuple[str, ...], remedy: str = "") -> None:
+    if not isinstance(value, str) or value not in choices:
+        *most, last = map(repr, choices)
+        raise InputError(f"{name} is {value!r}; expected {', '.join(most)} or {last}{remedy}")
+
+
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
-    """Solver that was asked for; None for "auto"."""
+    """Settings of a solver; None for "auto"."""
     if isinstance(solver, Cholesky | ConjugateGradient):
         return solver
     named: dict[str, Cholesky | ConjugateGradient | None] = {
@@ -38,24 +62,17 @@ def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     }
     if not isinstance(solver, str) or solver not in named:
         raise InputError(
-            f"solver={solver!r} is unknown; use 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
+            f"solver is {solver!r}; expected 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
             f"dkrr.solvers.ConjugateGradient(...)"
         )
     return named[solver]
 
 
 def checked_tol(tol: Any) -> float:
-    """Relative residual that was asked for.
-
-    Raises
-    ------
-    InputError
-        If it is not a number between what float64 can mean and 1.
-    """
-    number = isinstance(tol, float | int | np.floating | np.integer) and not isinstance(tol, bool)
-    if not number or not MIN_TOL <= tol < 1:
+    """Relative residual between what float64 can represent and 1."""
+    if not _is_number(tol) or not MIN_TOL <= tol < 1:
         raise InputError(
-            f"tol={tol!r} must be a relative residual of at least {MIN_TOL:g} (float64 has no digits below) and "
+            f"tol is {tol!r}; expected a relative residual of at least {MIN_TOL:g} (float64 has no digits below) and "
             f"less than 1"
         )
     return float(tol)
@@ -63,76 +80,63 @@ def checked_tol(tol: Any) -> float:
 
 def checked_count(value: Any, name: str) -> int:
     """Number of rows, columns, targets or classes."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name}={value!r} must be a whole number, at least 1 (or give X and y instead of sizes)")
-    return int(value)
+    return _checked_whole(value, name, "a whole number of at least 1: give it, or X and y instead of sizes")
 
 
 def checked_tile(tile: Any) -> int | None:
-    """Tile size that was asked for; None for the planner's."""
-    if tile is None:
-        return None
-    if isinstance(tile, bool) or not isinstance(tile, int | np.integer) or tile < 1:
-        raise InputError(f"tile={tile!r} must be a whole number of rows, at least 1, or None")
-    return int(tile)
+    """Tile size; None: the planner chooses."""
+    return None if tile is None else _checked_whole(tile, "tile", "a whole number of at least 1 row, or None")
+
+
+def checked_max_iter(max_iter: Any) -> int:
+    """Allowed steps of Newton's method."""
+    return _checked_whole(max_iter, "max_iter", "a whole number of at least 1 Newton step")
+
+
+def _checked_whole(value: Any, name: str, expected: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} is {value!r}; expected {expected}")
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
 
 
 def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
-    """λ of every target, of shape (n_targets,).
-
-    Raises
-    ------
-    InputError
-        If a value is negative or not finite, or the shape is neither () nor (n_targets,).
-    """
+    """λ of every target, of shape (n_targets,); finite and ≥ 0."""
     try:
         values = np.asarray(alpha, np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"alpha={alpha!r} must be a number, or one for each target") from error
+        raise InputError(f"alpha is {alpha!r}; expected a number, or one for each target") from error
     if values.ndim > 1 or values.size not in (1, n_targets):
-        raise InputError(f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one a target")
+        raise InputError(
+            f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target"
+        )
     if not np.isfinite(values).all() or (values < 0).any():
-        raise InputError(f"alpha == {alpha}, must be >= 0 and finite; 0 is kernel least squares")
+        raise InputError(f"alpha is {alpha}; expected finite numbers >= 0: 0 is kernel least squares")
     return np.broadcast_to(values.ravel(), (n_targets,)).copy()
 
 
 def checked_path(alphas: Any) -> tuple[float, ...]:
-    """Values of λ of a logistic regression, one model after the other.
-
-    Raises
-    ------
-    InputError
-        If there is none, or one is not a finite number > 0.
-    """
+    """Values of λ of a logistic regression, one for each model; finite and > 0."""
     try:
         values = np.asarray(alphas, np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"alpha={alphas!r} must be a number > 0 (and alphas a sequence of them)") from error
+        raise InputError(f"alpha is {alphas!r}; expected a number > 0 (alphas: a sequence of them)") from error
     if values.ndim != 1 or values.size == 0:
-        raise InputError(f"alpha has shape {values.shape[1:] or values.shape}; expected one number > 0 for a model")
-    if not (np.isfinite(values) & (values > 0)).all():
-        bad = values[~(np.isfinite(values) & (values > 0))][0]
+        raise InputError(f"alpha has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model")
+    is_good = np.isfinite(values) & (values > 0)
+    if not is_good.all():
         raise InputError(
-            f"alpha == {bad:g}, must be > 0 and finite: without a penalty the solution of separable classes is infinite"
+            f"alpha is {values[~is_good][0]:g}; expected a finite number > 0: without a penalty the solution of "
+            f"separable classes is infinite"
         )
     return tuple(values.tolist())
 
 
-def checked_max_iter(max_iter: Any) -> int:
-    """Steps of Newton's method that are allowed."""
-    if isinstance(max_iter, bool) or not isinstance(max_iter, int | np.integer) or max_iter < 1:
-        raise InputError(f"max_iter={max_iter!r} must be a whole number of Newton steps, at least 1")
-    return int(max_iter)
-
-
 def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
-    """Sample weights of shape (n,), or None where all are 1.
-
-    Raises
-    ------
-    InputError
-        If the shape is wrong, or a weight is negative or not finite, or all are 0.
-    """
+    """Sample weights of shape (n,), finite, ≥ 0 and not all 0; None where all are 1."""
     if sample_weight is None:
         return None
     weights = load_array(sample_weight, "sample_weight")
@@ -142,14 +146,48 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
         raise InputError(f"sample_weight has shape {weights.shape}; expected ({n},), one for each row of X")
     if not np.isfinite(weights).all() or (weights < 0).any():
         row = int(np.argmin(np.where(np.isfinite(weights), weights, -np.inf)))
-        raise InputError(f"sample_weight must be finite and >= 0; row {row} has {weights[row]}")
+        raise InputError(f"sample_weight is {weights[row]} in row {row}; expected finite numbers >= 0")
     if not (weights > 0).any():
-        raise InputError("sample_weight is zero everywhere; at least one row must count")
+        raise InputError("sample_weight is zero everywhere; expected a positive weight for at least one row")
     return None if (weights == 1).all() else weights
 
 
-def checked_multi_class(multi_class: Any) -> bool:
-    """Whether more than two classes make one softmax."""
-    if multi_class not in ("multinomial", "ovr"):
-        raise InputError(f"multi_class={multi_class!r} is unknown; use 'multinomial' or 'ovr'")
-    return bool(multi_class == "multinomial")
+def checked_factor(value: Any, name: str) -> float:
+    """Weight of a class, finite and ≥ 0."""
+    if not _is_number(value) or not np.isfinite(value) or value < 0:
+        raise InputError(f"{name} is {value!r}; expected a finite number >= 0")
+    return float(value)
+
+
+def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any) -> Likelihood:
+    """Likelihood of labels y, or of a number of classes where y is None."""
+    is_multinomial = checked_multi_class(multi_class)
+    if y is not None:
+        labels = load_labels(y)
+        if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
+            raise InputError("y holds continuous values; expected class labels: loss='squared' plans a regression")
+        try:
+            n_classes = len(np.unique(labels))
+        except TypeError as error:
+            raise InputError(f"y has labels of mixed types, or missing ones: {error}") from error
+        if n_classes < 2:
+            raise InputError("y has 1 class; expected samples of at least 2 classes")
+    n_classes = 2 if n_classes is None else n_classes
+    if checked_count(n_classes, "n_classes") < 2:
+        raise InputError(f"n_classes is {n_classes!r}; expected a whole number of at least 2")
+    return likelihood_of(n_classes, is_multinomial=is_multinomial)
+
+
+def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
+    """Likelihood of labels: one column of scores for two classes, else one for each class."""
+    if n_classes == 2:
+        return Bernoulli(1)
+    return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
+
+
+def checked_width(y: Any) -> int:
+    """Number of targets in y."""
+    if isinstance(y, str | Path):
+        return as_rows(y, "y").shape[1]
+    shape = np.shape(y) if not hasattr(y, "shape") else y.shape
+    return int(shape[1]) if len(shape) == 2 else 1

@@ -1,10 +1,10 @@
-"""The errors dkrr raises on purpose; each message says what is wrong, what was expected and what to do."""
+"""Errors and warnings of dkrr; each message says what is wrong, what was expected and what to do."""
 
 import numpy as np
 
 
 class DkrrError(Exception):
-    """Base class of every error that dkrr raises on purpose."""
+    """Base class of all errors that dkrr raises on purpose."""
 
 
 class InputError(DkrrError, ValueError):
@@ -12,11 +12,11 @@ class InputError(DkrrError, ValueError):
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument or an array is of a type that cannot be used."""
+    """An argument or an array has a type that cannot be used."""
 
 
 class KernelFunctionError(DkrrError):
-    """A kernel function of the user's own failed; the message names the block and the rows."""
+    """A user's kernel function failed; the message names the block and the rows."""
 
 
 class PlanError(DkrrError, ValueError):
@@ -24,7 +24,7 @@ class PlanError(DkrrError, ValueError):
 
 
 class MemoryLimitError(PlanError):
-    """The memory limit is too small; the message names the smallest one that would do."""
+    """The memory limit is too small; the message names the smallest sufficient limit."""
 
 
 class DiskSpaceError(PlanError):
@@ -36,7 +36,7 @@ class StoreError(DkrrError, OSError):
 
 
 class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
-    """A pivot of the factorisation was not positive.
+    """A pivot of the factorisation is not positive.
 
     Attributes
     ----------
@@ -54,12 +54,12 @@ class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
 
 
 class NotFiniteError(DkrrError, FloatingPointError):
-    """A number that was computed from finite data left the range of float64, or is NaN.
+    """A number computed from finite data is outside the range of float64, or NaN.
 
     Attributes
     ----------
     row : int or None
-        Row (counted from 0) that it belongs to, or feature.
+        Row or feature (counted from 0) that it belongs to, if known.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
@@ -74,4 +74,4 @@ class NotFiniteError(DkrrError, FloatingPointError):
 
 
 class ConvergenceWarning(UserWarning):
-    """The answer is less accurate than was asked for."""
+    """The solution is less accurate than required."""

@@ -21,7 +21,7 @@ from dkrr.runtime import Executor, Progress, SerialExecutor, Task
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 
 DEFAULT_CHUNK_ROWS = 2048
-"""Rows and columns of a block: 32 MiB."""
+"""Rows and columns of a block of 32 MiB."""
 
 
 def gram(
@@ -37,26 +37,33 @@ def gram(
     dtype: Any = np.float64,
     store: str | Path | None = None,
 ) -> Any:
-    """Gram matrix K, Kᵢⱼ = k(xᵢ, yⱼ), as a lazy Dask array that is built block by block.
+    """Gram matrix K, Kᵢⱼ = k(xᵢ, yⱼ), as a lazy Dask array that is computed block by block.
 
     Parameters
     ----------
-    X : ndarray, scipy.sparse matrix, Dask array, Zarr array or path of one, of shape (n, d)
-    Y : the same, of shape (m, d), optional
-        None means Y = X; blocks on the diagonal are then exactly symmetric.
+    X : ndarray, scipy.sparse matrix, Dask array, Zarr array, or path, of shape (n, d)
+        Rows xᵢ, or other objects that the kernel takes.
+    Y : ndarray, scipy.sparse matrix, Dask array, Zarr array, or path, of shape (m, d), optional
+        Rows yⱼ. None means Y = X; blocks on the diagonal are then exactly symmetric.
     kernel : str, Kernel or callable
         Name of a kernel as in scikit-learn, a value of dkrr.kernels, or a function of two blocks of rows.
     chunks : int or (int, int), optional
-        Rows and columns of a block; default 2,048.
-    gamma, degree, coef0, kernel_params
-        Of a kernel given by name, as in KernelRidge.
-    dtype : dtype
-        float64, or float32 if asked for: then the arithmetic is float32 too.
+        Rows and columns of a block; None: 2,048.
+    gamma : float, optional
+        γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    dtype : dtype, default=float64
+        float64 or float32; with float32 the arithmetic is float32 too.
     store : str or Path, optional
-        Path or URL of a Zarr store. The matrix (Y must be None) is then computed now, its lower triangle kept there in
-        tiles by the workers of the ambient Dask client, or in this process, and the array that is returned reads them.
-        Tiles that are there from an earlier call are kept. The path of a complete store is also what
-        ``KernelRidge(kernel="precomputed")`` takes as X, and reads tile by tile.
+        Path or URL of a Zarr store. The matrix (Y must be None) is then computed at once: the workers of the ambient
+        Dask client, or this process, write its lower triangle in tiles, and the returned array reads them. Tiles of an
+        earlier call are reused. ``KernelRidge(kernel="precomputed")`` takes the path of a complete store as X, and
+        reads it tile by tile.
 
     Returns
     -------
@@ -65,9 +72,9 @@ def gram(
     Raises
     ------
     InputError
-        If shapes or types do not fit.
+        If an argument cannot be used, or X and Y have different numbers of columns.
     StoreError
-        If the store belongs to something else.
+        If the store belongs to another matrix or to a fit.
 
     Examples
     --------
@@ -85,16 +92,19 @@ def gram(
     left = as_rows(X, "X")
     right = left if Y is None else as_rows(Y, "Y")
     if left.shape[1] != right.shape[1]:
-        raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; they must be the same")
+        raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; expected the same number")
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
-        raise InputError("kernel='precomputed' has no Gram matrix to compute: X is it")
+        raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
     sizes = chunks if isinstance(chunks, tuple) else (chunks,)
     if any(c is not None and c < 1 for c in sizes):
-        raise InputError(f"chunks={chunks!r} must be whole numbers of rows and columns, at least 1, or None")
+        raise InputError(f"chunks is {chunks!r}; expected whole numbers of at least 1 for rows and columns, or None")
     if store is not None:
         if Y is not None or isinstance(chunks, tuple) or np.dtype(dtype) != np.float64:
-            raise InputError("store= keeps a symmetric matrix: give Y=None, one number as chunks, and dtype float64")
+            raise InputError(
+                "store is given with Y, two numbers as chunks, or dtype float32; expected Y=None, one number as chunks "
+                "and float64: a store keeps a symmetric matrix"
+            )
         return _stored(left, value, str(store), chunks or DEFAULT_CHUNK_ROWS)
     heights = chunks if isinstance(chunks, tuple) else (chunks or DEFAULT_CHUNK_ROWS,) * 2
     cuts = tuple(
@@ -143,13 +153,12 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
 
 
 def _blocks(rows: Rows, heights: tuple[int, ...], name: str) -> Any:
-    """Blocks of rows, checked, as a one-dimensional Dask array of matrices: its chunks say how many rows each has."""
+    """Checked blocks of rows as a one-dimensional Dask array of matrices; its chunks are their numbers of rows."""
+    starts = [sum(heights[:k]) for k in range(len(heights))]
     if isinstance(rows, DaskRows):
         # Blocks with all columns; the trailing dimension is dropped from the index, not from the block.
         x = rows.array.rechunk((heights, -1))
-        starts = [sum(heights[:k]) for k in range(len(heights))]
         return x.map_blocks(_checked, starts, name, drop_axis=1, dtype=rows.dtype, meta=np.empty(0, rows.dtype))
-    starts = [sum(heights[:k]) for k in range(len(heights))]
     if isinstance(rows, MemoryRows):
         parts = [
             da.from_delayed(
@@ -186,7 +195,7 @@ def _block(x: Any, y: Any, kernel: Kernel, out_dtype: Any) -> Any:
         kernel(x, out=out)
     else:
         if not kernel.has_unit_diagonal:
-            # No pass over the block: k(x, z)² ≤ k(x, x) k(z, z).
+            # Finds entries that overflow without a pass over the block: k(x, z)² ≤ k(x, x) k(z, z).
             kernel.diagonal(x), kernel.diagonal(y)
         fill_gram(kernel, x, y, out)
     return out

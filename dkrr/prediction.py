@@ -1,4 +1,4 @@
-"""Predictions a block of rows at a time, so that memory does not depend on how many rows are asked for."""
+"""Predictions one block of rows at a time, so that memory does not depend on the number of rows."""
 
 import math
 import os
@@ -29,33 +29,17 @@ from dkrr.rows.sources import dense
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
 BLOCK_TRAINING_ROWS = 4096
-"""Training rows whose kernel with them is in memory at once (32 MiB with BLOCK_ROWS)."""
-PARALLEL_ABOVE = 4e6
-"""Kernel entries from which on several threads share the work."""
+"""Training rows of a strip of the kernel that is in memory at once (32 MiB with BLOCK_ROWS)."""
+MIN_PARALLEL_ENTRIES = 4e6
+"""Kernel entries from which several threads share the work."""
 BLOCK_BYTES = 16 * 2**20
-"""Most memory of the rows of a block, of their features, of their predictions, and of training rows that are read."""
+"""Bound for each of: rows of a block, their features, their predictions, and training rows read from a store."""
 LAZY_BLOCK_BYTES = 16 * 2**20
-"""Size of the blocks of a lazy prediction: of their rows, and of what is predicted."""
+"""Bound for the rows and for the predictions of a block of a lazy prediction."""
 
 
 def predict(model: FittedFunction, rows: Rows) -> Any:
-    """Predict all rows.
-
-    Parameters
-    ----------
-    model : FittedFunction
-    rows : Rows
-        Of shape (n, d).
-
-    Returns
-    -------
-    ndarray of shape (n, t), or a lazy Dask array of that shape where the rows are lazy (Dask) or stored (Zarr)
-
-    Raises
-    ------
-    InputError
-        If the number of columns is not that of the training rows.
-    """
+    """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are lazy (Dask) or stored (Zarr)."""
     if rows.shape[1] != model.n_features:
         raise InputError(
             f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
@@ -66,15 +50,7 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
 
 
 def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
-    """Predictions of rows as one array, of shape (n, t).
-
-    Parameters
-    ----------
-    model : FittedFunction
-    rows : Rows
-    first : int
-        Number of the first of these rows where they are a part of others, for messages.
-    """
+    """Predictions of rows as one array, of shape (n, t); `first` is the number of the first row, for messages."""
     n = rows.shape[0]
     out = np.empty((n, model.n_targets))
     height = block_rows(model, rows)
@@ -89,7 +65,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDAr
 
     size = 0 if model.rows is None else n * model.rows.shape[0]
     share = usable_threads()
-    wanted = 1 if model.coef is not None or size < PARALLEL_ABOVE else min(len(starts), share)
+    wanted = 1 if model.coef is not None or size < MIN_PARALLEL_ENTRIES else min(len(starts), share)
     with _threads_in_use(os.getpid()).take(wanted, share) as threads:
         if threads == 1:
             width = rows.shape[1] + model.n_targets
@@ -97,33 +73,26 @@ def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDAr
                 for start in starts:
                     block(start)
         else:
-            # Half of a kernel's time is elementwise work, which BLAS threads would not share.
+            # Half of a kernel's time is elementwise work, which BLAS does not divide among threads.
             with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
                 list(pool.map(block, starts))
     return out
 
 
 class _ThreadsInUse:
-    """Threads of this process that predict: Dask's may all do so at once, and each would start more of its own.
+    """Number of threads that predict in this process: all of Dask's may do so at once, and each would start more.
 
-    Nobody waits: a kernel or feature map of the user's may itself predict, in a thread that is counted already.
+    A caller never waits: a user's kernel or feature map may itself predict, in a thread that is already counted.
     """
 
     def __init__(self) -> None:
         self._lock, self._n = Lock(), 0
 
     @contextmanager
-    def take(self, wanted: int, most: int) -> Iterator[int]:
-        """Give as many threads as are wanted and free, and at least the calling one.
-
-        Parameters
-        ----------
-        wanted : int
-        most : int
-            Threads that may predict at once.
-        """
+    def take(self, wanted: int, limit: int) -> Iterator[int]:
+        """Reserve up to `wanted` threads, of at most `limit` at once, and at least the calling one."""
         with self._lock:
-            given = max(1, min(wanted, most - self._n))
+            given = max(1, min(wanted, limit - self._n))
             self._n += given
         try:
             yield given
@@ -134,26 +103,26 @@ class _ThreadsInUse:
 
 @lru_cache(maxsize=1)
 def _threads_in_use(process: int) -> _ThreadsInUse:  # noqa: ARG001
-    """Count of a process: a fork has none of its parent's threads."""
+    """Count of a process: a fork starts with 0, since it does not have its parent's threads."""
     return _ThreadsInUse()
 
 
 def _check_predictions(out: NDArray[np.float64], first: int) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
+        # A quick test: the sum is finite, unless a value is not or the sum itself overflows.
         if math.isfinite(out.sum()):
             return
     bad = ~np.isfinite(out).all(axis=1)
     if bad.any():
         raise NotFiniteError(
-            "a prediction is infinite or NaN: k(x, z), features or their sum leave the range of float64 (1e308); "
+            "a prediction is infinite or NaN: k(x, z), features or their sum exceed the range of float64 (1e308); "
             "expected finite numbers: look for outliers in X",
             first + int(np.argmax(bad)),
         )
 
 
 def block_rows(model: FittedFunction, rows: Rows) -> int:
-    """Rows that are predicted together: fewer where they, their features or their predictions are wide."""
+    """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
     widths = [rows.heavy_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
@@ -161,19 +130,7 @@ def block_rows(model: FittedFunction, rows: Rows) -> int:
 
 
 def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:
-    """Predictions of one block of rows.
-
-    Parameters
-    ----------
-    model : FittedFunction
-    x : ndarray or CSR array of shape (m, d)
-    first : int
-        Number of its first row, for the message of a kernel function that fails.
-
-    Returns
-    -------
-    ndarray of shape (m, t)
-    """
+    """Predictions of one block of rows, dense or CSR, of shape (m, t); `first` is the number of its first row."""
     m = x.shape[0]
     if model.coef is not None and model.feature_map is not None:
         if sp.issparse(x) and model.feature_map.keeps_sparse:
@@ -200,7 +157,7 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
 def _lazy(model: FittedFunction, rows: Rows) -> Any:
     height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], model.n_targets)), 16384))
     if isinstance(rows, DaskRows):
-        # Blocks keep their rows unless they are too tall; they must have all columns.
+        # Blocks must have all columns; their rows are divided only if they are too many.
         x = rows.array.rechunk({1: -1})
         if max(x.chunks[0]) > height:
             x = x.rechunk({0: height})
@@ -220,7 +177,7 @@ def _lazy(model: FittedFunction, rows: Rows) -> Any:
     lazy = da.map_blocks(
         _predict_part,
         x,
-        # Its temporary folder stays here: the array below owns it too.
+        # Tasks do not carry the owner of a temporary folder, which does not leave the process.
         model=replace(model, keep_alive=None),
         starts=starts,
         chunks=(x.chunks[0], (model.n_targets,)),
@@ -228,12 +185,12 @@ def _lazy(model: FittedFunction, rows: Rows) -> Any:
         meta=np.empty((0, 0)),
     )
     if model.keep_alive is not None:
-        weakref.finalize(lazy, _let_go, model.keep_alive)
+        weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
     return lazy
 
 
-def _let_go(owner: Any) -> None:
-    """Hold the owner of a temporary folder for as long as an array that reads it."""
+def _release(owner: Any) -> None:
+    """Drop the reference to the owner of a temporary folder."""
 
 
 def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:

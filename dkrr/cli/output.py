@@ -1,4 +1,4 @@
-"""What the commands print and write."""
+"""Output of the commands: text, JSON, pictures and predictions."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from dkrr.units import format_bytes, format_seconds
 
 
 def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
-    """Plan and result of a fit, and where its model was saved, if it was."""
+    """Plan and result of a fit, and the path of its model; None: not saved."""
     result = model.solve_result_
     facts = {
         "model": path,
@@ -45,7 +45,7 @@ def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
             *(f"note        {message}" for message in result.messages),
             f"time        {format_seconds(result.seconds)}",
             *_stage_lines(model.plan_.chosen.stages, result.stages),
-            f"memory      {format_bytes(result.peak_bytes)} at most in a process",
+            f"memory      {format_bytes(result.peak_bytes)} peak of a process",
             f"disk        {format_bytes(result.bytes_written)} written, {format_bytes(result.bytes_read)} read",
             f"model       {path or 'not saved'}",
         ]
@@ -53,7 +53,7 @@ def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
 
 
 def _stage_lines(planned: Sequence[Stage], measured: Sequence[Stage]) -> list[str]:
-    """Time of every stage that was measured, beside what was planned for it."""
+    """Planned and measured time of every measured stage."""
     expected, found = ({s.name: s.seconds for s in stages} for stages in (planned, measured))
     names = [name for name in STAGE_NAMES if name in found]
     if not names:
@@ -68,7 +68,7 @@ def _accuracy_lines(result: Any) -> list[str]:
     if result.steps:
         inner = f", {result.inner_iterations:,} iterations of conjugate gradient" if result.inner_iterations else ""
         return [
-            f"gradient    {result.residual:.1e} (relative to that where all scores are 0)",
+            f"gradient    {result.residual:.1e} (relative to that at scores of 0)",
             f"objective   {result.steps[-1].objective:.8g}",
             f"steps       {result.iterations} of Newton's method{inner}",
         ]
@@ -98,17 +98,17 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
     if solve:
         lines.append(
             f"  fit         {solve['form']}, {solve['status']}, {_measure(description)} {solve['residual']:.1e}, "
-            f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} at most in a process"
+            f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} peak of a process"
         )
     return "\n".join(lines)
 
 
-NOISY_CORES = 0.2
-"""Cores kept busy by others above which a profile is not to be trusted."""
+MAX_BUSY_CORES = 0.2
+"""Cores kept busy by other processes, above which a profile is unreliable."""
 
 
 def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
-    """Machine or cluster, and the rates that plans are made with."""
+    """Machine or cluster, and the rates that plans use."""
     if as_json:
         return json.dumps(description)
     has, rates, measured = description["resources"], description["rates"], description["measured"]
@@ -122,13 +122,13 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
     ]
     if not measured:
         lines.append("            `dkrr calibrate` measures them here")
-    elif (busy := measured["other_cores_busy"]) > NOISY_CORES:
-        lines.append(f"            beside others that kept {busy:.1f} cores busy: measure again without them")
+    elif (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
+        lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if key.endswith(f"_{name}")}
         lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
     if rates["kernels"]:
-        lines.append("  ns for an entry of a kernel, float64 / float32, by columns")
+        lines.append("  ns per kernel entry, float64 / float32, by number of columns")
         lines += _kernel_lines(rates["kernels"])
     return "\n".join(lines)
 
@@ -143,39 +143,33 @@ def _kernel_lines(kernels: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-LINES = 20
-"""Of a convergence history on the terminal."""
+MAX_LINES = 20
+"""Lines of a convergence history on the terminal, besides those of true residuals."""
 
 
 def _measure(description: dict[str, Any]) -> str:
-    """What a fit was to make small."""
+    """Name of the quantity that a fit makes small."""
     return "gradient" if description["estimator"] == "KernelLogisticRegression" else "residual"
 
 
 def convergence_report(description: dict[str, Any], *, as_json: bool) -> str:
-    """Convergence history of a fit: [iteration, seconds, residual or gradient, whether it is the true one]."""
+    """Convergence history of a fit: [iteration, seconds, residual or gradient, whether it is the true value]."""
     solve = description["solve"]
     if as_json:
         return json.dumps(solve["history"])
     history = solve["history"]
-    step = max(1, len(history) // LINES)
+    step = max(1, len(history) // MAX_LINES)
     shown = [line for k, line in enumerate(history) if k % step == 0 or line[3] or k == len(history) - 1]
     lines = [f"iteration       time  relative {_measure(description)}"]
     lines += [
         f"{iteration:>9,} {format_seconds(seconds):>10}  {residual:.2e}{'  true' if is_true else ''}"
         for iteration, seconds, residual, is_true in shown
     ]
-    return "\n".join([*lines, f"{solve['status']}: asked for {solve['tol']:.1e}, rank {solve['rank']:,}"])
+    return "\n".join([*lines, f"{solve['status']}: tol {solve['tol']:.1e}, rank {solve['rank']:,}"])
 
 
 def draw_convergence(description: dict[str, Any], path: str) -> None:
-    """Draw a convergence history.
-
-    Raises
-    ------
-    InputError
-        If matplotlib is not installed.
-    """
+    """Draw a convergence history; raises InputError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -189,7 +183,7 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
         axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
     axes.semilogy([h[0] for h in true], [h[2] for h in true], "o", color="#e8963a", label="true, in float64")
     axes.axhline(solve["tol"], color="#8a94a0", linestyle="--", linewidth=1)
-    axes.annotate("asked for", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
+    axes.annotate("tol", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
     axes.set(
         xlabel="iteration",
         ylabel=f"relative {_measure(description)}",
@@ -201,16 +195,9 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
 
 
 def check_predictions_path(path: str, *, overwrite: bool) -> None:
-    """Refuse a path that predictions could not be written to, before they are made.
-
-    Raises
-    ------
-    InputError
-        If it ends in something else than .npy or .zarr, or something is there, unless it is such an array and may be
-        overwritten.
-    """
+    """Refuse a path that predictions could not be written to, before they are computed."""
     if not path.endswith((".zarr", ".npy")):
-        raise InputError(f"--out {path} must end in .zarr or .npy")
+        raise InputError(f"--out is {path}; expected a path that ends in .zarr or .npy")
     check_free(path, overwrite=overwrite, what="an array of predictions", is_one=_is_array)
 
 
@@ -225,16 +212,17 @@ def _is_array(path: str) -> bool:
 
 
 def write_predictions(predictions: Any, path: str, *, overwrite: bool = False) -> None:
-    """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, a block at a time.
+    """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, one block at a time.
 
-    They are written aside: a prediction that fails leaves nothing at `path`, or what was there before.
+    They are written to a temporary path first: a prediction that fails leaves `path` unchanged.
     """
     if predictions.dtype == object and not hasattr(predictions, "chunks"):
-        predictions = np.array(predictions.tolist())  # strings, of a length of their own
+        predictions = np.array(predictions.tolist())  # strings of a fixed length
     dtype = predictions.dtype
     if dtype.kind not in "biuf" and not (dtype.kind == "U" and path.endswith(".npy")):
         raise InputError(
-            f"labels of type {dtype} cannot be written to {path}; strings go to a .npy file, and --proba writes numbers"
+            f"labels are of type {dtype}, which {path} does not hold; expected numbers, or strings in a .npy file: "
+            f"--proba writes numbers"
         )
     with written_aside(path, overwrite=overwrite) as place:
         if place.endswith(".npy"):
@@ -248,15 +236,15 @@ def write_predictions(predictions: Any, path: str, *, overwrite: bool = False) -
             out.flush()
 
 
-BLOCKS_BYTES = 128 * 2**20
-"""Predictions that are made at once and written together."""
+MAX_BLOCKS_BYTES = 128 * 2**20
+"""Predictions that are computed and written together."""
 
 
 def _blocks(predictions: Any) -> list[tuple[int, int]]:
     n = predictions.shape[0]
-    step = max(1, BLOCKS_BYTES // max(1, int(np.prod(predictions.shape[1:])) * 8))
+    step = max(1, MAX_BLOCKS_BYTES // max(1, int(np.prod(predictions.shape[1:])) * 8))
     if hasattr(predictions, "chunks"):
-        # Several blocks at once keep all workers busy; all at once might not fit in memory.
+        # Several blocks at once keep all workers busy; all blocks at once might exceed the memory.
         tallest = max(predictions.chunks[0])
         step = max(tallest, min(step, 16 * tallest))
     return [(start, min(start + step, n)) for start in range(0, n, step)]

@@ -1,4 +1,4 @@
-"""What the estimators have in common: the kernel's arguments, the training rows, and scores of new ones."""
+"""Base of the estimators: the kernel's arguments, checked training data, fitted attributes, and scores of new rows."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.arguments import checked_kernel
+from dkrr.arguments import checked_kernel, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
@@ -28,7 +28,7 @@ DTYPES = [np.float64, np.float32]
 
 
 class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """Base of the estimators; a fitted one holds its function in `_model`."""
+    """Base of the estimators; a fitted one has its function in `_model`."""
 
     saved_parameters: ClassVar[tuple[str, ...]] = (
         "alpha",
@@ -41,7 +41,7 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         "memory_limit",
         "tile",
     )
-    """Those that a saved model holds, besides its kernel."""
+    """Parameters that a saved model holds, besides its kernel."""
 
     _model: FittedFunction
 
@@ -62,21 +62,31 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             store=self.store,
         )
 
-    def _encoded(self, kernel: Kernel, X: Any) -> tuple[Kernel, Any]:
-        """Return the kernel with what it learns from the training data, and those as rows of numbers."""
+    def _checked_data(
+        self, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, Settings, Rows, NDArray[Any], NDArray[np.float64] | None]:
+        """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
+        kernel = self._kernel()
         X = self._table(kernel, X, reset=True)
-        if not encodes(kernel):
-            return kernel, X
-        kernel = kernel.fitted(X)
-        return kernel, kernel.encode(X)
+        if encodes(kernel):
+            kernel = kernel.fitted(X)
+            X = kernel.encode(X)
+        settings = self._settings(kernel)
+        rows, y = self._training(X, y)
+        check_sizes(kernel, rows, len(y))
+        return X, settings, rows, y, checked_weights(sample_weight, len(y))
+
+    @abstractmethod
+    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
+        """Rows, and targets of shape (n,) or (n, t), or labels of shape (n,)."""
 
     @abstractmethod
     def _description(self) -> dict[str, Any]:
-        """What besides the fitted function a saved model holds; values of JSON."""
+        """Content of a saved model besides the fitted function, as values of JSON."""
 
     @abstractmethod
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
-        """Set the fitted attributes from what `_description` gave."""
+        """Set the fitted attributes from the content that `_description` returned."""
 
     def _finish(self, fitted: Fit, rows: Rows, X: Any) -> None:
         """Set the fitted attributes of every model."""
@@ -87,7 +97,7 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _set_coefficients(
         self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)
     ) -> None:
-        """Set the attributes of a fitted function; `columns` may turn matrices into vectors."""
+        """Set the attributes of a fitted function; an index as `columns` makes vectors of matrices."""
         for name in ("dual_coef_", "coef_"):  # of an earlier fit
             self.__dict__.pop(name, None)
         self._model = function
@@ -97,14 +107,9 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.coef_ = function.coef[:, columns]
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
-        """Return X in a form that scikit-learn or `as_rows` takes; where scikit-learn does not see it, check its names.
+        """X in a form that scikit-learn or `as_rows` takes; column names are checked if scikit-learn does not see it.
 
-        Parameters
-        ----------
-        kernel : Kernel
-        X : as in fit
-        reset : bool
-            Remember the names of its columns; otherwise they must be those of the fit, in that order.
+        With `reset` they are stored; otherwise they must be those of the fit, in that order.
         """
         if sp.issparse(X):
             check_structure(X)  # scikit-learn converts between formats
@@ -123,7 +128,7 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self, "_model")
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
         if is_local(X):
-            # "Features" in the message of a wrong shape is scikit-learn's word, and it checks the names too.
+            # The message of a wrong shape is scikit-learn's, which checks the names too.
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)
         return predict(self._model, as_rows(X))
 
@@ -135,12 +140,12 @@ class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 def is_local(value: Any) -> bool:
-    """Whether scikit-learn can check a value: it is in memory, and not ours to stream."""
+    """Whether scikit-learn can check a value: it is in memory, and not streamed."""
     return not isinstance(value, da.Array | str | Path | Rows | np.memmap) and not is_zarr_array(value)
 
 
 def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
-    """Refuse targets that do not belong to the rows, and a Gram matrix that is not square."""
+    """Refuse targets of another length than the rows, and a Gram matrix that is not square."""
     n, d = rows.shape
     if n_targets != n:
         raise InputError(

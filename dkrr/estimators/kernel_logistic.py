@@ -5,25 +5,24 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, clone
-from sklearn.metrics import accuracy_score
+from sklearn.base import clone
 from sklearn.utils.validation import validate_data
 
-from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path, checked_weights
+from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
-from dkrr.estimators.labels import LabelOf, by_rows, checked_labels, class_weights, encoded
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local
+from dkrr.estimators.classifier import KernelClassifier
+from dkrr.estimators.labels import checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.kernels import Kernel
-from dkrr.linalg.likelihood import Likelihood, Softmax
-from dkrr.model import FittedFunction
-from dkrr.requests import FitRequest, Labels, Settings, WarmStart, likelihood_of
+from dkrr.linalg.likelihood import Softmax
+from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
 
 
-class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
+class KernelLogisticRegression(KernelClassifier):
     """Exact kernel logistic regression, in memory, out of core or on a Dask cluster.
 
     Minimises −Σᵢ vᵢ log p(yᵢ | xᵢ) + λ Σₖ ‖fₖ‖² over the functions fₖ of the kernel's space (plus free constants with
@@ -37,11 +36,11 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     kernel : str, Kernel, FeatureMap or callable, default="linear"
         A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
         "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map: your
-        own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
-        one.
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features selects the model of that feature map: your
+        own (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000); without one
+        of these the model is exact.
     gamma : float, optional
-        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
+        γ > 0, for named kernels that have this parameter; None means 1 / n_features (1 for "chi2").
     degree : float, default=3
         Degree of the polynomial kernel.
     coef0 : float, default=1
@@ -51,61 +50,61 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
     fit_intercept : bool, default=True
         Whether to fit constants that are not penalised.
     class_weight : dict or "balanced", optional
-        Factors by which the rows of each class are weighted, by label (1 for classes that are not named); "balanced"
-        gives all classes the same total weight. None: 1 for every class.
+        Weight of the rows of each class, by label (1 for classes that are not named); "balanced" gives all classes the
+        same total weight. None: 1 for every class.
     multi_class : {"multinomial", "ovr"}, default="multinomial"
-        With more than two classes: one softmax of all, or a model of each class against the rest.
+        With more than two classes: one softmax of all, or one model of each class against the rest.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
-        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
+        one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         Solver of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky"
         factors the system of every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
-        Norm of the gradient of the objective that is asked for, relative to that where all scores are 0. The part of
-        the objective that Newton's decrement says is left has to be as small, and a further step may change no
-        probability by more than its root.
+        Largest norm of the gradient of the objective, relative to that at scores of 0. The fraction of the objective
+        that remains by Newton's decrement must be at most `tol` too, and the change of a probability in a further step
+        at most √`tol`.
     max_iter : int, default=100
-        Largest number of Newton steps, for each λ.
+        Largest number of Newton steps for each λ.
     warm_start : bool, default=False
-        Begin at the solution of the last fit, if that had as many rows, and the same classes, kernel and form.
+        Start from the solution of the last fit if it had the same number of rows, classes, kernel and form.
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
-        them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
-        memory that is available.
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling process is not
+        counted), or for the calling process if the work is done there. None: what the workers report, or 0.8 of the
+        available memory.
     tile : int, optional
-        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
+        Number of rows in a tile of the matrix; None: the planner chooses. With a number the fit always uses tiles.
     store : str, optional
-        Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again, after the last
-        Newton step that was finished. None: a temporary one, and none at all if the work fits in memory.
+        Path or URL of the run's Zarr store. It is kept, and the same call resumes from the last finished Newton step.
+        None: a temporary store, or no store if the work fits in memory.
     progress : bool, optional
-        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
-        every fit, also in a log file; False nowhere.
+        None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
+        shows it, also in a log file; False never.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
         Labels of the classes, in order.
     dual_coef_ : ndarray of shape (n_samples, n_models)
-        α, after a fit in dual form; one model for two classes, else one for each class.
+        α; available only after a fit in dual form. One model for two classes, else one for each class.
     coef_ : ndarray of shape (D, n_models)
-        w, the weights of the D features. Only where the model predicts in primal form.
+        w, the weights of the D features. Available only if the model predicts in primal form.
     intercept_ : ndarray of shape (n_models,)
         Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
-        Newton steps (1 where none was needed).
+        Number of Newton steps (1 if no step was needed).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `plan_`
-        and `solve_result_`.
+        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `plan_` and
+        `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+        Number of columns of the training rows (of the encoded rows if the kernel takes documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns, where X is a DataFrame whose column names are all strings.
+        Names of the columns; set only if X is a DataFrame and all its column names are strings.
     plan_ : Plan
-        What was chosen and why; print it.
+        What was chosen, and the reasons; print it.
     solve_result_ : SolveResult
         Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in `steps`), iterations of
-        conjugate gradient within them (`inner_iterations`), what is left of the objective and to change in a
+        conjugate gradient within them (`inner_iterations`), bounds of the remaining change of the objective and of a
         probability (`decrement`, `probability_change`), messages, seconds, bytes and peak memory.
 
     References
@@ -180,7 +179,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         ----------
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects where the kernel takes such.
+            or other objects if the kernel takes these.
         y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
             Labels: numbers, strings or booleans, of at least two classes.
         sample_weight : float or array-like of shape (n_samples,), optional
@@ -194,7 +193,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         Raises
         ------
         InputError
-            If an argument cannot be used; it says what was expected.
+            If an argument cannot be used; the message says what was expected.
         PlanError
             If no plan stays within the memory limit or the disk.
         NotPositiveDefiniteError
@@ -207,24 +206,24 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return self
 
     def fit_path(self, X: Any, y: Any, alphas: Any, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
-        """Fit a model for every λ, each from the solution before: the Gram matrix and its factor serve all of them.
+        """Fit a model for every λ, each starting from the previous solution; all share the Gram matrix and its factor.
 
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows, or whatever the kernel takes.
+            Training rows, or other objects that the kernel takes.
         y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
             Labels.
         alphas : sequence of float
-            Values of λ, in the order in which they are fitted; from the largest to the smallest is fastest.
+            Values of λ in the order of the fits; from the largest to the smallest is fastest.
         sample_weight : float or array-like of shape (n_samples,), optional
             Weights ≥ 0; None: 1 for every row.
 
         Returns
         -------
         list of KernelLogisticRegression
-            Fitted copies of this estimator, one for each λ; it stays as it is. Their `solve_result_` has the seconds of
-            each λ, and the bytes of all.
+            Fitted copies of this estimator, one for each λ; the estimator itself is unchanged. Their `solve_result_`
+            has the seconds of each λ, and the bytes of the whole path.
         """
         first = clone(self)
         labels, request, X = first._request(X, y, sample_weight, checked_path(alphas))
@@ -233,7 +232,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax")
         models = []
         for alpha, solved in zip(labels.alphas, fitted.solved, strict=True):
-            # The store belongs to the path.
+            # The store belongs to the whole path, not to one model.
             model = type(self)(**{**self.get_params(deep=False), "alpha": alpha, "store": None})
             model.__dict__.update({name: first.__dict__[name] for name in shared if name in first.__dict__})
             model._take(solved)
@@ -244,14 +243,10 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         return replace(super()._settings(kernel), max_iter=checked_max_iter(self.max_iter))
 
     def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
-        """Labels, what is asked for with them, and X as rows of numbers."""
-        kernel, X = self._encoded(self._kernel(), X)
-        settings = self._settings(kernel)
+        """Labels, the request of a fit to them, and X as rows of numbers."""
         is_multinomial = checked_multi_class(self.multi_class)
-        rows, y = self._training(X, y)
-        check_sizes(kernel, rows, len(y))
+        X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
-        weights = checked_weights(sample_weight, len(y))
         weights = class_weights(self.class_weight, classes, codes, weights)
         labels = Labels(codes, classes, alphas, is_multinomial)
         return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X
@@ -263,90 +258,7 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
             return None
         return WarmStart(last, self.plan_)
 
-    def decision_function(self, X: Any) -> Any:
-        """Scores of rows.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
-            training rows, of shape (n, n_samples).
-
-        Returns
-        -------
-        ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) for two classes, else (n, n_classes)
-        """
-        scores = self._scores(X)
-        return scores[:, 0] if len(self.classes_) == 2 else scores
-
-    def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, in the order of `classes_`; one-vs-rest models are normalised.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, as for `decision_function`.
-
-        Returns
-        -------
-        ndarray, or a lazy Dask array, of shape (n, n_classes)
-        """
-        return by_rows(self._scores(X), self._likelihood().probabilities, len(self.classes_), np.float64)
-
-    def predict_log_proba(self, X: Any) -> Any:
-        """Logarithms of the probabilities, of which none is −infinity where a probability is too small for float64.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, as for `decision_function`.
-
-        Returns
-        -------
-        ndarray, or a lazy Dask array, of shape (n, n_classes)
-        """
-        return by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
-
-    def predict(self, X: Any) -> Any:
-        """Most probable class of rows.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, as for `decision_function`.
-
-        Returns
-        -------
-        ndarray, or a lazy Dask array, of shape (n,)
-        """
-        return by_rows(self._scores(X), LabelOf(self.classes_), None, self.classes_.dtype)
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy: the fraction of the rows whose most probable class is their label.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            Rows, as for `decision_function`.
-        y : array-like, Dask array, Zarr array, or path, of shape (n,)
-            Their labels.
-        sample_weight : float or array-like of shape (n,), optional
-            Weights ≥ 0; None: 1 for every row.
-
-        Returns
-        -------
-        float
-            Between 0 and 1.
-        """
-        labels = np.asarray(y) if is_local(y) else load_labels(y)
-        weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))
-        return float(accuracy_score(labels, np.asarray(self.predict(X)), sample_weight=weights))
-
-    def _likelihood(self) -> Likelihood:
-        return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)
-
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
-        """Rows, and labels of shape (n,)."""
         if y is None:
             raise InputError("y is None; this estimator requires y to be passed, but the target y is None")
         labels = checked_labels(y if is_local(y) else load_labels(y))
@@ -368,29 +280,3 @@ class KernelLogisticRegression(ClassifierMixin, KernelEstimator):  # type: ignor
         self.n_iter_ = max(1, solved.result.iterations)
         self.solve_result_: SolveResult = solved.result
         self._last = solved.start
-
-    def _description(self) -> dict[str, Any]:
-        labels = self.classes_.tolist()
-        if not all(isinstance(label, str | bool | int | float) for label in labels):
-            raise InputError(f"labels of type {type(labels[0]).__name__} cannot be saved; use strings or numbers")
-        kind = self.classes_.dtype.str if self.classes_.dtype.kind != "O" else "object"
-        weight = self.class_weight
-        if isinstance(weight, dict):
-            weight = [[np.asarray(label).tolist(), float(factor)] for label, factor in weight.items()]
-        return {
-            "classes": labels,
-            "class_dtype": kind,
-            "class_weight": weight,
-            "softmax": self._has_softmax,
-            "n_iter": self.n_iter_,
-        }
-
-    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
-        self.classes_ = np.array(found["classes"], found["class_dtype"])
-        weight = found["class_weight"]
-        self.class_weight = dict(weight) if isinstance(weight, list) else weight
-        self._has_softmax, self.n_iter_ = bool(found["softmax"]), int(found["n_iter"])
-        if function.n_targets != self._likelihood().n_columns:
-            raise KeyError(f"{function.n_targets} models for {len(self.classes_)} classes")
-        self._set_coefficients(function, dual_coef)
-        self.intercept_ = function.plain_intercept

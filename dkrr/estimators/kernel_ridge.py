@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from dkrr.arguments import checked_alphas, checked_weights
+from dkrr.arguments import checked_alphas
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, check_sizes, is_local
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local
 from dkrr.fitting import fit
 from dkrr.model import FittedFunction
 from dkrr.requests import FitRequest, Targets
@@ -33,11 +33,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     kernel : str, Kernel, FeatureMap or callable, default="linear"
         A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
         "additive_chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features asks for the model of that feature map: your
-        own (CallableMap), or RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000), an approximation and the only way to
-        one.
+        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features selects the model of that feature map: your
+        own (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000); without one
+        of these the model is exact.
     gamma : float, optional
-        γ > 0 of the named kernels that have one; None means 1 / n_features (1 for "chi2").
+        γ > 0, for named kernels that have this parameter; None means 1 / n_features (1 for "chi2").
     degree : float, default=3
         Degree of the polynomial kernel.
     coef0 : float, default=1
@@ -47,49 +47,49 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" a weight for each feature (kernels with a finite feature map), "dual" a
-        coefficient for each training row, "auto" whichever the planner expects to be faster within the limits.
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
+        one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
-        whichever should be faster, conjugate gradient only if it should be so by a factor of 2.
+        conjugate gradient if it is projected to be at least twice as fast as the direct solver.
     tol : float, default=1e-8
-        Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ asked of conjugate gradient, for every target. Cholesky
-        goes to the level of rounding without being asked.
+        Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ of conjugate gradient, for every target. Cholesky reaches
+        the level of rounding whatever the value.
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for this fit over all workers of one machine (not counting the process that calls
-        them), or for the calling process where the work is done there. None: what the workers report, or 0.8 of the
-        memory that is available.
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling process is not
+        counted), or for the calling process if the work is done there. None: what the workers report, or 0.8 of the
+        available memory.
     tile : int, optional
-        Number of rows in a tile of the matrix; None: the planner chooses. A fit with a given tile works in tiles.
+        Number of rows in a tile of the matrix; None: the planner chooses. With a number the fit always uses tiles.
     store : str, optional
-        Path or URL of the run's Zarr store: kept, and resumed from when the same call is made again. None: a
-        temporary one, and none at all if the work fits in memory.
+        Path or URL of the run's Zarr store. It is kept, and the same call resumes from it. None: a temporary store, or
+        no store if the work fits in memory.
     progress : bool, optional
-        None shows the progress of fits of more than about two seconds on a terminal or in a notebook; True shows it for
-        every fit, also in a log file; False nowhere.
+        None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
+        shows it, also in a log file; False never.
 
     Attributes
     ----------
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        α. Missing after a primal fit with λ = 0, which does not determine it. Rounding may leave few digits of it
-        where `solve_result_.condition` is large, although predictions are right; a message of `solve_result_` says so.
+        α. Unavailable after a primal fit with λ = 0, which does not determine it. If `solve_result_.condition` is high,
+        rounding may leave few correct digits although predictions are accurate; a message of `solve_result_` says so.
     coef_ : ndarray of shape (D,) or (D, n_targets)
-        w, the weights of the D features. Only where the model predicts in primal form. Its digits are as certain as
-        those of `dual_coef_`.
+        w, the weights of the D features. Available only if the model predicts in primal form; rounding affects it as it
+        does `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
     norm_ : float or ndarray of shape (n_targets,)
-        ‖f‖ in the kernel's space, the intercept not counted: ‖w‖ = √(αᵀKα). Of αᵀKα rounding in K hides what is below
-        about ε √n Σ Kᵢᵢ αᵢ²; such a norm is 0, and a message of `solve_result_` says how large it may be.
+        ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). Rounding in K hides values of αᵀKα below about
+        ε √n Σ Kᵢᵢ αᵢ²; such a norm is given as 0, and a message of `solve_result_` says how large it may be.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        The training rows, or the Gram matrix if kernel == "precomputed". A loaded model does not have it, nor `norm_`,
+        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `norm_`,
         `plan_` and `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows (of the encoded rows where the kernel takes documents or other objects).
+        Number of columns of the training rows (of the encoded rows if the kernel takes documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns, where X is a DataFrame whose column names are all strings.
+        Names of the columns; set only if X is a DataFrame and all its column names are strings.
     plan_ : Plan
-        What was chosen and why; print it.
+        What was chosen, and the reasons; print it.
     solve_result_ : SolveResult
         Status, true residual (`residual`), iterations of conjugate gradient, estimated condition number, messages,
         seconds, bytes and peak memory.
@@ -150,10 +150,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         ----------
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects where the kernel takes such.
+            or other objects if the kernel takes these.
         y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n_samples,) or (n_samples, n_targets)
-            Targets. The path of a .npy file of float64 in C order is not read into memory by the primal form;
-            `dual_coef_` is then in a temporary file as well, mapped into memory.
+            Targets. In primal form a .npy file of float64 in C order, given by its path, is not read into memory;
+            `dual_coef_` is then in a temporary file too, mapped into memory.
         sample_weight : float or array-like of shape (n_samples,), optional
             wᵢ ≥ 0, not all 0; None: 1 for every row.
 
@@ -165,23 +165,19 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         Raises
         ------
         InputError
-            If an argument cannot be used; it says what was expected.
+            If an argument cannot be used; the message says what was expected.
         PlanError
             If no plan stays within the memory limit or the disk.
         NotPositiveDefiniteError
-            If the matrix is not positive definite; names λ and the row.
+            If the matrix is not positive definite; the message names λ and the row.
         NotFiniteError
-            If float64 does not hold the answer.
+            If the solution is outside the range of float64.
         StoreError
             If the store is damaged or belongs to another problem.
         """
-        kernel, X = self._encoded(self._kernel(), X)
-        settings = self._settings(kernel)
-        rows, y = self._training(X, y)
-        check_sizes(kernel, rows, len(y))
-        weights = checked_weights(sample_weight, len(y))
+        X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         check_finite(y, "y")
-        release_pages(y)  # which would count as what this process holds
+        release_pages(y)  # they would count as memory of this process
         is_vector = y.ndim == 1
         values = np.ascontiguousarray(y[:, None] if is_vector else y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
@@ -200,7 +196,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or whatever the kernel takes. With kernel == "precomputed": the kernel of the new rows with the
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
             training rows, of shape (n, n_samples).
 
         Returns
@@ -216,11 +212,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         return values[:, 0] if self._is_vector else values
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
-        """Rows, and targets of shape (n,) or (n, t)."""
         if is_local(X) and (y is None or is_local(y)):
             if y is not None and np.asarray(y).dtype.kind == "f":
-                check_finite(np.asarray(y), "y")  # names the row, which scikit-learn does not
-            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn adds up targets of any size
+                check_finite(np.asarray(y), "y")  # names the row; scikit-learn does not
+            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
                 X, y = validate_data(
                     self,
                     X,
@@ -231,9 +226,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
                     y_numeric=True,
                     ensure_all_finite=False,
                 )
-        else:
-            if y is None:
-                raise InputError("y is None; give the targets")
+        elif y is None:
+            raise InputError("y is None; expected the targets")
         targets = load_array(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")

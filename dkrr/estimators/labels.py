@@ -1,16 +1,15 @@
-"""Labels of a classification: checked, numbered, weighted, and put back from scores."""
+"""Labels of a classification: checks, class codes and class weights."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from dkrr.arguments import checked_factor
 from dkrr.errors import InputError, InputTypeError
 
 Array = NDArray[np.float64]
@@ -22,11 +21,11 @@ def checked_labels(y: Any) -> NDArray[Any]:
     Raises
     ------
     InputError
-        If the shape is wrong, a label is missing, types are mixed, or the numbers are no classes.
+        If the shape is wrong, a label is missing, types are mixed, or the values are continuous.
     """
     if sp.issparse(y):
-        raise InputTypeError("y is sparse; give a dense array with a label for every row")
-    # Of a plain list NumPy would make strings, whatever is in it.
+        raise InputTypeError("y is sparse; expected a dense array with one label for every row")
+    # NumPy would convert every item of a plain list to a string, whatever its type.
     labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
         raise InputError(
@@ -40,8 +39,8 @@ def checked_labels(y: Any) -> NDArray[Any]:
         bad = np.flatnonzero(~np.isfinite(labels))
         if len(bad):
             raise InputError(
-                f"y contains NaN or infinity: the label of row {bad[0]} is {labels[bad[0]]}. Give every row a label, "
-                f"or leave the row out"
+                f"y contains NaN or infinity: the label of row {bad[0]} is {labels[bad[0]]}; expected a label for "
+                f"every row: leave the row out"
             )
     _check_targets(labels)
     return np.asarray(labels)
@@ -49,17 +48,18 @@ def checked_labels(y: Any) -> NDArray[Any]:
 
 def _checked_objects(labels: NDArray[Any]) -> NDArray[Any]:
     for row, label in enumerate(labels):
-        # NaN, NaT and pandas' NA differ from themselves, or cannot tell.
+        # NaN and NaT differ from themselves; comparing pandas' NA with itself raises.
         if label is None or not _is_itself(label):
             raise InputError(
-                f"y has a missing label in row {row}: {label!r} (NaN). Give every row a label, or leave the row out"
+                f"y has a missing label in row {row}: {label!r} (NaN); expected a label for every row: leave the row "
+                f"out"
             )
     kinds = {_kind(label): row for row, label in reversed(list(enumerate(labels)))}
     if len(kinds) > 1:
         found = " and ".join(f"{kind} (row {row})" for kind, row in sorted(kinds.items(), key=lambda item: item[1]))
-        raise InputTypeError(f"y has labels of mixed types: {found}. Make all of them strings, or all numbers")
+        raise InputTypeError(f"y has labels of mixed types: {found}; expected strings only, or numbers only")
     plain = np.array(labels.tolist())
-    # Objects of one type keep it; so do strings, whose type here would depend on the longest one.
+    # Objects keep their type, and so do strings, whose dtype would depend on the longest one.
     labels = labels if plain.dtype.kind not in "biuf" or plain.ndim != 1 else plain
     _check_targets(labels)
     return labels
@@ -69,7 +69,7 @@ def _check_targets(labels: NDArray[Any]) -> None:
     try:
         check_classification_targets(labels)
     except (TypeError, ValueError) as error:
-        raise InputTypeError(f"y holds no labels of classes: {error}") from error
+        raise InputTypeError(f"y does not hold class labels: {error}") from error
 
 
 def _is_itself(label: Any) -> bool:
@@ -101,8 +101,8 @@ def class_weights(
     Raises
     ------
     InputError
-        If fewer than two classes count, or class_weight names a class that is not there or gives a weight that is
-        negative or not finite.
+        If fewer than two classes have positive weight, or class_weight names a class that y does not have or gives a
+        weight that is negative or not finite.
     """
     n, given = len(codes), weights
     if class_weight is not None:
@@ -113,8 +113,8 @@ def class_weights(
         of = "" if given is None and class_weight is None else " of positive weight"
         found = classes[counts].tolist()
         raise InputError(
-            f"y has {len(found)} class{of} ({', '.join(map(repr, found)) or 'none'}); a classifier needs samples of at "
-            f"least 2 classes"
+            f"y has {len(found)} class{of} ({', '.join(map(repr, found)) or 'none'}); expected samples of at least 2 "
+            f"classes"
         )
     return None if weights is None or (weights == 1).all() else weights
 
@@ -122,56 +122,21 @@ def class_weights(
 def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], weights: Array) -> Array:
     if isinstance(class_weight, str):
         if class_weight != "balanced":
-            raise InputError(f"class_weight={class_weight!r} is unknown; use 'balanced', a dict, or None")
+            raise InputError(f"class_weight is {class_weight!r}; expected 'balanced', a dict, or None")
         totals = np.bincount(codes, weights, minlength=len(classes))
         balanced: Array = np.divide(
             totals.sum(), np.count_nonzero(totals) * totals, out=np.ones(len(classes)), where=totals > 0
         )
         return balanced
     if not isinstance(class_weight, Mapping):
-        raise InputTypeError(f"class_weight={class_weight!r} is unknown; use 'balanced', a dict, or None")
+        raise InputTypeError(f"class_weight is {class_weight!r}; expected 'balanced', a dict, or None")
     factors = np.ones(len(classes))
     known = {label: k for k, label in enumerate(classes.tolist())}
     for label, value in class_weight.items():
         if label not in known:
             raise InputError(
-                f"class_weight names the class {label!r}, which y does not have; its classes are "
+                f"class_weight names the class {label!r}, which y does not have; expected one of "
                 f"{', '.join(map(repr, known))}"
             )
-        number = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-        if not number or not np.isfinite(value) or value < 0:
-            raise InputError(f"class_weight[{label!r}] = {value!r} must be a finite number >= 0")
-        factors[known[label]] = value
+        factors[known[label]] = checked_factor(value, f"class_weight[{label!r}]")
     return factors
-
-
-@dataclass(frozen=True)
-class LabelOf:
-    """From scores (n, m) to labels (n,)."""
-
-    classes: NDArray[Any]
-
-    def __call__(self, scores: Array) -> NDArray[Any]:
-        """Label of the best class of every row."""
-        best = (scores[:, 0] > 0).astype(np.intp) if scores.shape[1] == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes[best])
-
-
-def by_rows(scores: Any, function: Callable[[Array], NDArray[Any]], n_columns: int | None, dtype: Any) -> Any:
-    """Apply a function of rows to scores: at once, or to each block of a lazy array.
-
-    Parameters
-    ----------
-    scores : ndarray or Dask array of shape (n, m)
-    function : callable
-    n_columns : int or None
-        Of what it returns; None: it returns a vector.
-    dtype : dtype
-        Of what it returns.
-    """
-    if not isinstance(scores, da.Array):
-        return function(scores)
-    if n_columns is None:
-        return da.map_blocks(function, scores, drop_axis=1, dtype=dtype, meta=np.empty(0, dtype))
-    chunks = (scores.chunks[0], (n_columns,))
-    return da.map_blocks(function, scores, chunks=chunks, dtype=dtype, meta=np.empty((0, 0), dtype))

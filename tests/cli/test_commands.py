@@ -111,9 +111,15 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["fit", "--x", "no.npy", "--y", "no.npy", "--model", "{}/m.zarr"], "no.npy does not exist"),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::z", "--model", "{}/m.zarr"], "no array 'z'"),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
-        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"], "must be >= 0"),
+        (
+            ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"],
+            "expected finite numbers >= 0",
+        ),
         (["fit", "--x", "{}/x.npy"], "Missing option"),
-        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--model", "{}/m", "--logistic"], "no labels of classes"),
+        (
+            ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--model", "{}/m", "--logistic"],
+            "does not hold class labels",
+        ),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--max-iter", "3"], "give --logistic"),
         (["plan", "--n", "100", "--d", "3", "--multi-class", "ovr"], "give --logistic"),
         (["plan", "--n", "100", "--d", "3", "--logistic", "--n-classes", "1"], "at least 2"),

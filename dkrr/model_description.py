@@ -1,0 +1,162 @@
+"""Description of a saved model: all that is not an array, as values of JSON; checked when it is read."""
+
+import platform
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.errors import StoreError
+from dkrr.estimators import KernelLogisticRegression, KernelRidge
+from dkrr.features import CallableMap, FeatureMap, Nystroem
+from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
+from dkrr.kernels import CallableKernel, Kernel
+from dkrr.kernels.columns import encodes
+from dkrr.kernels.custom import qualified_name
+from dkrr.model import FittedFunction
+from dkrr.rows import Rows
+from dkrr.tiles.arrays import open_group, refuse_links
+
+Estimator = KernelRidge | KernelLogisticRegression
+
+MODEL_FORMAT = 1
+
+ARRAYS = ("coef", "dual_coef", "intercept", "intercept_shift")
+"""Names of the arrays that a model may have, besides its rows and those of feature maps."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def description_of(
+    model: Estimator, fitted: FittedFunction, arrays: list[str], feature_arrays: dict[str, Rows]
+) -> dict[str, Any]:
+    """Description of a fitted model, for a store with these arrays."""
+    asked = model._kernel()
+    # A loaded model can be fitted again: with what was asked for, if the fit changed it (centres, vocabulary, origin).
+    is_changed = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
+    is_changed = is_changed or fitted.intercept_shift is not None
+    return {
+        "kind": "model",
+        "format": MODEL_FORMAT,
+        "estimator": type(model).__name__,
+        "kernel": fitted.kernel.to_dict(),
+        "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
+        "feature_arrays": {digest: _storage_of(rows) for digest, rows in feature_arrays.items()},
+        "request": asked.to_dict() if is_changed else None,
+        "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
+        "n_features": fitted.n_features,
+        "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
+        **model._description(),
+        "arrays": arrays,
+        "rows": None if fitted.rows is None else _storage_of(fitted.rows),
+        "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
+        },
+    }
+
+
+def _outcome_of(model: Estimator) -> dict[str, Any]:
+    """Outcome of the fit."""
+    result = model.solve_result_
+    return {
+        "form": model.plan_.form if hasattr(model, "plan_") else None,
+        "status": result.status.name,
+        "residual": result.residual,
+        "seconds": result.seconds,
+        "peak_bytes": result.peak_bytes,
+        "tol": model.tol,
+        "iterations": result.iterations,
+        "rank": result.rank,
+        "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in result.history],
+    }
+
+
+def _storage_of(rows: Rows) -> str:
+    return "sparse" if rows.is_sparse else "dense"
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | None) else np.asarray(value).tolist()
+
+
+def describe_model(path: str | Path) -> dict[str, Any]:
+    """Description of a saved model, as written by `save`.
+
+    Raises
+    ------
+    StoreError
+        If the path does not hold a model of this format, or the model is damaged or leads to files elsewhere.
+    """
+    url = str(path)
+    refuse_links(url)
+    found = open_group(url).attrs.asdict().get("dkrr")
+    if not isinstance(found, dict):
+        raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
+    if found.get("kind") != "model":
+        raise StoreError(f"{url} is a dkrr {found.get('kind')}, not a model; save one with dkrr.save(model, path)")
+    if found.get("format") != MODEL_FORMAT:
+        raise StoreError(
+            f"{url} is a dkrr model of format {found.get('format')}; this dkrr reads format {MODEL_FORMAT}: use the "
+            f"version that wrote it, {found.get('versions')}"
+        )
+    _check_description(url, found)
+    return found
+
+
+def _check_description(url: str, found: dict[str, Any]) -> None:
+    """Refuse a description that leads out of its store, or has other types than `save` writes."""
+    arrays, of_features = found.get("arrays", []), found.get("feature_arrays", {})
+    named = isinstance(arrays, list) and all(name in ARRAYS for name in arrays)
+    named = named and isinstance(of_features, dict) and all(_DIGEST.fullmatch(digest) for digest in of_features)
+    kinds = [found.get("rows"), *(of_features.values() if isinstance(of_features, dict) else ())]
+    if not named or any(kind not in (None, "dense", "sparse") for kind in kinds):
+        raise StoreError(
+            f"the model {url} is damaged: its description names arrays that dkrr.save does not write "
+            f"(arrays {arrays!r}, feature_arrays {of_features!r}, rows {found.get('rows')!r})"
+        )
+    kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
+    is_wrong = {
+        "kernel": not isinstance(kernel, dict)
+        or any(not isinstance(part.get("name"), str) for part in custom_parts(kernel)),
+        "parameters": not isinstance(found.get("parameters"), dict),
+        "n_features": type(n_features) is not int or n_features < 1,
+        "feature_names": names is not None
+        and not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == n_features),
+    }
+    for entry in is_wrong:
+        if is_wrong[entry]:
+            raise StoreError(f"the model {url} is damaged: its description has {entry}={found.get(entry)!r}")
+
+
+def custom_parts(description: Any) -> Iterator[dict[str, Any]]:
+    """Descriptions of the user's own functions and feature maps in that of a kernel: names, without code."""
+    if isinstance(description, dict):
+        if description.get("kernel") == CallableKernel.tag or description.get("feature_map") in GIVEN_AGAIN:
+            yield description
+        for value in description.values():
+            yield from custom_parts(value)
+
+
+def named_objects(description: Any, given: Any) -> dict[str, Any]:
+    """Functions, feature maps and classes that a user gave as kernel, by their names in a description."""
+    custom = {part["name"]: part.get("kernel") == CallableKernel.tag for part in custom_parts(description)}
+    if given is None:
+        return {}
+    if not isinstance(given, Kernel | FeatureMap):
+        return dict.fromkeys(custom, given)
+    named: dict[str, Any] = {}
+    if isinstance(given, CallableKernel):  # also under another name
+        named |= {name: given.function for name, is_kernel in custom.items() if is_kernel}
+    elif isinstance(given, FeatureMap):
+        named |= {name: given for name, is_kernel in custom.items() if not is_kernel}
+    for part in parts_of(given):
+        if isinstance(part, CallableKernel | CallableMap):
+            named[str(part.name)] = part.function if isinstance(part, CallableKernel) else part
+        else:
+            named[qualified_name(type(part))] = type(part)
+    return named

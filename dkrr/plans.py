@@ -1,0 +1,160 @@
+"""`dkrr.plan`: the plan of a fit, from its data or from its sizes alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.arguments import (
+    checked_alphas,
+    checked_count,
+    checked_kernel,
+    checked_likelihood,
+    checked_loss,
+    checked_path,
+    checked_width,
+)
+from dkrr.features import feature_map
+from dkrr.features.descriptions import refuse_more_components_than_rows
+from dkrr.kernels.columns import encodes
+from dkrr.machine import detect
+from dkrr.planning import Plan, Problem, make_plan
+from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, with_spectrum
+from dkrr.rows import as_rows
+
+
+def plan(
+    X: Any = None,
+    y: Any = None,
+    *,
+    n: int | None = None,
+    d: int | None = None,
+    n_targets: int = 1,
+    kernel: Any = "linear",
+    gamma: float | None = None,
+    degree: float = 3,
+    coef0: float = 1,
+    kernel_params: dict[str, Any] | None = None,
+    alpha: Any = 1.0,
+    fit_intercept: bool | None = None,
+    form: str = "auto",
+    solver: Any = "auto",
+    tol: float = 1e-8,
+    memory_limit: int | str | None = None,
+    tile: int | None = None,
+    store: str | Path | None = None,
+    workers: int | None = None,
+    loss: str = "squared",
+    n_classes: int | None = None,
+    multi_class: str = "multinomial",
+) -> Plan:
+    """Plan of a fit, without carrying it out; it needs only sizes, not data.
+
+    Parameters
+    ----------
+    X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, d), optional
+        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
+    y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets), optional
+        Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
+    n : int, optional
+        Number of rows, if X is not given.
+    d : int, optional
+        Number of columns of X, if it is not given.
+    n_targets : int, default=1
+        Number of targets of a regression, if y is not given.
+    kernel : str, Kernel, FeatureMap or callable, default="linear"
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
+        rows.
+    gamma : float, optional
+        γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
+    degree : float, default=3
+        Degree of the polynomial kernel.
+    coef0 : float, default=1
+        Constant of the polynomial and sigmoid kernels.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    alpha : float or array-like, default=1.0
+        λ. Regression: ≥ 0, one for all targets or one for each. Classification: > 0, or several for a path.
+    fit_intercept : bool, optional
+        Whether to fit a constant that is not penalised; None: only in a classification.
+    form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" weights of features, "dual" coefficients of rows, "auto" whichever
+        is projected to be faster.
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        Direct solver or conjugate gradient; "auto" takes whichever is projected to be faster.
+    tol : float, default=1e-8
+        Accuracy required of conjugate gradient (true relative residual), or of Newton's method (relative gradient).
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the calling process if the
+        work is done there. None: what the workers report, or 0.8 of the available memory.
+    tile : int, optional
+        Number of rows in a tile of the matrix; None: the planner chooses.
+    store : str or Path, optional
+        Path or URL of the Zarr store that the fit would be given; an unfinished run in it is resumed.
+    workers : int, optional
+        Worker processes on this machine; None: those of the ambient Dask client, else one for each core.
+    loss : {"squared", "logistic"}, default="squared"
+        Whether to plan a KernelRidge or a KernelLogisticRegression.
+    n_classes : int, optional
+        Number of classes of a classification, if y is not given; None: 2.
+    multi_class : {"multinomial", "ovr"}, default="multinomial"
+        With more than two classes: one softmax of all, or one model of each class against the rest.
+
+    Returns
+    -------
+    Plan
+        What would be done, its cost, and the reasons; print it.
+
+    Raises
+    ------
+    InputError
+        If an argument cannot be used.
+    PlanError
+        If no plan stays within the limits; the message names the smallest sufficient limit.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)
+    >>> plan.form, plan.solver, plan.execution, plan.peak_bytes <= 8 * 2**30
+    ('dual', 'cg', 'memory', True)
+    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
+    >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
+    ('cholesky', 'dask', True)
+    """
+    is_regression = checked_loss(loss) == "squared"
+    value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    if X is not None and encodes(value):
+        value = value.fitted(X)
+        X = value.encode(X)
+    settings = Settings.checked(
+        kernel=value,
+        fit_intercept=not is_regression if fit_intercept is None else fit_intercept,
+        form=form,
+        solver=solver,
+        tol=tol,
+        tile=tile,
+        memory_limit=memory_limit,
+        store=store,
+    )
+    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
+    rows = None if X is None else as_rows(X)
+    n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
+    refuse_more_components_than_rows(value, n)
+    if likelihood is not None:
+        path = np.unique(checked_path(np.atleast_1d(alpha)))
+        fields = fields_of_classes(likelihood, tuple(path.tolist()))
+    else:
+        width = checked_count(n_targets, "n_targets") if rows is None or y is None else checked_width(y)
+        fields = fields_of_targets(width, checked_alphas(alpha, width))
+        if rows is not None and y is not None:
+            fields |= place_of_targets(y)
+    fields |= settings.problem_fields()
+    resources = detect(memory_limit, settings.store, workers)  # before the sample, some of whose memory stays in use
+    if rows is None:
+        known = value.resolved(d)
+        problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+    else:
+        problem = with_spectrum(Problem.of_rows(rows, value, **fields), rows)
+    return make_plan(problem, replace(resources, enforce_disk=X is not None or store is not None))
