@@ -1,9 +1,8 @@
 """Fits of kernel logistic regression: Newton's method on the plan's form, one value of λ after the other."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,27 +10,16 @@ from numpy.typing import NDArray
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.gram import GramMatrix
-from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.newton_path import PathPoint, PathState
-from dkrr.fitting.normal_rows import NormalRows
+from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
-from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
-from dkrr.linalg.likelihood import LabelTerms
-from dkrr.linalg.likelihood_pass import Passes
-from dkrr.linalg.operator import Operator
 from dkrr.planning import Plan
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
-from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Newton, NewtonState, Objective, Point
-from dkrr.solvers.primal_objective import PrimalObjective
+from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
 from dkrr.solvers.result import Residuals
 
 Array = NDArray[np.float64]
-
-ObjectiveAt = Callable[[float, Point, Array | None], Objective]
-"""Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
 
 
 def fit_path(
@@ -59,7 +47,8 @@ def fit_path(
     begun = time.perf_counter()
     scaled = data.in_range()
     with open_context(plan, store, progress) as context:
-        rows, objective_at = FORMS[plan.form](scaled, plan, context)
+        strategy = plan.chosen.for_systems
+        rows, objective_at = OBJECTIVES[plan.form, type(strategy)](strategy, scaled, plan, context)
         found = _minimise(scaled, plan, context, objective_at, max_iter, start)
     models = [_solved(data, plan, context, rows, one) for one in found]
     if len(models) == 1:
@@ -110,7 +99,7 @@ def _minimise(
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
     if start is None:
-        n, m = data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns
+        n, m = plan.problem.side(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
@@ -129,90 +118,3 @@ def _save_step(
     checkpoints: Checkpoints | None, objective: Objective, done: tuple[PathPoint, ...], state: NewtonState
 ) -> None:
     PathState(done, objective.point, state, objective.references).save(checkpoints)
-
-
-def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
-    """Training rows, and objectives in the dual form that share K and what preconditions their systems."""
-    matrix, c = GramMatrix(data, plan, context), plan.chosen
-    labels = LabelTerms(data.likelihood, data.codes, data.weights)
-
-    @cache
-    def shared() -> tuple[Operator, NewtonPreconditioners, float]:
-        """What is made for the first λ only: a run that is resumed may have done all."""
-        largest = float(np.abs(matrix.diagonal()).max())
-        return matrix.operator(), _preconditioners(data, plan, matrix), max(largest, 1e-300)
-
-    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
-        gram, preconditioners, largest = shared()
-        return DualObjective(
-            labels=labels,
-            fit_intercept=data.fit_intercept,
-            alpha=alpha,
-            gram=gram,
-            preconditioners=preconditioners,
-            largest=largest,
-            mixed=c.precision == "float32" and not matrix.makes_factors,
-            max_iter=settings_of(plan).max_iter,
-            start=start,
-            progress=context.progress,
-            unit=data.unit,
-            known=known,
-        )
-
-    return matrix.rows, objective
-
-
-@dataclass
-class _GramFactors(ByCompleteFactors):
-    """Factors of K + diag(s), deleted after their step."""
-
-    matrix: GramMatrix
-
-    def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
-        return self.matrix.factors_of_step(shifts, models)
-
-    def end_step(self) -> None:
-        self.matrix.delete_factors()
-
-
-def _preconditioners(data: LabelledData, plan: Plan, matrix: GramMatrix) -> NewtonPreconditioners:
-    """What preconditions Newton systems, with the factors of K that the plan makes."""
-    if matrix.makes_factors:
-        return _GramFactors(matrix)
-    if plan.chosen.rank_limit == 0:
-        return NoPreconditioners()
-    shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-    return ByPartialFactor(matrix.partial_factor(data.weights, shift, INNER_TOL, plan.problem.n_steps))
-
-
-def _primal(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
-    """Objectives in the primal form, which pass over the same segments of the rows."""
-    rows = NormalRows(data, plan, context, "labels", data.codes[:, None].astype(np.float64))
-    curvature = "matrix" if plan.solver == "cholesky" else "diagonal"
-    passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
-    segments, settings = rows.segments(plan.chosen.row_parts), settings_of(plan)
-    least_weight = 1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf))
-
-    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
-        return PrimalObjective(
-            passes=passes,
-            segments=segments,
-            executor=context.executor,
-            alpha=alpha,
-            max_iter=settings.max_iter,
-            is_preconditioned=settings.preconditioner is not None,
-            start=start,
-            progress=context.progress,
-            least_weight=least_weight,
-            record=context.record,
-            unit=data.unit,
-            known=known,
-        )
-
-    return None, objective
-
-
-FORMS: Mapping[str, Callable[[LabelledData, Plan, Context], tuple[Rows | None, ObjectiveAt]]] = {
-    "dual": _dual,
-    "primal": _primal,
-}
