@@ -14,48 +14,70 @@ from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.planning import Plan
+from dkrr.requests import FitRequest
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
-from dkrr.solvers.newton import Newton, NewtonState, Objective, Point
+from dkrr.solvers import SolveResult, Status
+from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective, Point
 from dkrr.solvers.result import Residuals
 
 Array = NDArray[np.float64]
 
 
-def fit_path(
-    data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Point | None = None
-) -> list[Solved]:
+ADVICE = {
+    Status.STALLED: (
+        "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
+        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
+    ),
+    Status.MAX_ITERATIONS: (
+        "stopped at max_iter. Raise it (with store= a fit resumes where it stopped), or increase alpha: where the "
+        "classes are separable, scores grow without bound as alpha goes to 0"
+    ),
+}
+
+
+def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
-    Parameters
-    ----------
-    data : LabelledData
-    plan : Plan
-    store : str or None
-        Store that the user gave; None works in a temporary one.
-    progress : Progress
-    max_iter : int
-        Newton steps for each λ.
-    start : Point, optional
-        Where the first begins; None: at zero.
-
-    Raises
-    ------
-    DkrrError
-        See the errors of dkrr.errors; finished steps stay in a store that the user gave.
+    The first begins where the request says, if it fits the plan, else at zero. Steps that are finished before an error
+    stay in a store that the user gave.
     """
     begun = time.perf_counter()
     scaled = data.in_range()
-    with open_context(plan, store, progress) as context:
+    start = None if request.start is None else request.start.for_plan(plan)
+    with open_context(plan, request.settings.store, progress) as context:
         strategy = plan.chosen.for_systems
         rows, objective_at = OBJECTIVES[plan.form, type(strategy)](strategy, scaled, plan, context)
-        found = _minimise(scaled, plan, context, objective_at, max_iter, start)
+        found = _minimise(scaled, plan, context, objective_at, request.settings.max_iter, start)
     models = [_solved(data, plan, context, rows, one) for one in found]
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
     if context.temporary is not None and all(m.model.keep_alive is None for m in models):
         context.temporary.delete()
-    return models
+    return tuple(models)
+
+
+def shortfall(result: SolveResult, plan: Plan) -> str:
+    """Words for a result that is less accurate than was asked for."""
+    tol = plan.problem.tol
+    text = (
+        f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, where {tol:.1e} was asked: "
+    )
+    return text + _beyond_the_gradient(result, tol) + ADVICE[result.status]
+
+
+def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
+    """Why a gradient that is small enough does not suffice; empty where it is too large."""
+    if result.residual > tol:
+        return ""
+    left = "an unknown part of the objective"
+    if np.isfinite(result.decrement):
+        left = f"up to {result.decrement:.1e} of the objective and {result.probability_change:.1e} of a probability"
+    return (
+        f"but the objective is so flat there (alpha is tiny, or weights span many orders of magnitude) that a small "
+        f"gradient does not mean a minimum: {left} may be left, where {tol:.1e} and {tol**PROBABILITY_POWER:.1e} are "
+        f"allowed; "
+    )
 
 
 def _solved(data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint) -> Solved:

@@ -19,8 +19,9 @@ from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
+from dkrr.requests import FitRequest
 from dkrr.runtime import Progress
-from dkrr.solvers import Status
+from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.conjugate_gradient import CGOutcome
 from dkrr.solvers.direct import in_terms_of_alpha
 
@@ -72,27 +73,21 @@ SOLVERS: Mapping[type[Strategy], Callable[[Any, TrainingData, Plan, Context], So
 }
 
 
-def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -> Solved:
-    """Carry out a plan.
-
-    Parameters
-    ----------
-    data : TrainingData
-    plan : Plan
-    store : str or None
-        Store that the user gave; None works in a temporary one.
-    progress : Progress
-
-    Raises
-    ------
-    DkrrError
-        See the errors of dkrr.errors; what is finished stays in a store that the user gave.
-    """
+def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[Solved]:
+    """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
     data, sizes = data.in_range()
-    with open_context(plan, store, progress) as context:
+    with open_context(plan, request.settings.store, progress) as context:
         solution = SOLVERS[type(plan.chosen)](plan.chosen, data, plan, context)
-    return solved(data, plan, solution, sizes, context, begun)
+    return (solved(data, plan, solution, sizes, context, begun),)
+
+
+def shortfall(result: SolveResult, plan: Plan) -> str:
+    """Words for a result that is less accurate than was asked for."""
+    after = (
+        f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
+    )
+    return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
 
 
 @dataclass
