@@ -41,6 +41,10 @@ class Context:
     """Tasks that run at once."""
     slots_per_process: int = 1
     """Tasks that run at once in one process."""
+    threads: int = 1
+    """Cores of the calling process."""
+    cluster_is_running: bool = False
+    """The workers are those of the user's client."""
     layout: dict[str, Any] = field(default_factory=dict)
     """How the run cuts its matrix, for the runs that resume it."""
     temporary: TemporaryFolder | None = None
@@ -263,18 +267,26 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
 
 
 def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:
-    chosen, client = plan.chosen, None
+    chosen, resources, client = plan.chosen, plan.resources, None
     executor: Executor = SerialExecutor()
-    slots, slots_per_process = chosen.slots, chosen.slots
+    slots = slots_per_process = chosen.place.slots
     if isinstance(storage, StoredArrays) and plan.execution == "dask":
         executor, client = stack.enter_context(dask_workers(plan, storage.store))
-        slots_per_process = plan.resources.worker_threads
+        slots_per_process = resources.worker_threads
         slots = chosen.n_workers * slots_per_process
-    elif plan.uses_threads:
-        executor = stack.enter_context(ThreadExecutor(slots))
-    elif plan.execution == "memory" and chosen.row_parts > 1:
-        executor = stack.enter_context(ThreadExecutor(chosen.row_parts))
-    return Context(storage, executor, progress, client, slots, slots_per_process, chosen.layout())
+    elif chosen.uses_threads or chosen.task_threads > 1:
+        executor = stack.enter_context(ThreadExecutor(chosen.task_threads))
+    return Context(
+        storage=storage,
+        executor=executor,
+        progress=progress,
+        client=client,
+        slots=slots,
+        slots_per_process=slots_per_process,
+        threads=resources.local_threads,
+        cluster_is_running=resources.cluster_is_running,
+        layout=chosen.layout(),
+    )
 
 
 def _wants_one_blas_thread(plan: Plan) -> bool:

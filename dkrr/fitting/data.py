@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import frexp, ldexp
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from dkrr.kernels.centring import Centring
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.planning import Plan
-from dkrr.requests import FitRequest, Targets
+from dkrr.requests import FitRequest, Labels, Targets
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.tiles.mapped import is_mapped, mapped_array
@@ -73,6 +73,11 @@ class TrainingData(FitData):
     """y, of shape (n, t)."""
     alphas: Array
     """λ of every target, of shape (t,)."""
+
+    @classmethod
+    def of(cls, outputs: Targets, shared: dict[str, Any]) -> Self:
+        """Data of these targets, with the `shared_fields` of a request."""
+        return cls(targets=outputs.values, alphas=outputs.alphas, **shared)
 
     def in_range(self) -> tuple["TrainingData", Array | None]:
         """The same problem with targets whose sums and squares neither overflow nor underflow.
@@ -190,6 +195,11 @@ class LabelledData(FitData):
     unit: float = 1.0
     """Power of two that weights and alphas have been divided by, and with them the objective."""
 
+    @classmethod
+    def of(cls, outputs: Labels, shared: dict[str, Any]) -> Self:
+        """Data of these labels, with the `shared_fields` of a request."""
+        return cls(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **shared)
+
     def in_range(self) -> "LabelledData":
         """The same problem with weights whose squares neither overflow nor underflow.
 
@@ -221,16 +231,12 @@ class LabelledData(FitData):
         }
 
 
-def data_of(request: FitRequest, plan: Plan) -> TrainingData | LabelledData:
-    """Data of a fit; the kernel is the plan's, in which nothing is left open."""
-    common: dict[str, Any] = {
+def shared_fields(request: FitRequest, plan: Plan) -> dict[str, Any]:
+    """Fields of FitData; the kernel is the plan's, in which nothing is left open."""
+    return {
         "rows": request.rows,
         "weights": request.weights,
         "kernel": plan.problem.kernel,
         "feature_map": plan.problem.feature_map,
         "fit_intercept": request.settings.fit_intercept,
     }
-    outputs = request.outputs
-    if isinstance(outputs, Targets):
-        return TrainingData(targets=outputs.values, alphas=outputs.alphas, **common)
-    return LabelledData(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **common)

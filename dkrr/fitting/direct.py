@@ -17,7 +17,6 @@ from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.sweeps import substituted
-from dkrr.planning import Plan
 from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
@@ -73,19 +72,18 @@ class MemorySystems:
         Tiles of A; with KeptTiles, a factor shares the squares on the diagonal with them.
     grid : TileGrid
     diagonal : ndarray of shape (n,)
-    plan : Plan
     context : Context
     """
 
-    def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, plan: Plan, context: Context) -> None:
+    def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context) -> None:
         check_diagonal(diagonal)
         self.source, self.grid, self.diagonal = source, grid, diagonal
-        self._threads, self._progress = plan.resources.local_threads, context.progress
+        self._threads, self._progress = context.threads, context.progress
 
     @classmethod
-    def kept(cls, kept: KeptTiles, plan: Plan, context: Context) -> "MemorySystems":
+    def kept(cls, kept: KeptTiles, context: Context) -> "MemorySystems":
         """A that stays in memory."""
-        return cls(kept, kept.grid, kept.diagonal, plan, context)
+        return cls(kept, kept.grid, kept.diagonal, context)
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:  # noqa: ARG002
         """See DirectSystems."""

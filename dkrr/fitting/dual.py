@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.gram import GramMatrix
-from dkrr.fitting.iteration import iteration_of
+from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram, direct_gram
+from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
 from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
-from dkrr.planning import Plan
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
 
@@ -61,12 +61,12 @@ class RidgeSystem:
 
 
 class DualRidge:
-    """Systems of the dual form, and the solution while it is put together."""
+    """Systems of the dual form, and the solution while it is put together; subclasses for each way to solve them."""
 
-    def __init__(self, data: TrainingData, plan: Plan, context: Context) -> None:
-        self._data, self._plan, self._context = data, plan, context
-        self.scale, self._means = data.dual_scale(), data.target_means()
-        self.matrix = GramMatrix(data, plan, context, self.scale)
+    matrix: GramMatrix
+
+    def __init__(self, data: TrainingData) -> None:
+        self._data, self.scale, self._means = data, data.dual_scale(), data.target_means()
         self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
         self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
         self._checks = list[Check]()
@@ -77,16 +77,6 @@ class DualRidge:
         for g, (alpha, columns) in enumerate(data.alpha_groups()):
             yield RidgeSystem(g, alpha, columns, data.dual_shift(alpha), data.dual_right_sides(columns, self._means))
 
-    def solve(self, system: RidgeSystem) -> None:
-        """Solve a system directly."""
-
-        def settle(x: Array) -> Array | None:
-            return self._take(system.columns, x)
-
-        check = self.matrix.systems.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
-        assert check is not None
-        self._note(system.columns, check)
-
     def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
         """Take the solution for some targets; the parts of their free constants, if there are any."""
         self._coef[:, columns], constants = self._data.dual_coefficients(beta)
@@ -96,35 +86,6 @@ class DualRidge:
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
         self._squares[columns] = check.squares
         self._checks.append(check)
-
-    def iteration(self) -> tuple[Iteration, list[Group]]:
-        """Conjugate gradient for all systems at once, with the preconditioner of the plan; and what it solves for."""
-        plan, context, systems = self._plan, self._context, list(self.systems())
-        groups = [(s.columns, s.right_sides.shape[1]) for s in systems]
-        right_sides = np.hstack([s.right_sides for s in systems])
-        shift = np.concatenate([np.full(width, s.alpha) for s, (_, width) in zip(systems, groups, strict=True)])[
-            None, :
-        ]
-        operator, preconditioner = self.matrix.operator(), self._preconditioner(shift)
-        constant = np.ones(len(right_sides)) if self.scale is None else self.scale
-        iteration = iteration_of(
-            plan,
-            context,
-            operator,
-            shift,
-            right_sides,
-            preconditioner,
-            mixed=plan.chosen.precision == "float32",
-            deflate=None if preconditioner.captures_constant else constant,
-        )
-        return iteration, groups
-
-    def _preconditioner(self, shift: Array) -> Preconditioner:
-        if self._plan.chosen.rank_limit == 0:
-            return Identity()
-        importance = None if self.scale is None else self.scale**2
-        factor = self.matrix.partial_factor(importance, float(shift.min()), self._plan.problem.tol)
-        return LowRank(factor, shift, self.scale)
 
     def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:
         """Take what conjugate gradient finds, until the coefficients themselves meet the tolerance.
@@ -196,3 +157,68 @@ class DualRidge:
             outcome=None if outcome is None else replace(outcome, residuals=self._residuals),
             squares=self._squares,
         )
+
+
+class DirectDual(DualRidge):
+    """Systems that are solved by a factorisation each."""
+
+    def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:  # noqa: ARG002
+        super().__init__(data)
+        self.matrix: FactoredGram = direct_gram(data, strategy, context, self.scale)
+
+    def solve(self, system: RidgeSystem) -> None:
+        """Solve a system."""
+
+        def settle(x: Array) -> Array | None:
+            return self._take(system.columns, x)
+
+        check = self.matrix.systems.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
+        assert check is not None
+        self._note(system.columns, check)
+
+
+class IteratedDual(DualRidge):
+    """Systems that conjugate gradient solves all at once."""
+
+    def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
+        super().__init__(data)
+        self._strategy, self._plan, self._context = strategy, plan, context
+        self.matrix: MultipliedGram = MultipliedGram(data, strategy, context, self.scale)
+
+    def iteration(self) -> tuple[Iteration, list[Group]]:
+        """Conjugate gradient with the preconditioner of the plan, and what it solves for."""
+        systems = list(self.systems())
+        groups = [(s.columns, s.right_sides.shape[1]) for s in systems]
+        right_sides = np.hstack([s.right_sides for s in systems])
+        shift = np.concatenate([np.full(width, s.alpha) for s, (_, width) in zip(systems, groups, strict=True)])[
+            None, :
+        ]
+        operator, preconditioner = self.matrix.operator(), self._preconditioner(shift)
+        constant = np.ones(len(right_sides)) if self.scale is None else self.scale
+        iteration = iteration_of(
+            self._plan,
+            self._context,
+            operator,
+            shift,
+            right_sides,
+            preconditioner,
+            mixed=self.matrix.is_mixed,
+            deflate=None if preconditioner.captures_constant else constant,
+        )
+        return iteration, groups
+
+    def _preconditioner(self, shift: Array) -> Preconditioner:
+        if self.matrix.rank_limit == 0:
+            return Identity()
+        plan, importance = self._plan, None if self.scale is None else self.scale**2
+        is_enough = pivot_rule(self._strategy, plan, float(shift.min()), plan.problem.tol)
+        factor = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
+        return LowRank(factor, shift, self.scale)
+
+
+class FactoredDual(DualRidge):
+    """Systems that conjugate gradient solves one after the other, each with a complete factor."""
+
+    def __init__(self, strategy: Float32Factor, data: TrainingData, context: Context) -> None:
+        super().__init__(data)
+        self.matrix: Float32Gram = Float32Gram(data, strategy, context, self.scale)

@@ -1,6 +1,7 @@
-"""The Gram matrix of a fit: its products, its factors and its direct solutions, in memory, in a store, on workers."""
+"""The Gram matrix of a fit, with a class for each way to work with it: factored in memory or a store, or multiplied."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -10,23 +11,20 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
-from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.operator import Operator, ResidentRows, TiledOperator
+from dkrr.linalg.operator import Operator, Precision, ResidentRows, TiledOperator
 from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import pays_no_more
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
-from dkrr.planning import Iterative, Plan
+from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.rows import Rows
-from dkrr.rows.checks import digest_of
 from dkrr.runtime import Task
-from dkrr.solvers.settings import Pivoted, RPCholesky
-from dkrr.tiles import TileGrid
+from dkrr.solvers.settings import Pivoted
+from dkrr.tiles import TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
 
@@ -38,16 +36,8 @@ SYMMETRY_TILE = 512
 """Rows of the blocks in which a Gram matrix in memory is compared with its mirror image."""
 
 
-class GramMatrix:
-    """diag(c) K diag(c) of the training rows, as a plan wants it multiplied, factored or solved with.
-
-    Parameters
-    ----------
-    data : FitData
-    plan : Plan
-    context : Context
-    scale : ndarray of shape (n,), optional
-        c; None: ones.
+class GramMatrix(ABC):
+    """diag(c) K diag(c) of the training rows.
 
     Raises
     ------
@@ -57,23 +47,19 @@ class GramMatrix:
         If the store belongs to another problem.
     """
 
-    def __init__(self, data: FitData, plan: Plan, context: Context, scale: Array | None = None) -> None:
-        c, kernel = plan.chosen, data.kernel
-        self.n, self._scale, self._plan, self._context = data.n, scale, plan, context
+    def __init__(
+        self, data: FitData, context: Context, tiling: Tiling, scale: Array | None, *, keeps_rows: bool = False
+    ) -> None:
+        kernel, tile = data.kernel, tiling.tile
+        self.n, self._scale, self._context = data.n, scale, context
+        self._grid = TileGrid(self.n, tile, tiling.panel)
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
-        self.makes_factors = not isinstance(c.for_systems, Iterative)
-        """Complete factors are made, for a direct solution or as preconditioners."""
-        panel = c.panel if self.makes_factors else c.tile
-        self._grid = TileGrid(self.n, c.tile, panel)
-        self._groups_of_step: list[str] = []
-        self._precomputed = kernel.is_precomputed
-        stay = c.keeps_rows and not self._precomputed
-        self._rows = context.whole_rows(data, panel, stay=stay)
+        self._rows = context.whole_rows(data, tiling.panel, stay=keeps_rows and not kernel.is_precomputed)
         self._kernel = by_name(kernel, context)
-        if self._precomputed:
-            tile = min(c.tile, SYMMETRY_TILE) if self._rows.is_in_memory else c.tile
-            tasks = symmetry_tasks(self._rows, TileGrid(self.n, tile, tile))
+        if kernel.is_precomputed:
+            side = min(tile, SYMMETRY_TILE) if self._rows.is_in_memory else tile
+            tasks = symmetry_tasks(self._rows, TileGrid(self.n, side, side))
             refuse_asymmetry(list(context.run_tasks("checking symmetry", tasks).values()))
             self._tiles = partial(MatrixTiles, self._rows)
             self._columns = MatrixColumns(self._rows)
@@ -90,74 +76,111 @@ class GramMatrix:
         """Diagonal of K, of shape (n,)."""
         return gram_diagonal(self._kernel, self.rows)
 
-    @cached_property
+    @abstractmethod
+    def operator(self) -> Operator:
+        """Matrix to multiply vectors by."""
+
     def _scaled_tiles(self) -> TileSource:
         """Tiles of diag(c) K diag(c)."""
         if self._scale is None:
             return self._tiles()
         return self._tiles(self._context.storage.vectors("weights", "scale", self._grid, 1, self._scale))
 
-    @cached_property
-    def systems(self) -> DirectSystems:
-        """The matrix as a direct solver takes it."""
-        return self._in_memory if self._context.in_memory else self._in_store
-
-    @cached_property
-    def _in_memory(self) -> MemorySystems:
-        plan, context, grid, source = self._plan, self._context, self._grid, self._scaled_tiles
-        if not plan.chosen.keeps_matrix:
-            return MemorySystems(source, grid, self._scaled_diagonal(), plan, context)
-        with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, plan.resources.local_threads) as executor:
-            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor), plan, context)
-
-    @cached_property
-    def _in_store(self) -> TiledSystems:
-        columns_per_task = self._plan.chosen.columns_per_task
-        return TiledSystems(self._scaled_tiles, self._grid, columns_per_task, self._scaled_diagonal(), self._context)
-
     def _scaled_diagonal(self) -> Array:
         return self.diagonal() if self._scale is None else self.diagonal() * self._scale**2
 
-    def operator(self) -> Operator:
-        """Return the matrix as it is multiplied: in memory, or tile by tile, formed or stored as the plan wants it."""
-        c, context = self._plan.chosen, self._context
-        if context.in_memory and self.makes_factors:
-            kept = self._in_memory.source
-            assert isinstance(kept, KeptTiles)
-            return kept
-        source, grid = self._tiles(), TileGrid(self.n, c.tile, c.tile)
-        if c.stores_tiles:
-            source = self._stored_tiles(source, grid)
+    def _operator(self, source: TileSource, kept_tiles: int = 0, precision: Precision = "float64") -> TiledOperator:
+        """Matrix that is multiplied tile by tile, some of which stay in memory."""
+        context, tile = self._context, self._grid.tile
         return TiledOperator(
             source=source,
-            grid=grid,
+            grid=TileGrid(self.n, tile, tile),
             executor=context.executor,
             run=context.run,
             slots=context.slots,
             slots_per_process=context.slots_per_process,
-            kept_tiles=c.kept_tiles,
-            keeps=c.precision,
+            kept_tiles=kept_tiles,
+            keeps=precision,
             scale=self._scale,
             record=context.record,
         )
 
-    def _stored_tiles(self, source: TileSource, grid: TileGrid) -> SummedTiles:
-        """Tiles of the matrix on disk, formed unless an earlier run has."""
-        matrix = self._context.stored.matrix("gram", "tiles", grid)
-        done = matrix.complete_tiles()
-        tasks = [
-            Task(f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=float(grid.height(i) * grid.height(j)))
-            for i, j in grid.lower()
-            if (i, j) not in done
-        ]
-        self._context.run_tasks("Gram matrix", tasks)
-        return SummedTiles((matrix,))
 
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:
+class FactoredGram(GramMatrix):
+    """Gram matrix with complete factors of the matrix + diag(s), for one s after another."""
+
+    @property
+    @abstractmethod
+    def systems(self) -> DirectSystems:
+        """The matrix as a direct solver takes it."""
+
+    @abstractmethod
+    def factors(
+        self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
+    ) -> list[Callable[[Array], Array]]:
+        """Factor the matrix + diag(s) for every column of shifts, and return what solves with them.
+
+        Parameters
+        ----------
+        groups : sequence of str
+            Places in the storage.
+        shifts : ndarray of shape (n, k)
+        family : str
+            Name of the factors that are all in float64 once float32 does not hold one of them.
+        details : sequence of str
+            Which of several factors these are, for the display of the progress.
+        """
+
+
+class GramInMemory(FactoredGram):
+    """Gram matrix that is factored in the memory of the calling process."""
+
+    def __init__(self, data: FitData, strategy: Direct, context: Context, scale: Array | None = None) -> None:
+        super().__init__(data, context, strategy.tiling, scale)
+        self._keeps_matrix = strategy.keeps_matrix
+
+    @cached_property
+    def systems(self) -> MemorySystems:
+        context, grid, source = self._context, self._grid, self._scaled_tiles()
+        if not self._keeps_matrix:
+            return MemorySystems(source, grid, self._scaled_diagonal(), context)
+        with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
+            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor), context)
+
+    def operator(self) -> Operator:
+        kept = self.systems.source
+        assert isinstance(kept, KeptTiles)
+        return kept
+
+    def factors(
+        self,
+        groups: Sequence[str],  # noqa: ARG002
+        shifts: Array,
+        family: str,  # noqa: ARG002
+        details: Sequence[str],  # noqa: ARG002
+    ) -> list[Callable[[Array], Array]]:
+        return self.systems.factors(shifts)
+
+
+class GramInStore(FactoredGram):
+    """Gram matrix that is factored in tiles in a store."""
+
+    def __init__(
+        self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
+    ) -> None:
+        super().__init__(data, context, strategy.tiling, scale, keeps_rows=strategy.keeps_rows)
+        self._columns_per_task = strategy.tiling.columns_per_task
+
+    @cached_property
+    def systems(self) -> TiledSystems:
+        diagonal = self._scaled_diagonal()
+        return TiledSystems(self._scaled_tiles(), self._grid, self._columns_per_task, diagonal, self._context)
+
+    def operator(self) -> Operator:
+        return self._operator(self._tiles())
+
+    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:  # noqa: ARG002
         """Factor the matrix + diag(s) out of core, to be applied again and again.
-
-        The factor is in float32 if the plan has such factors, unless one of the family was not positive definite in
-        it; see `breakdown`.
 
         Parameters
         ----------
@@ -175,77 +198,97 @@ class GramMatrix:
         NotPositiveDefiniteError
             If a pivot is not positive in float64; what exists of the factor is deleted.
         """
-        context, resources, factor = self._context, self._plan.resources, None
-        if self._plan.chosen.has_factor and not self.breakdown(family):
-            try:
-                factor = self._in_store.factor(group, shift, "float32", ", ".join(filter(None, (detail, "float32"))))
-            except NotPositiveDefiniteError as error:
-                context.storage.set_note(f"{family}-broken", error.row)
-                context.progress.note(self.breakdown(family))
-        if factor is None:
-            factor = self._in_store.factor(group, shift, "float64", detail)
-        if resources.cluster_is_running:
+        return self._applied(self.systems.factor(group, shift, "float64", detail), group)
+
+    def factors(
+        self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
+    ) -> list[Callable[[Array], Array]]:
+        each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
+        return [self.factor(group, shift, family, detail).apply for group, shift, detail in each]
+
+    def _applied(self, factor: TiledMatrix, group: str) -> LocalFactor | SharedFactor:
+        context = self._context
+        if context.cluster_is_running:
             return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
-        return LocalFactor(factor, resources.local_threads, context.record)
+        return LocalFactor(factor, context.threads, context.record)
+
+
+class Float32Gram(GramInStore):
+    """Gram matrix that is factored in float32, unless a factor of the family was not positive definite in it."""
+
+    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:
+        if not self.breakdown(family):
+            try:
+                factor = self.systems.factor(group, shift, "float32", ", ".join(filter(None, (detail, "float32"))))
+                return self._applied(factor, group)
+            except NotPositiveDefiniteError as error:
+                self._context.storage.set_note(f"{family}-broken", error.row)
+                self._context.progress.note(self.breakdown(family))
+        return super().factor(group, shift, family, detail)
 
     def breakdown(self, family: str) -> str:
         """Message that float32 did not hold a factor of a family; empty where it did."""
         row = self._context.storage.note(f"{family}-broken")
         return "" if row is None else BROKE_DOWN.format(row=row)
 
-    def factors_of_step(self, shifts: Array, models: NDArray[np.intp]) -> list[Callable[[Array], Array]]:
-        """Solvers of the matrix + diag(s) for every column of shifts, in one step of Newton's method.
 
-        Parameters
-        ----------
-        shifts : ndarray of shape (n, k)
-        models : ndarray of shape (k,)
-            Numbers of the models that the columns belong to.
-        """
-        if self._context.in_memory:
-            return self._in_memory.factors(shifts)
-        solvers: list[Callable[[Array], Array]] = []
-        for model, shift in zip(models, np.ascontiguousarray(shifts.T), strict=True):
-            # Tiles of another diagonal, left by a run whose checkpoint was lost, are not taken for this one's.
-            self._groups_of_step.append(f"newton-{model}-{digest_of(shift)[:12]}")
-            solvers.append(self.factor(self._groups_of_step[-1], shift, "newton", f"model {model + 1}").apply)
-        return solvers
+class MultipliedGram(GramMatrix):
+    """Gram matrix that is multiplied tile by tile, its tiles kept in memory, stored, or formed at every pass."""
 
-    def delete_factors(self) -> None:
-        """Delete the factors of the step."""
-        while self._groups_of_step:
-            self._context.storage.delete(self._groups_of_step.pop())
+    def __init__(self, data: FitData, strategy: Iterative, context: Context, scale: Array | None = None) -> None:
+        self._products = products = strategy.tile_products
+        tiling = Tiling(products.tile, products.tile)
+        super().__init__(data, context, tiling, scale, keeps_rows=products.keeps_rows)
+        self.rank_limit = strategy.rank_limit
+        """Columns of a partial factor that fit in memory."""
+        self.is_mixed = products.precision == "float32"
+        """Most products are in float32."""
+
+    def operator(self) -> Operator:
+        products, source = self._products, self._tiles()
+        if products.is_stored:
+            source = self._stored_tiles(source)
+        return self._operator(source, products.kept_tiles, products.precision)
+
+    def _stored_tiles(self, source: TileSource) -> SummedTiles:
+        """Tiles of the matrix on disk, formed unless an earlier run has."""
+        grid = self._grid
+        matrix = self._context.stored.matrix("gram", "tiles", grid)
+        done = matrix.complete_tiles()
+        tasks = [
+            Task(f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=float(grid.height(i) * grid.height(j)))
+            for i, j in grid.lower()
+            if (i, j) not in done
+        ]
+        self._context.run_tasks("Gram matrix", tasks)
+        return SummedTiles((matrix,))
 
     def partial_factor(
-        self, importance: Array | None, shift: float, tol: float, n_products: float = 1.0
+        self, importance: Array | None, settings: Pivoted, is_enough: Callable[[PivotedCholesky], bool]
     ) -> PivotedCholesky:
-        """Return a partial factor of K of the rank that was asked for, or that pays; from the pivots of an earlier run.
+        """Factor K partially, from the pivots of an earlier run if there are any.
 
         Parameters
         ----------
         importance : ndarray of shape (n,), optional
             Factors of the diagonal by which pivots are drawn.
-        shift, tol : float
-            Smallest s, and the relative residual of the systems that it is to precondition.
-        n_products : float
-            Times that products with K are made again, for one system after another.
+        settings : Pivoted
+        is_enough : callable
+            Stops a factor whose rank the settings leave open.
         """
-        context, plan = self._context, self._plan
-        wanted = settings_of(plan).preconditioner
-        settings = wanted if isinstance(wanted, Pivoted) else RPCholesky()
+        context, checkpoints = self._context, self._context.checkpoints
         factor = PivotedCholesky(
             columns=self._columns,
             executor=context.executor,
             run=context.run,
             slots=context.slots,
-            capacity=plan.chosen.rank_limit,
+            capacity=self.rank_limit,
             pivots=settings.pivots,
             importance=importance,
             seed=settings.random_state,
             dtype=np.float32,
             record=context.record,
         )
-        checkpoints = context.checkpoints
         saved = None if checkpoints is None else checkpoints.load_pivots()
         with context.progress.stage("preconditioner", 1.0):
             if saved is not None and len(saved) <= factor.capacity:
@@ -253,16 +296,13 @@ class GramMatrix:
             if settings.rank is not None:
                 factor.grow(settings.rank)
             elif factor.rank == 0:
-                product, pivot_seconds = rates_of_growth(plan)
-                factor.grow(factor.capacity, pays_no_more(shift, tol, n_products * product, pivot_seconds))
+                factor.grow(factor.capacity, is_enough)
         if checkpoints is not None:
             checkpoints.pivots = lambda: factor.index
             checkpoints.save_pivots(factor.index)
         return factor
 
 
-def rates_of_growth(plan: Plan) -> tuple[float, Callable[[int], float]]:
-    """Seconds of one product, and of one more pivot at a rank, from what the plan was made with."""
-    strategy = plan.chosen.for_systems
-    assert isinstance(strategy, Iterative)
-    return strategy.growth_seconds(plan.problem, plan.resources)
+def direct_gram(data: FitData, strategy: Direct, context: Context, scale: Array | None = None) -> FactoredGram:
+    """Gram matrix of a direct solver, where the plan has it."""
+    return (GramInMemory if strategy.is_whole else GramInStore)(data, strategy, context, scale)

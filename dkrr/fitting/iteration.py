@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.linalg.operator import Operator
-from dkrr.linalg.preconditioner import Preconditioner
-from dkrr.planning import Plan
+from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.preconditioner import Preconditioner, pays_no_more
+from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.settings import Pivoted, RPCholesky
 
 Array = NDArray[np.float64]
 
@@ -20,6 +22,30 @@ def settings_of(plan: Plan) -> ConjugateGradient:
     """Settings that the user gave, or the planner's."""
     solver = plan.problem.solver
     return solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
+
+
+def pivots_of(plan: Plan) -> Pivoted:
+    """Settings of a partial factor that the user gave, or the planner's."""
+    wanted = settings_of(plan).preconditioner
+    return wanted if isinstance(wanted, Pivoted) else RPCholesky()
+
+
+def pivot_rule(
+    strategy: Iterative, plan: Plan, shift: float, tol: float, n_products: float = 1.0
+) -> Callable[[PivotedCholesky], bool]:
+    """Whether a partial factor has the rank that pays, at the rates that the plan was made with.
+
+    Parameters
+    ----------
+    strategy : Iterative
+    plan : Plan
+    shift, tol : float
+        Smallest s, and the relative residual of the systems that the factor is to precondition.
+    n_products : float
+        Times that products with K are computed again, for one system after another.
+    """
+    product, pivot_seconds = strategy.growth_seconds(plan.problem, plan.resources)
+    return pays_no_more(shift, tol, n_products * product, pivot_seconds)
 
 
 def iteration_of(

@@ -1,9 +1,8 @@
 """Fits of kernel logistic regression: Newton's method on the plan's form, one value of λ after the other."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,62 +10,74 @@ from numpy.typing import NDArray
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.gram import GramMatrix
-from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.newton_path import PathPoint, PathState
-from dkrr.fitting.normal_rows import NormalRows
+from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
-from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
-from dkrr.linalg.likelihood import LabelTerms
-from dkrr.linalg.likelihood_pass import Passes
-from dkrr.linalg.operator import Operator
 from dkrr.planning import Plan
+from dkrr.requests import FitRequest
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
-from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Newton, NewtonState, Objective, Point
-from dkrr.solvers.primal_objective import PrimalObjective
+from dkrr.solvers import SolveResult, Status
+from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective, Point
 from dkrr.solvers.result import Residuals
 
 Array = NDArray[np.float64]
 
-ObjectiveAt = Callable[[float, Point, Array | None], Objective]
-"""Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
+
+ADVICE = {
+    Status.STALLED: (
+        "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
+        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
+    ),
+    Status.MAX_ITERATIONS: (
+        "stopped at max_iter. Raise it (with store= a fit resumes where it stopped), or increase alpha: where the "
+        "classes are separable, scores grow without bound as alpha goes to 0"
+    ),
+}
 
 
-def fit_path(
-    data: LabelledData, plan: Plan, store: str | None, progress: Progress, max_iter: int, start: Point | None = None
-) -> list[Solved]:
+def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
-    Parameters
-    ----------
-    data : LabelledData
-    plan : Plan
-    store : str or None
-        Store that the user gave; None works in a temporary one.
-    progress : Progress
-    max_iter : int
-        Newton steps for each λ.
-    start : Point, optional
-        Where the first begins; None: at zero.
-
-    Raises
-    ------
-    DkrrError
-        See the errors of dkrr.errors; finished steps stay in a store that the user gave.
+    The first begins where the request says, if it fits the plan, else at zero. Steps that are finished before an error
+    stay in a store that the user gave.
     """
     begun = time.perf_counter()
     scaled = data.in_range()
-    with open_context(plan, store, progress) as context:
-        rows, objective_at = FORMS[plan.form](scaled, plan, context)
-        found = _minimise(scaled, plan, context, objective_at, max_iter, start)
+    start = None if request.start is None else request.start.for_plan(plan)
+    with open_context(plan, request.settings.store, progress) as context:
+        strategy = plan.chosen.for_systems
+        rows, objective_at = OBJECTIVES[plan.form, type(strategy)](strategy, scaled, plan, context)
+        found = _minimise(scaled, plan, context, objective_at, request.settings.max_iter, start)
     models = [_solved(data, plan, context, rows, one) for one in found]
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
     if context.temporary is not None and all(m.model.keep_alive is None for m in models):
         context.temporary.delete()
-    return models
+    return tuple(models)
+
+
+def shortfall(result: SolveResult, plan: Plan) -> str:
+    """Words for a result that is less accurate than was asked for."""
+    tol = plan.problem.tol
+    text = (
+        f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, where {tol:.1e} was asked: "
+    )
+    return text + _beyond_the_gradient(result, tol) + ADVICE[result.status]
+
+
+def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
+    """Why a gradient that is small enough does not suffice; empty where it is too large."""
+    if result.residual > tol:
+        return ""
+    left = "an unknown part of the objective"
+    if np.isfinite(result.decrement):
+        left = f"up to {result.decrement:.1e} of the objective and {result.probability_change:.1e} of a probability"
+    return (
+        f"but the objective is so flat there (alpha is tiny, or weights span many orders of magnitude) that a small "
+        f"gradient does not mean a minimum: {left} may be left, where {tol:.1e} and {tol**PROBABILITY_POWER:.1e} are "
+        f"allowed; "
+    )
 
 
 def _solved(data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint) -> Solved:
@@ -110,7 +121,7 @@ def _minimise(
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
     if start is None:
-        n, m = data.n if plan.form == "dual" else plan.problem.dimension or 0, data.likelihood.n_columns
+        n, m = plan.problem.side(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
@@ -129,90 +140,3 @@ def _save_step(
     checkpoints: Checkpoints | None, objective: Objective, done: tuple[PathPoint, ...], state: NewtonState
 ) -> None:
     PathState(done, objective.point, state, objective.references).save(checkpoints)
-
-
-def _dual(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
-    """Training rows, and objectives in the dual form that share K and what preconditions their systems."""
-    matrix, c = GramMatrix(data, plan, context), plan.chosen
-    labels = LabelTerms(data.likelihood, data.codes, data.weights)
-
-    @cache
-    def shared() -> tuple[Operator, NewtonPreconditioners, float]:
-        """What is made for the first λ only: a run that is resumed may have done all."""
-        largest = float(np.abs(matrix.diagonal()).max())
-        return matrix.operator(), _preconditioners(data, plan, matrix), max(largest, 1e-300)
-
-    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
-        gram, preconditioners, largest = shared()
-        return DualObjective(
-            labels=labels,
-            fit_intercept=data.fit_intercept,
-            alpha=alpha,
-            gram=gram,
-            preconditioners=preconditioners,
-            largest=largest,
-            mixed=c.precision == "float32" and not matrix.makes_factors,
-            max_iter=settings_of(plan).max_iter,
-            start=start,
-            progress=context.progress,
-            unit=data.unit,
-            known=known,
-        )
-
-    return matrix.rows, objective
-
-
-@dataclass
-class _GramFactors(ByCompleteFactors):
-    """Factors of K + diag(s), deleted after their step."""
-
-    matrix: GramMatrix
-
-    def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
-        return self.matrix.factors_of_step(shifts, models)
-
-    def end_step(self) -> None:
-        self.matrix.delete_factors()
-
-
-def _preconditioners(data: LabelledData, plan: Plan, matrix: GramMatrix) -> NewtonPreconditioners:
-    """What preconditions Newton systems, with the factors of K that the plan makes."""
-    if matrix.makes_factors:
-        return _GramFactors(matrix)
-    if plan.chosen.rank_limit == 0:
-        return NoPreconditioners()
-    shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-    return ByPartialFactor(matrix.partial_factor(data.weights, shift, INNER_TOL, plan.problem.n_steps))
-
-
-def _primal(data: LabelledData, plan: Plan, context: Context) -> tuple[Rows | None, ObjectiveAt]:
-    """Objectives in the primal form, which pass over the same segments of the rows."""
-    rows = NormalRows(data, plan, context, "labels", data.codes[:, None].astype(np.float64))
-    curvature = "matrix" if plan.solver == "cholesky" else "diagonal"
-    passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)  # type: ignore[arg-type]
-    segments, settings = rows.segments(plan.chosen.row_parts), settings_of(plan)
-    least_weight = 1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf))
-
-    def objective(alpha: float, start: Point, known: Array | None) -> Objective:
-        return PrimalObjective(
-            passes=passes,
-            segments=segments,
-            executor=context.executor,
-            alpha=alpha,
-            max_iter=settings.max_iter,
-            is_preconditioned=settings.preconditioner is not None,
-            start=start,
-            progress=context.progress,
-            least_weight=least_weight,
-            record=context.record,
-            unit=data.unit,
-            known=known,
-        )
-
-    return None, objective
-
-
-FORMS: Mapping[str, Callable[[LabelledData, Plan, Context], tuple[Rows | None, ObjectiveAt]]] = {
-    "dual": _dual,
-    "primal": _primal,
-}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.features import IdentityMap
 from dkrr.fitting.context import Context
-from dkrr.fitting.data import FitData
+from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
@@ -24,12 +24,15 @@ from dkrr.linalg.normal_product import (
     weighted_sums,
 )
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
-from dkrr.planning import Plan
+from dkrr.planning import Direct, Iterative
 from dkrr.rows import scan
 from dkrr.runtime import Task
 from dkrr.tiles import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
+
+RIDGE = "normal"
+"""Name of the targets and weights of a ridge regression in the storage."""
 
 
 class NormalRows:
@@ -38,8 +41,9 @@ class NormalRows:
     Parameters
     ----------
     data : FitData
-    plan : Plan
     context : Context
+    block : int
+        Rows that are read at once.
     group : str
         Name of the targets and weights in the storage.
     targets : ndarray of shape (n, t)
@@ -51,15 +55,14 @@ class NormalRows:
     def __init__(
         self,
         data: FitData,
-        plan: Plan,
         context: Context,
+        block: int,
         group: str,
         targets: Array,
         means: Array | None = None,
     ) -> None:
         assert data.feature_map is not None
-        block = plan.chosen.row_block
-        self._plan, self._context, self._group, self._block = plan, context, group, block
+        self._context, self._group, self._block = context, group, block
         self._rows = context.streamed_rows(data, block)
         self.phi = by_name(data.feature_map, context)
         self.n, self.dimension = data.n, self.phi.dimension(self._rows.shape[1])
@@ -123,14 +126,14 @@ class NormalRows:
 class FormedRows(NormalRows):
     """Rows of which the normal matrix is formed."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        c = self._plan.chosen
-        self._grid = TileGrid(self.dimension, c.tile, c.panel)
+    def __init__(self, strategy: Direct, data: TrainingData, context: Context, means: Array | None) -> None:
+        super().__init__(data, context, strategy.row_block, RIDGE, data.targets, means)
+        self._tiling, parts = strategy.tiling, strategy.row_parts
+        self._grid = TileGrid(self.dimension, self._tiling.tile, self._tiling.panel)
         if self._context.in_memory:
-            self._cut = self._spread = self.segments(c.row_parts, by_blocks=False)
+            self._cut = self._spread = self.segments(parts, by_blocks=False)
         else:
-            self._cut, self._spread = self.segments(c.row_parts), self.segments(2 * self._context.slots)
+            self._cut, self._spread = self.segments(parts), self.segments(2 * self._context.slots)
         self._stored_centre: ChunkedArray | None = None
         self.centre = self._feature_means() if self._is_centred else None
 
@@ -156,7 +159,7 @@ class FormedRows(NormalRows):
                 moments += other
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.room(i, i))
-            return MemorySystems.kept(KeptTiles(matrix), self._plan, context), moments
+            return MemorySystems.kept(KeptTiles(matrix), context), moments
         storage, width = context.stored, self._targets.shape[1]
         parts = NormalParts(
             segments=self._cut,
@@ -172,7 +175,7 @@ class FormedRows(NormalRows):
         ]
         values = context.run_tasks("diagonal", tasks)
         diagonal = np.concatenate([values[t.key] for t in tasks])
-        return TiledSystems(source, grid, self._plan.chosen.columns_per_task, diagonal, context), moments
+        return TiledSystems(source, grid, self._tiling.columns_per_task, diagonal, context), moments
 
     def residuals(self, coef: Array, errors: Vectors) -> Array:
         """Write the training errors y − Φw to `errors`, and return ΦᵀW(y − Φw), of the shape of `coef`.
@@ -190,8 +193,8 @@ class FormedRows(NormalRows):
 class StreamedRows(NormalRows):
     """Rows that products with the normal matrix pass over again and again."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, strategy: Iterative, data: TrainingData, context: Context, means: Array | None) -> None:
+        super().__init__(data, context, strategy.row_passes.row_block, RIDGE, data.targets, means)
         self.check()
         self._cut = self.segments(2 * self._context.slots)
         self.centre: Array | None = None

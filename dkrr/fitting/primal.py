@@ -1,6 +1,7 @@
 """Ridge regression in the primal form: the systems (ΦᵀWΦ + λI) w = ΦᵀWy, and the solution they make up."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from dkrr.linalg.operator import column_norms
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import Vectors
-from dkrr.planning import Plan
+from dkrr.planning import Direct, Iterative, Plan
 from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
 
 Array = NDArray[np.float64]
@@ -58,20 +59,46 @@ def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
 
 
 class PrimalRidge:
-    """Systems of the primal form, and the solution while it is put together."""
+    """What all ways to solve in the primal form have in common."""
 
     def __init__(self, data: TrainingData, plan: Plan, context: Context) -> None:
         self._data, self._plan, self._context, self._means = data, plan, context, data.target_means()
-        less = self._means if data.fit_intercept else None
-        self._rows_arguments = (data, plan, context, "normal", data.targets, less)
-        self._rows: FormedRows | StreamedRows
+        self._less = self._means if data.fit_intercept else None
+
+    def _solution(self, rows: FormedRows | StreamedRows, errors: Vectors, coef: Array, **found: Any) -> Solution:
+        """Return the whole, with the dual coefficients, which take the place of the training errors."""
+        data = self._data
+        return Solution(
+            dual_coef=self._dual_coef(rows.loaded_errors(errors, data.room_for_errors)),
+            coef=coef,
+            intercept=self._means if rows.centre is None else self._means - rows.centre @ coef,
+            rows=None,
+            **found,
+        )
+
+    def _dual_coef(self, errors: Array) -> Array | None:
+        """Dual coefficients by y − f(X) = λ W⁻¹ α, which take the place of the errors; None where some λ is 0."""
+        data = self._data
+        if not (data.alphas > 0).all():
+            return None
+        dual = np.divide(errors, data.alphas, out=errors)
+        if data.weights is not None:
+            dual *= data.weights[:, None]
+        return dual
+
+
+class DirectPrimal(PrimalRidge):
+    """Systems of the normal matrix, which is formed first, solved by a factorisation each."""
+
+    def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
+        super().__init__(data, plan, context)
+        self._rows = FormedRows(strategy, data, context, self._less)
         self._probes = list[SolvedProbe]()
 
     def systems(self) -> Iterator[RidgeSystem]:
-        """One system after another, of the matrix that is formed first."""
+        """One system after another."""
         data = self._data
-        self._rows = rows = FormedRows(*self._rows_arguments)
-        self._systems, moments = rows.systems()
+        self._systems, moments = self._rows.systems()
         self._sizes = drop_rounding(data, moments, self._systems.diagonal)
         self._coef = np.empty_like(moments)
         for g, (alpha, columns) in enumerate(data.alpha_groups()):
@@ -80,15 +107,39 @@ class PrimalRidge:
             )
 
     def solve(self, system: RidgeSystem) -> None:
-        """Solve a system directly."""
+        """Solve a system."""
         found = self._systems.solve(f"system-{system.number}", system.shift, system.right_sides)
         self._coef[:, system.columns] = found.x
         self._probes.append(found.probe)
 
+    def solution(self) -> Solution:
+        """Return the whole, once all systems are solved."""
+        errors = self._rows.new_errors(self._data.room_for_errors)
+        residual, condition = self._checked(errors)
+        return self._solution(self._rows, errors, self._coef, residual=residual, condition=condition)
+
+    def _checked(self, errors: Vectors) -> tuple[float, float]:
+        """Largest relative residual, and the condition number; a pass that writes the errors."""
+        data, coef, t = self._data, self._coef, self._coef.shape[1]
+        groups = data.alpha_groups()
+        probes = np.column_stack([p.vector for p in self._probes])
+        gradient = self._rows.residuals(np.hstack([coef, probes]), errors)
+        residual = relative([(column_norms(gradient[:, :t] - coef * data.alphas), self._sizes)])
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = probes * [alpha for alpha, _ in groups] - gradient[:, t:]
+        return residual, worst([p.condition(products[:, g]) for g, p in enumerate(self._probes)])
+
+
+class IteratedPrimal(PrimalRidge):
+    """Systems that conjugate gradient solves all at once, by passes over the rows."""
+
+    def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
+        super().__init__(data, plan, context)
+        self._rows = StreamedRows(strategy, data, context, self._less)
+
     def iteration(self) -> tuple[Iteration, list[Group]]:
-        """Conjugate gradient for all targets at once, by passes over the rows."""
-        data = self._data
-        self._rows = rows = StreamedRows(*self._rows_arguments)
+        """Conjugate gradient for all targets, and what it solves for."""
+        data, rows = self._data, self._rows
         # As in the dual form, all values of alpha are columns of the same passes.
         shift, moments = data.alphas[None, :], rows.moments()
         preconditioner: Preconditioner = Identity()
@@ -103,44 +154,10 @@ class PrimalRidge:
         """Run it; the residual is that of the coefficients."""
         return iteration.run(state=state)
 
-    def solution(self, outcome: CGOutcome | None = None) -> Solution:
-        """Return the whole, once all systems are solved, with the training errors and by these α."""
-        rows, errors = self._rows, self._rows.new_errors(self._data.room_for_errors)
-        if outcome is None:
-            coef = self._coef
-            residual, condition = self._checked(errors)
-        else:
-            coef, residual, condition = outcome.x, float(outcome.residuals.max()), outcome.condition
-            rows.residuals(coef, errors)
-        found = rows.loaded_errors(errors, self._data.room_for_errors)
-        return Solution(
-            dual_coef=self._dual_coef(found),
-            coef=coef,
-            intercept=self._means if rows.centre is None else self._means - rows.centre @ coef,
-            rows=None,
-            residual=residual,
-            condition=condition,
-            outcome=outcome,
+    def solution(self, outcome: CGOutcome) -> Solution:
+        """Return the whole, with the training errors by these coefficients."""
+        errors, residual = self._rows.new_errors(self._data.room_for_errors), float(outcome.residuals.max())
+        self._rows.residuals(outcome.x, errors)
+        return self._solution(
+            self._rows, errors, outcome.x, residual=residual, condition=outcome.condition, outcome=outcome
         )
-
-    def _checked(self, errors: Vectors) -> tuple[float, float]:
-        """Largest relative residual of a direct solution, and the condition number; a pass that writes the errors."""
-        data, coef, t = self._data, self._coef, self._coef.shape[1]
-        groups = data.alpha_groups()
-        probes = np.column_stack([p.vector for p in self._probes])
-        gradient = self._rows.residuals(np.hstack([coef, probes]), errors)
-        assert gradient is not None
-        residual = relative([(column_norms(gradient[:, :t] - coef * data.alphas), self._sizes)])
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = probes * [alpha for alpha, _ in groups] - gradient[:, t:]
-        return residual, worst([p.condition(products[:, g]) for g, p in enumerate(self._probes)])
-
-    def _dual_coef(self, errors: Array) -> Array | None:
-        """Dual coefficients by y − f(X) = λ W⁻¹ α, which take the place of the errors; None where some λ is 0."""
-        data = self._data
-        if not (data.alphas > 0).all():
-            return None
-        dual = np.divide(errors, data.alphas, out=errors)
-        if data.weights is not None:
-            dual *= data.weights[:, None]
-        return dual

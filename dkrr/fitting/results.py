@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.errors import ConvergenceWarning, NotFiniteError
+from dkrr.errors import NotFiniteError
 from dkrr.features.centred import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
@@ -20,26 +19,15 @@ from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
-from dkrr.solvers import SolveResult, Status
+from dkrr.solvers import SolveResult
 from dkrr.solvers.conjugate_gradient import CGOutcome
-from dkrr.solvers.newton import PROBABILITY_POWER, Point
+from dkrr.solvers.newton import Point
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
 
 SHIFT_ROWS = 1024
 """Training rows in memory at once for the intercept of a kernel with an origin."""
-
-NEWTON_ADVICE = {
-    Status.STALLED: (
-        "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
-        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
-    ),
-    Status.MAX_ITERATIONS: (
-        "stopped at max_iter. Raise it (with store= a fit goes on where it stopped), or increase alpha: where the "
-        "classes are separable, scores grow without bound as alpha goes to 0"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -185,34 +173,6 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
                 f"{name} of target {int(np.argmax(bad))} (counted from 0) is not finite: it, or a number on the way "
                 f"to it, is larger than float64 holds. Scale y or the columns of X towards 1, or increase alpha"
             )
-
-
-def warn_of(result: SolveResult, plan: Plan) -> None:
-    """Warn of a result that is less accurate than was asked for, where the caller of an estimator's `fit` is."""
-    if result.status in (Status.SOLVED, Status.CONVERGED):
-        return
-    asked = f"where {plan.problem.tol:.1e} was asked"
-    if plan.problem.loss == "logistic":
-        text = f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, {asked}: "
-        text += _beyond_the_gradient(result, plan.problem.tol) + NEWTON_ADVICE[result.status]
-    else:
-        after = f" after {result.iterations} iterations, {asked}" if result.iterations else ""
-        text = f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
-    warnings.warn(text, ConvergenceWarning, stacklevel=4)
-
-
-def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
-    """Why a gradient that is small enough does not suffice; empty where it is too large."""
-    if result.residual > tol:
-        return ""
-    left = "an unknown part of the objective"
-    if np.isfinite(result.decrement):
-        left = f"up to {result.decrement:.1e} of the objective and {result.probability_change:.1e} of a probability"
-    return (
-        f"but the objective is so flat there (alpha is tiny, or weights span many orders of magnitude) that a small "
-        f"gradient does not mean a minimum: {left} may be left, where {tol:.1e} and {tol**PROBABILITY_POWER:.1e} are "
-        f"allowed; "
-    )
 
 
 def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:

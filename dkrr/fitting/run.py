@@ -1,21 +1,40 @@
 """From a request to fitted models: sample maps, plan, fit, fall back to a direct solver, warn."""
 
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from dkrr.errors import PlanError
+from dkrr.errors import ConvergenceWarning, PlanError
 from dkrr.fitting import logistic, solve
-from dkrr.fitting.data import LabelledData, TrainingData, data_of
-from dkrr.fitting.results import Solved, warn_of
+from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
+from dkrr.fitting.results import Solved
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.planning import Plan
+from dkrr.planning.problem import Loss
 from dkrr.requests import FitRequest, plan_of
 from dkrr.runtime import Progress, make_progress
-from dkrr.solvers import Cholesky
-from dkrr.solvers.newton import Point
+from dkrr.solvers import Cholesky, SolveResult, Status
 
 QUIET_SECONDS = 2.0
 """Fits projected to be shorter show no progress unless asked to."""
+
+
+class LossFit(NamedTuple):
+    """How models of one loss are fitted."""
+
+    data: Callable[[Any, dict[str, Any]], Any]
+    """Data of its outputs, with the fields that all data share."""
+    carry_out: Callable[[FitRequest, Any, Plan, Progress], tuple[Solved, ...]]
+    shortfall: Callable[[SolveResult, Plan], str]
+    """Words for a result that is less accurate than was asked for."""
+
+
+LOSSES: Mapping[Loss, LossFit] = {
+    "squared": LossFit(TrainingData.of, solve.fit, solve.shortfall),
+    "logistic": LossFit(LabelledData.of, logistic.fit_path, logistic.shortfall),
+}
 
 
 @dataclass(frozen=True)
@@ -54,26 +73,17 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     if sampled is not plan.problem.kernel:
         request = request.with_settings(kernel=sampled)
         plan = plan_of(request)  # there may be fewer features than were asked for
-    data = data_of(request, plan)
+    loss = LOSSES[plan.problem.loss]
+    data: FitData = loss.data(request.outputs, shared_fields(request, plan))
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
-    start = None if request.start is None else request.start.for_plan(plan)
-    solved = _carry_out(request, plan, data, start, _progress(show_progress, plan))
+    solved = loss.carry_out(request, data, plan, _progress(show_progress, plan))
     if _may_be_retried(request, solved):
         with suppress(PlanError):
             plan, solved = _with_direct_solver(request, data, solved, show_progress)
     for one in solved:
-        warn_of(one.result, plan)
+        _warn(one.result, plan)
     return Fit(plan, solved)
-
-
-def _carry_out(
-    request: FitRequest, plan: Plan, data: TrainingData | LabelledData, start: Point | None, progress: Progress
-) -> tuple[Solved, ...]:
-    settings = request.settings
-    if isinstance(data, TrainingData):
-        return (solve.fit(data, plan, settings.store, progress),)
-    return tuple(logistic.fit_path(data, plan, settings.store, progress, settings.max_iter, start))
 
 
 def _may_be_retried(request: FitRequest, solved: tuple[Solved, ...]) -> bool:
@@ -83,18 +93,25 @@ def _may_be_retried(request: FitRequest, solved: tuple[Solved, ...]) -> bool:
 
 
 def _with_direct_solver(
-    request: FitRequest, data: TrainingData | LabelledData, before: tuple[Solved, ...], show_progress: bool | None
+    request: FitRequest, data: FitData, before: tuple[Solved, ...], show_progress: bool | None
 ) -> tuple[Plan, tuple[Solved, ...]]:
     """Plan and fit once more with a direct solver, which does not depend on the spectrum."""
-    request = request.with_settings(solver=Cholesky())
+    request = replace(request.with_settings(solver=Cholesky()), start=None)
     plan = plan_of(request)
     message = request.outputs.retry_message.format(residual=max(one.result.residual for one in before))
     progress = _progress(show_progress, plan)
     progress.note(message)
-    solved = _carry_out(request, plan, data, None, progress)
+    solved = LOSSES[plan.problem.loss].carry_out(request, data, plan, progress)
     noted = [replace(one.result, messages=(message, *one.result.messages)) for one in solved]
     return plan, tuple(replace(one, result=result) for one, result in zip(solved, noted, strict=True))
 
 
 def _progress(show: bool | None, plan: Plan) -> Progress:
     return make_progress(False if show is None and plan.seconds < QUIET_SECONDS else show)
+
+
+def _warn(result: SolveResult, plan: Plan) -> None:
+    """Warn of a result that is less accurate than was asked for, where the caller of an estimator's `fit` is."""
+    if result.status not in (Status.SOLVED, Status.CONVERGED):
+        text = LOSSES[plan.problem.loss].shortfall(result, plan)
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)

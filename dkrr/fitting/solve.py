@@ -3,51 +3,55 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.dual import DualRidge
+from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.iteration import iteration_of, resumed
-from dkrr.fitting.primal import PrimalRidge
+from dkrr.fitting.primal import DirectPrimal, IteratedPrimal
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.linalg.condition import worst
 from dkrr.linalg.factored import LocalFactor, SharedFactor
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
+from dkrr.planning.problem import Form
+from dkrr.requests import FitRequest
 from dkrr.runtime import Progress
-from dkrr.solvers import Status
+from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.conjugate_gradient import CGOutcome
 from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
 
-FORMS: Mapping[str, type[DualRidge | PrimalRidge]] = {"dual": DualRidge, "primal": PrimalRidge}
+DIRECT: Mapping[Form, type[DirectDual | DirectPrimal]] = {"dual": DirectDual, "primal": DirectPrimal}
+ITERATED: Mapping[Form, type[IteratedDual | IteratedPrimal]] = {"dual": IteratedDual, "primal": IteratedPrimal}
 
 
-def solve_directly(data: TrainingData, plan: Plan, context: Context) -> Solution:
+def solve_directly(strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> Solution:
     """One factorisation for each distinct λ."""
-    form = FORMS[plan.form](data, plan, context)
+    form = DIRECT[plan.form](strategy, data, plan, context)
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], plan.form):
             form.solve(system)
     return form.solution()
 
 
-def solve_iteratively(data: TrainingData, plan: Plan, context: Context) -> Solution:
+def solve_iteratively(strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> Solution:
     """Conjugate gradient for all λ at once, which a run of the same store resumes."""
-    form = FORMS[plan.form](data, plan, context)
+    form = ITERATED[plan.form](strategy, data, plan, context)
     with in_terms_of_alpha(np.unique(data.alphas), plan.form):
         iteration, groups = form.iteration()
         outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
     return form.solution(outcome)
 
 
-def solve_with_float32_factor(data: TrainingData, plan: Plan, context: Context) -> Solution:
+def solve_with_float32_factor(strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> Solution:
     """Conjugate gradient for each distinct λ, with a complete factor in float32 as the preconditioner."""
-    form, outcomes = DualRidge(data, plan, context), list[CGOutcome]()
+    form, outcomes = FactoredDual(strategy, data, context), list[CGOutcome]()
     for system in form.systems():
         group = f"factored-{system.number}"
         with in_terms_of_alpha([system.alpha], "dual"):
@@ -62,34 +66,28 @@ def solve_with_float32_factor(data: TrainingData, plan: Plan, context: Context) 
     return form.solution(merged(outcomes))
 
 
-SOLVERS: Mapping[type[Strategy], Callable[[TrainingData, Plan, Context], Solution]] = {
+SOLVERS: Mapping[type[Strategy], Callable[[Any, TrainingData, Plan, Context], Solution]] = {
     Direct: solve_directly,
     Iterative: solve_iteratively,
     Float32Factor: solve_with_float32_factor,
 }
 
 
-def fit(data: TrainingData, plan: Plan, store: str | None, progress: Progress) -> Solved:
-    """Carry out a plan.
-
-    Parameters
-    ----------
-    data : TrainingData
-    plan : Plan
-    store : str or None
-        Store that the user gave; None works in a temporary one.
-    progress : Progress
-
-    Raises
-    ------
-    DkrrError
-        See the errors of dkrr.errors; what is finished stays in a store that the user gave.
-    """
+def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[Solved]:
+    """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
     data, sizes = data.in_range()
-    with open_context(plan, store, progress) as context:
-        solution = SOLVERS[type(plan.chosen)](data, plan, context)
-    return solved(data, plan, solution, sizes, context, begun)
+    with open_context(plan, request.settings.store, progress) as context:
+        solution = SOLVERS[type(plan.chosen)](plan.chosen, data, plan, context)
+    return (solved(data, plan, solution, sizes, context, begun),)
+
+
+def shortfall(result: SolveResult, plan: Plan) -> str:
+    """Words for a result that is less accurate than was asked for."""
+    after = (
+        f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
+    )
+    return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
 from dkrr.planning.strategies import STRATEGIES
-from dkrr.planning.strategy import Strategy
+from dkrr.planning.strategy import Strategy, Tiling
 
 __all__ = [
     "STRATEGIES",
@@ -24,5 +24,6 @@ __all__ = [
     "Rates",
     "Resources",
     "Strategy",
+    "Tiling",
     "make_plan",
 ]

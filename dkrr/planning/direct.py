@@ -52,6 +52,7 @@ class Direct(Strategy):
     """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
 
     linear_solver: ClassVar = "cholesky"
+    keeps_rows: ClassVar = False
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -69,6 +70,10 @@ class Direct(Strategy):
     @property
     def is_whole(self) -> bool:
         return self.place.execution == "memory"
+
+    @property
+    def task_threads(self) -> int:
+        return self.row_parts if self.is_whole else 1
 
     def summary(self) -> str:
         tiles = "" if self.is_whole else f", tiles of {self.tiling.tile:,}"

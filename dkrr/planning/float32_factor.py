@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from dkrr.cost import Stage
 from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.factored import apply_cost
-from dkrr.linalg.operator import Precision, pass_cost
+from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.sources import gram_cost
 from dkrr.planning.direct import (
     TileChoice,
@@ -41,9 +41,7 @@ class Float32Factor(Strategy):
     iterations: int
     """Expected of conjugate gradient."""
 
-    precision: ClassVar[Precision] = "float32"
     linear_solver: ClassVar = "cg"
-    has_factor: ClassVar = True
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:

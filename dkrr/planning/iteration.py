@@ -141,7 +141,6 @@ class Iterative(Strategy):
     """Columns that fit in memory."""
 
     linear_solver: ClassVar = "cg"
-    uses_threads: ClassVar = True
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -157,6 +156,22 @@ class Iterative(Strategy):
             yield from primal_iterative(problem, Systems.of_ridge(problem), resources)
         else:
             refuse_columns_of_gram(problem)
+
+    @property
+    def uses_threads(self) -> bool:
+        return True
+
+    @property
+    def tile_products(self) -> TileProducts:
+        """Products of the dual form."""
+        assert isinstance(self.products, TileProducts)
+        return self.products
+
+    @property
+    def row_passes(self) -> RowPasses:
+        """Products of the primal form."""
+        assert isinstance(self.products, RowPasses)
+        return self.products
 
     def summary(self) -> str:
         where = f"{self.place.n_workers} workers" if self.place.execution == "dask" else "in this process"
@@ -241,8 +256,7 @@ class Iterative(Strategy):
 
     def growth_seconds(self, problem: Problem, resources: Resources) -> tuple[float, Callable[[int], float]]:
         """Time of one product, and from a rank to the time that one more pivot costs there (dual form)."""
-        p, products, slots = problem, self.products, self.place.slots
-        assert isinstance(products, TileProducts)
+        p, products, slots = problem, self.tile_products, self.place.slots
         entry = p.entry(resources.rates, products.precision)
         kept = products.kept_fraction(slots)
         product = pass_cost(entry, p.n**2 / 2, p.n_right_sides, products.precision, kept)

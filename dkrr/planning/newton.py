@@ -82,11 +82,10 @@ class Newton(Strategy):
 
     @property
     def uses_threads(self) -> bool:
-        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.form == "primal" or isinstance(self.inner, Iterative)
 
     @property
-    def for_systems(self) -> Strategy:
+    def for_systems(self) -> Inner:
         return self.inner
 
     @property

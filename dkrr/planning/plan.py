@@ -58,7 +58,7 @@ class Plan:
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return bool(self.chosen.uses_threads)
+        return self.chosen.uses_threads
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""

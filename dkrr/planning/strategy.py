@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
-from dkrr.planning.flat import FlatNames
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, Place, Resources
 from dkrr.solvers import Cholesky, ConjugateGradient
@@ -70,7 +69,7 @@ class Systems:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(FlatNames, ABC):
+class Strategy(ABC):
     """One way to solve a problem, with its projected cost."""
 
     form: Form
@@ -136,6 +135,21 @@ class Strategy(FlatNames, ABC):
         return False
 
     @property
+    def tile(self) -> int:
+        """Rows of a tile."""
+        return int(self.layout()["tile"])
+
+    @property
+    def uses_threads(self) -> bool:
+        """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
+        return False
+
+    @property
+    def task_threads(self) -> int:
+        """Threads of the calling process that run tasks."""
+        return self.place.slots if self.uses_threads else 1
+
+    @property
     def seconds(self) -> float:
         """Projected wall time."""
         return sum(s.seconds for s in self.stages)
@@ -189,7 +203,7 @@ class Strategy(FlatNames, ABC):
         """Strategy as values of JSON."""
         names = ("solver", "execution", "n_workers", "seconds", "read_bytes", "written_bytes", "disk_bytes")
         figures = {name: getattr(self, name) for name in (*names, "peak_bytes", "limit_bytes")}
-        return {"name": self.summary(), "tile": self.layout()["tile"], **figures, **asdict(self)}
+        return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self)}
 
 
 def of_processes(place: Place) -> str:
