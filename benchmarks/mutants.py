@@ -44,7 +44,7 @@ from benchmarks.accuracy import replaced
 
 MODULES = {
     "dkrr/linalg/cholesky.py": ["tests/linalg/test_cholesky.py"],
-    "dkrr/linalg/triangular.py": ["tests/linalg/test_triangular.py"],
+    "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],

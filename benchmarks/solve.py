@@ -51,8 +51,7 @@ STAGES = {
     "scan": "scan",
     "L": "factorisation",
     "S": "factorisation",
-    "far": "substitution",
-    "near": "substitution",
+    "substitution": "substitution",
     "residual": "residual",
     "multiply": "residual",
 }

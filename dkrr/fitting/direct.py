@@ -16,7 +16,7 @@ from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, check_tiled, checked
 from dkrr.linalg.sources import TileSource
-from dkrr.linalg.sweeps import substituted
+from dkrr.linalg.substitution import substituted
 from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid

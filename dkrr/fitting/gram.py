@@ -14,7 +14,7 @@ from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile
 from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
-from dkrr.linalg.factored import LocalFactor, SharedFactor
+from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.operator import Operator, Precision, ResidentRows, TiledOperator
 from dkrr.linalg.pivoted import PivotedCholesky

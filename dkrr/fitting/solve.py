@@ -15,7 +15,7 @@ from dkrr.fitting.iteration import iteration_of, resumed
 from dkrr.fitting.primal import DirectPrimal, IteratedPrimal
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.linalg.condition import worst
-from dkrr.linalg.factored import LocalFactor, SharedFactor
+from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form

@@ -25,7 +25,7 @@ from dkrr.linalg.normal import PARALLEL_FEATURES, PARALLEL_FLOPS, TARGET_COPIES,
 from dkrr.linalg.operator import multiply_bytes, pass_cost
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
-from dkrr.linalg.triangular import substitution_cost
+from dkrr.linalg.substitution import substitution_cost
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Rates, Resources, cold_fraction

@@ -12,7 +12,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost, Stage
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import factor_bytes
-from dkrr.linalg.factored import apply_bytes, apply_cost
+from dkrr.linalg.inverse import apply_bytes, apply_cost
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import memory_bytes, memory_cost, memory_grid
 from dkrr.linalg.operator import pass_cost

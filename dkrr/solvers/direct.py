@@ -7,7 +7,7 @@ from typing import Literal
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
-from dkrr.linalg.triangular import Substitution, backward_tasks
+from dkrr.linalg.substitution import Substitution, substitution_tasks
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
 
@@ -51,7 +51,8 @@ class Cholesky:
         with progress.stage("factorisation", total, total - left):
             record.add(executor.run(tasks, progress))
         solution = vectors("solution")
-        tasks = backward_tasks(Substitution(system.factor, system.forward, vectors("partial"), solution))
+        backward = Substitution.resumable(system.factor, system.forward, solution, vectors("partial"), transpose=True)
+        tasks = substitution_tasks(backward, "substitution")
         with progress.stage("substitution", sum(t.flops for t in tasks)):
             record.add(executor.run(tasks, progress))
         return solution, record

@@ -13,7 +13,7 @@ from dkrr.linalg.normal_product import Diagonal
 from dkrr.linalg.operator import column_norms
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.sources import SummedTiles
-from dkrr.linalg.sweeps import substituted
+from dkrr.linalg.substitution import substituted
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective, Point

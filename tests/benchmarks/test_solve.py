@@ -122,8 +122,8 @@ def test_stages_of_known_tasks():
         record("L-0-0", "a", 11.0, 2.0, potrf=1.5, read=0.25),
         record("L-1-0", "a", 13.0, 3.0, gemm=2.0),
         record("S-2-1-0", "b", 14.0, 4.0, gemm=3.0, trsm=1.0),
-        record("far-0", "b", 19.0, 1.0, read=0.5),
-        record("near-0", "a", 18.5, 0.5),
+        record("substitution-sum-5-0", "b", 19.0, 1.0, read=0.5),
+        record("substitution-solve-5", "a", 18.5, 0.5),
     ]
     times = solve.stage_times(tasks, slots=2, started=10.0)
     assert times == {

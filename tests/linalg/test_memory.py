@@ -16,7 +16,7 @@ from dkrr.linalg.condition import with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_bytes, memory_cost, memory_system
 from dkrr.linalg.residual import Solved, check_tiled, checked
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
-from dkrr.linalg.sweeps import substituted
+from dkrr.linalg.substitution import substituted
 from dkrr.rows import as_rows
 from dkrr.runtime import Progress, SerialExecutor, ThreadExecutor
 from dkrr.tiles import MemoryMatrix, TileGrid

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import StoreError
-from dkrr.linalg.factored import LocalFactor, SharedFactor, apply_bytes, apply_cost
-from dkrr.linalg.sweeps import Sweep, block_cuts, sweep_tasks
+from dkrr.linalg.inverse import LocalFactor, SharedFactor, apply_bytes, apply_cost, block_cuts
+from dkrr.linalg.substitution import Substitution, substitution_tasks
 from dkrr.runtime import Meter, SerialExecutor
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid
 from dkrr.tiles.chunks import local_path
@@ -119,13 +119,14 @@ def make_sweep(folder, grid, slots=1, m=2, *, transpose):
     cuts = block_cuts(grid.n_tiles, slots)
     shape = (max(1, len(cuts) - 3) * grid.n_tiles * grid.tile, m)
     B = np.random.default_rng(1).standard_normal((grid.n, m))
-    return Sweep(
+    return Substitution(
         factor=factor,
         right_sides=vectors(folder, grid, B),
         solution=empty_vectors(folder, grid, m),
-        partial=ChunkedArray.create(f"{folder}/partial-{transpose}", shape, (grid.tile, m)),
-        cuts=cuts,
         transpose=transpose,
+        cuts=cuts,
+        n_near=1,
+        sums=ChunkedArray.create(f"{folder}/sums-{transpose}", shape, (grid.tile, m)),
     )
 
 
@@ -139,7 +140,7 @@ class TestSweep:
         assert len(cuts) - 1 <= 2 * slots + 4
 
     @pytest.mark.parametrize("transpose", [False, True])
-    def test_every_panel_has_its_part_once(self, tmp_path, transpose):
+    def test_every_panel_is_used_once(self, tmp_path, transpose):
         job = make_sweep(tmp_path, NINE, transpose=transpose)
         blocks = range(job.n_blocks)
         parts = [job.within(q) for q in blocks] + [job.between(q, s) for q in blocks for s in range(q)]
@@ -152,9 +153,9 @@ class TestSweep:
     def test_any_allowed_order_gives_the_same_bits(self, tmp_path_factory, chance, transpose):
         folder = tmp_path_factory.mktemp("s")
         usual = make_sweep(folder, NINE, transpose=transpose)
-        run(sweep_tasks(usual, "x"))
+        run(substitution_tasks(usual, "x"))
         again = make_sweep(tmp_path_factory.mktemp("s"), NINE, transpose=transpose)
-        left, done = sweep_tasks(again, "x"), set()
+        left, done = substitution_tasks(again, "x"), set()
         while left:
             task = chance.choice([t for t in left if done.issuperset(t.depends)])
             for _ in range(chance.choice([1, 2])):  # Dask may run a task twice
@@ -165,16 +166,16 @@ class TestSweep:
 
     def test_travels_by_name(self, tmp_path):
         job = make_sweep(tmp_path, NINE, transpose=True)
-        message = pickle.dumps(sweep_tasks(job, "x")[-1])
+        message = pickle.dumps(substitution_tasks(job, "x")[-1])
         assert len(message) < 2000
         pickle.loads(message)
 
-    def test_parts_do_not_wait_for_the_newest_block(self, tmp_path):
-        tasks = sweep_tasks(make_sweep(tmp_path, NINE, transpose=False), "x", ("before",))
+    def test_sums_do_not_wait_for_the_newest_block(self, tmp_path):
+        tasks = substitution_tasks(make_sweep(tmp_path, NINE, transpose=False), "x", ("before",))
         assert tasks[0].depends == ("before",)
         before = waits_for(tasks)
-        assert before["x-part-4-1"] == {"x-solve-0", "x-solve-1"}
-        assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-part-4-{s}" for s in range(3)}
+        assert before["x-sum-4-1"] == {"x-solve-0", "x-solve-1"}
+        assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-sum-4-{s}" for s in range(3)}
 
 
 class TestCost:

@@ -1,29 +1,26 @@
 """(L Lᵀ)⁻¹ R with a stored Cholesky factor, again and again: the preconditioner of an iterative solver.
 
-`LocalFactor` sweeps in threads of the calling process, on vectors in its memory, tile by tile: whoever is to be solved
-next is updated first, so that the threads seldom wait for the chain of diagonal tiles. On a cluster one machine reads
-no faster than its own disk or network; `SharedFactor` lets the workers read.
+`LocalFactor` substitutes in threads of the calling process, on vectors in its memory, tile by tile: the block to be
+solved next is updated first, so that threads seldom wait for the chain of diagonal tiles. On a cluster one machine
+reads no faster than its own disk or network; `SharedFactor` lets the workers read.
 """
 
 import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS
-from dkrr.linalg.sweeps import Panels, Sweep, block_cuts, diagonal_panels, sweep, sweep_tasks, tile_panels
-from dkrr.linalg.triangular import WIDEN_SECONDS, WIDENED_ENTRIES
-from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
+from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitution, substitution_tasks
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.runtime.task import execute
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid
 
-Vectors = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 
 @dataclass
@@ -41,7 +38,7 @@ class LocalFactor:
     n_threads: int
     record: RunRecord = field(default_factory=RunRecord)
 
-    def apply(self, residual: Vectors) -> Vectors:
+    def apply(self, residual: Array) -> Array:
         """X = L⁻ᵀ L⁻¹ R.
 
         Parameters
@@ -58,45 +55,25 @@ class LocalFactor:
             If a panel of L is missing or damaged.
         """
         x = np.array(residual, np.float64, order="C")
-        with blas.one_thread():
-            done = execute(Task("precondition", self._sweeps, (x,)))
+        done = execute(Task("precondition", self._substitute, (x,)))  # one record: tasks may be thousands
         self.record.add(RunRecord(done.seconds, [done]))
         return x
 
-    def _sweeps(self, meter: Meter, x: Vectors) -> None:
-        with ThreadPoolExecutor(self.n_threads, thread_name_prefix="dkrr-apply") as pool:
-            self._sweep(meter, pool, x, transpose=False)
-            self._sweep(meter, pool, x, transpose=True)
-
-    def _sweep(self, meter: Meter, pool: ThreadPoolExecutor, x: Vectors, *, transpose: bool) -> None:
-        grid, updates = self.factor.grid, list[Future[Meter]]()
-        newest: dict[int, Future[Meter]] = {}
-        left = list(range(grid.n_tiles))[:: -1 if transpose else 1]
-        while left:
-            j = left.pop(0)
-            if j in newest:
-                newest[j].result()
-            sweep(meter, self.factor, diagonal_panels(grid, j, transpose=transpose), x, transpose=transpose)
-            for k in left:  # the next one first
-                wanted = tile_panels(grid, j, k) if transpose else tile_panels(grid, k, j)
-                newest[k] = pool.submit(self._update, newest.get(k), wanted, x, transpose)
-                updates.append(newest[k])
-        for update in updates:
-            _merge(meter, update.result())
-
-    def _update(self, before: Future[Meter] | None, wanted: Panels, x: Vectors, transpose: bool) -> Meter:
-        # The pool begins in the order of submission, so what is waited for has begun: threads cannot lock each other.
-        if before is not None:
-            before.result()
-        meter = Meter()
-        sweep(meter, self.factor, wanted, x, transpose=transpose)
-        return meter
+    def _substitute(self, meter: Meter, x: Array) -> None:
+        by_tiles = range(self.factor.grid.n_tiles + 1)
+        forward = Substitution.in_memory(self.factor, x, by_tiles, transpose=False)
+        backward = Substitution.in_memory(self.factor, x, by_tiles, transpose=True)
+        with ThreadExecutor(self.n_threads) as executor:
+            for task in executor.run(both_sweeps(forward, backward), Progress()).tasks:
+                meter.bytes_read += task.bytes_read
+                for kind, seconds in task.seconds_by_kind.items():
+                    meter.seconds[kind] += seconds
 
 
-def _merge(meter: Meter, part: Meter) -> None:
-    meter.bytes_read += part.bytes_read
-    for kind, seconds in part.seconds.items():
-        meter.seconds[kind] += seconds
+def both_sweeps(forward: Substitution, backward: Substitution) -> list[Task]:
+    """Tasks of a forward sweep and of the backward sweep after it."""
+    tasks = substitution_tasks(forward, "forward")
+    return tasks + substitution_tasks(backward, "backward", (tasks[-1].key,))
 
 
 @dataclass
@@ -112,7 +89,7 @@ class SharedFactor:
     executor : Executor
     store : RunStore
     group : str
-        Where in the store vectors are kept during an application.
+        Place of the vectors in the store during an application.
     slots : int
         Tasks that run at once.
     """
@@ -124,7 +101,7 @@ class SharedFactor:
     slots: int
     record: RunRecord = field(default_factory=RunRecord)
 
-    def apply(self, residual: Vectors) -> Vectors:
+    def apply(self, residual: Array) -> Array:
         """See `LocalFactor.apply`."""
         grid, m, name = self.factor.grid, residual.shape[1], f"{self.group}/apply-{uuid.uuid4().hex[:8]}"
         cuts = block_cuts(grid.n_tiles, self.slots)
@@ -132,23 +109,31 @@ class SharedFactor:
         def vectors(of: str, rows: int = grid.n) -> ChunkedArray:
             return ChunkedArray.create(self.store.at(f"{name}/{of}"), (rows, m), (grid.tile, m))
 
-        def job(of: str, right_sides: ChunkedArray, *, transpose: bool) -> Sweep:
-            n_parts = len(cuts) - 3
-            partial = vectors(f"{of}-partial", n_parts * grid.n_tiles * grid.tile) if n_parts > 0 else None
-            return Sweep(self.factor, right_sides, vectors(of), partial, cuts, transpose)
+        def job(of: str, right_sides: ChunkedArray, solution: ChunkedArray, *, transpose: bool) -> Substitution:
+            n_sums = len(cuts) - 3
+            sums = vectors(f"{of}-sums", n_sums * grid.n_tiles * grid.tile) if n_sums > 0 else None
+            return Substitution(self.factor, right_sides, solution, transpose, cuts, n_near=1, sums=sums)
 
         self.store.create_group(name)
         try:
-            given = vectors("residual")
+            given, between, solution = vectors("residual"), vectors("forward"), vectors("backward")
             given.fill(np.asarray(residual, np.float64))
-            forward = job("forward", given, transpose=False)
-            backward = job("backward", forward.solution, transpose=True)
-            tasks = sweep_tasks(forward, "forward")
-            tasks += sweep_tasks(backward, "backward", (tasks[-1].key,))
-            self.record.add(self.executor.run(tasks, Progress()))
-            return backward.solution.load()
+            forward = job("forward", given, between, transpose=False)
+            backward = job("backward", between, solution, transpose=True)
+            self.record.add(self.executor.run(both_sweeps(forward, backward), Progress()))
+            return solution.load()
         finally:
             self.store.delete(name)
+
+
+def block_cuts(n_tiles: int, slots: int) -> tuple[int, ...]:
+    """Tile rows at which the blocks of a `SharedFactor` begin.
+
+    With P blocks a side the chain of solve tasks is 3/P of the work, so P ≥ 3 slots would keep all busy; the sums are
+    P²/2 tasks. Some more than 2 slots is a compromise.
+    """
+    n_blocks = min(n_tiles, 2 * slots + 4)
+    return tuple(round(k * n_tiles / n_blocks) for k in range(n_blocks + 1))
 
 
 def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int | None = None) -> Cost:
@@ -161,14 +146,14 @@ def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int
     itemsize : int
         Bytes of an entry of L. The arithmetic is float64 in any case; entries of 4 bytes are widened first.
     slots : int, optional
-        Of a `SharedFactor`; None is a `LocalFactor`, which writes nothing.
+        Slots of a `SharedFactor`; None is a `LocalFactor`, which writes nothing.
     """
     n_tasks, written = 1, 0
     if slots is not None:
         cuts = block_cuts(grid.n_tiles, slots)
         p = len(cuts) - 1
         n_tasks = 2 * p + max(0, p - 1) * max(0, p - 2)
-        # Rows of tiles: every block's solution, and the parts of all blocks before the one next to it.
+        # Rows of tiles: every block's solution, and the sums of all blocks before the one next to it.
         sizes = [b - a for a, b in pairwise(cuts)]
         chunks = sum(s * (1 + max(0, q - 1)) for order in (sizes, sizes[::-1]) for q, s in enumerate(order))
         written = chunks * (8 * min(grid.tile, grid.n) * n_right_sides + 4)

@@ -1,0 +1,323 @@
+"""Substitution with a Cholesky factor in tiles: L Z = B and Lᵀ X = Z, for many right-hand sides, at any place.
+
+Each of the two sweeps reads L once. Every panel of L is used once: x_i ← x_i − L_ip x_p forward, x_p ← x_p − L_ipᵀ x_i
+backward, and one that meets the diagonal also solves with its square. A sweep is nothing but panels in an order that
+respects what is read. Vectors and arithmetic are float64 whatever the dtype of L: a panel in float32 is widened piece
+by piece, in cache.
+
+As tasks, tile rows are put together in blocks, numbered in the order in which they are solved::
+
+    sum-q-k     Σ L_qs X_s over some of the blocks s < q − n_near
+    solve-q     X_q from B_q, the sums, the blocks next to it and the square of L on the diagonal
+
+so that only the solve tasks wait for each other. How blocks are cut depends on the place:
+
+- vectors in a store, to be resumed: a block is a tile row, with one sum of all blocks but the last two (`resumable`);
+- vectors in a store, many times (`dkrr.linalg.inverse`): few blocks, so that a task takes longer than sending it;
+- vectors in memory (`in_memory`): X takes the place of B. Sums are subtracted there, one after another.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.cost import Cost
+from dkrr.linalg.cholesky import Matrix, factor_bytes
+from dkrr.linalg.prefetch import N_SLOTS, prefetched
+from dkrr.linalg.sources import Vectors, read_range
+from dkrr.runtime.task import Meter, Task
+from dkrr.tiles import ChunkedArray, TileGrid
+
+Array = NDArray[np.float64]
+Panels = Sequence[tuple[int, int]]
+"""Tile row and number of each panel."""
+
+NEAR_TILES = 2
+"""Tile rows whose solution the sum of a resumable substitution does not wait for."""
+WIDENED_ENTRIES = 2**17
+"""Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
+cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped anew."""
+WIDEN_SECONDS = 6e-10
+"""Elementwise work to convert one entry (measured: a sweep over a factor in memory, in float32 and in float64)."""
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """One sweep: L X = B, or Lᵀ X = B with `transpose`."""
+
+    factor: Matrix
+    right_sides: Vectors
+    """B, of shape (n, m), in chunks of tile rows if it is stored."""
+    solution: Vectors
+    """X; the very array of the right-hand sides if they are in memory."""
+    transpose: bool
+    cuts: tuple[int, ...]
+    """Tile rows at which blocks begin, and the number of tile rows."""
+    n_near: int = 0
+    """Blocks before a block that its solve task subtracts itself."""
+    blocks_per_sum: int = 1
+    """Blocks that one sum covers; 0 means all."""
+    sums: ChunkedArray | None = None
+    """Stored sums, number k from row k × (rows of whole tiles); None without sums, and in memory."""
+
+    @classmethod
+    def resumable(
+        cls, factor: Matrix, right_sides: ChunkedArray, solution: ChunkedArray, sums: ChunkedArray, *, transpose: bool
+    ) -> "Substitution":
+        """Sweep whose solution and sums are written a tile row at a time; all arrays are of shape (n, m)."""
+        cuts = tuple(range(factor.grid.n_tiles + 1))
+        return cls(factor, right_sides, solution, transpose, cuts, NEAR_TILES, 0, sums)
+
+    @classmethod
+    def in_memory(cls, factor: Matrix, x: Array, cuts: Sequence[int], *, transpose: bool) -> "Substitution":
+        """Sweep that overwrites B in memory."""
+        return cls(factor, x, x, transpose, tuple(cuts))
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks along one side."""
+        return len(self.cuts) - 1
+
+    def tiles(self, q: int) -> range:
+        """Tile rows of block `q`, in the order in which they are solved."""
+        if not self.transpose:
+            return range(self.cuts[q], self.cuts[q + 1])
+        b = self.n_blocks - 1 - q
+        return range(self.cuts[b + 1] - 1, self.cuts[b] - 1, -1)
+
+    def summed_blocks(self, q: int) -> list[range]:
+        """Blocks that each sum of block `q` covers."""
+        n = max(q - self.n_near, 0)
+        step = self.blocks_per_sum or max(n, 1)
+        return [range(s, min(s + step, n)) for s in range(0, n, step)]
+
+    def between(self, q: int, s: int) -> list[tuple[int, int]]:
+        """Panels by which X_s is multiplied for block `q`."""
+        return [
+            panel
+            for a in self.tiles(s if self.transpose else q)
+            for b in self.tiles(q if self.transpose else s)
+            for panel in _tile_panels(self.factor.grid, a, b)
+        ]
+
+    def within(self, q: int) -> list[tuple[int, int]]:
+        """Panels that solve block `q`."""
+        grid, tiles, panels = self.factor.grid, self.tiles(q), list[tuple[int, int]]()
+        for i in tiles:
+            before = [panel for k in sorted(tiles) if k < i for panel in _tile_panels(grid, i, k)]
+            diagonal = _tile_panels(grid, i, i)
+            panels += diagonal[::-1] + before if self.transpose else before + diagonal
+        return panels
+
+    def read(self, vectors: Vectors, q: int, number: int = 0) -> dict[int, Array]:
+        """Rows of block `q` by tile rows: where they lie in memory, or read from the sum of a number."""
+        grid, tiles = self.factor.grid, sorted(self.tiles(q))
+        if isinstance(vectors, np.ndarray):
+            return {i: vectors[grid.rows(i)] for i in tiles}
+        first, stop = grid.rows(tiles[0]).start, grid.rows(tiles[-1]).stop
+        begin = number * grid.n_tiles * grid.tile
+        block = read_range(vectors, slice(begin + first, begin + stop))
+        return {i: block[_shifted(grid.rows(i), -first)] for i in tiles}
+
+    def write(self, meter: Meter, vectors: Vectors, x: Mapping[int, Array], q: int, number: int = 0) -> None:
+        """Write the rows of block `q`; in memory they lie there already."""
+        if isinstance(vectors, ChunkedArray):
+            with meter.time("write"):
+                for i in self.tiles(q):
+                    meter.bytes_written += vectors.write((number * self.factor.grid.n_tiles + i, 0), x[i])
+
+
+def _tile_panels(grid: TileGrid, i: int, j: int) -> list[tuple[int, int]]:
+    return [(i, p) for p in grid.panels(j)]
+
+
+def _shifted(where: slice, by: int) -> slice:
+    return slice(where.start + by, where.stop + by)
+
+
+def substitution_tasks(job: Substitution, name: str, after: tuple[str, ...] = ()) -> list[Task]:
+    """Tasks of a sweep that are not done yet.
+
+    Parameters
+    ----------
+    job : Substitution
+    name : str
+        Begins the name of every task.
+    after : tuple of str
+        Tasks that must be complete before the first.
+    """
+    n_tiles, is_stored = job.factor.grid.n_tiles, isinstance(job.solution, ChunkedArray)
+    written, summed = _present(job.solution), _present(job.sums)
+    solved = {q for q in range(job.n_blocks) if written.issuperset(job.tiles(q))}
+    flops_per_panel = 2.0 * job.right_sides.shape[1] * job.factor.grid.tile * job.factor.grid.panel
+    tasks = []
+
+    def add(kind: str, function: Any, place: tuple[int, ...], depends: list[str], n_panels: int) -> str:
+        key = "-".join([name, kind, *map(str, place)])
+        tasks.append(Task(key, function, (job, *place), tuple(depends), flops_per_panel * n_panels, place))
+        return key
+
+    def waits_for(blocks: range) -> list[str]:
+        return [f"{name}-solve-{s}" for s in blocks if s not in solved]
+
+    for q in range(job.n_blocks):
+        if q in solved:
+            continue
+        sums = list[str]()
+        for k, blocks in enumerate(job.summed_blocks(q)):
+            if not summed.issuperset(k * n_tiles + i for i in job.tiles(q)):
+                before = [] if is_stored else sums[-1:]  # in memory both subtract from the same rows
+                n_panels = sum(len(job.between(q, s)) for s in blocks)
+                sums.append(add("sum", sum_blocks, (q, k), waits_for(blocks) + before, n_panels))
+        near = range(max(q - job.n_near, 0), q)
+        n_panels = len(job.within(q)) + sum(len(job.between(q, s)) for s in near)
+        add("solve", solve_block, (q,), waits_for(near) + sums + (list(after) if q == 0 else []), n_panels)
+    return tasks
+
+
+def _present(vectors: Vectors | None) -> set[int]:
+    """Numbers of the complete chunks of what is stored."""
+    return {k for k, _ in vectors.present()} if isinstance(vectors, ChunkedArray) else set()
+
+
+def sum_blocks(meter: Meter, job: Substitution, q: int, k: int) -> None:
+    """Task: sum number `k` of block `q`; in memory it is subtracted from the block at once."""
+    if isinstance(job.solution, np.ndarray):
+        x = job.read(job.solution, q)
+    else:
+        x = {i: np.zeros((job.factor.grid.height(i), job.solution.shape[1])) for i in job.tiles(q)}
+    for s in reversed(job.summed_blocks(q)[k]):
+        use_panels(meter, job.factor, job.between(q, s), x | job.read(job.solution, s), transpose=job.transpose)
+    if job.sums is not None:
+        for rows in x.values():
+            np.negative(rows, out=rows)
+        job.write(meter, job.sums, x, q, k)
+
+
+def solve_block(meter: Meter, job: Substitution, q: int) -> None:
+    """Task: X_q."""
+    x, wanted = job.read(job.right_sides, q), list[tuple[int, int]]()
+    if job.sums is not None:
+        for k in range(len(job.summed_blocks(q))):
+            for i, rows in job.read(job.sums, q, k).items():
+                x[i] -= rows
+    for s in reversed(range(max(q - job.n_near, 0), q)):
+        x |= job.read(job.solution, s)
+        wanted += job.between(q, s)
+    use_panels(meter, job.factor, wanted + job.within(q), x, transpose=job.transpose)
+    job.write(meter, job.solution, x, q)
+
+
+def substituted(factor: Matrix, right_sides: Array) -> Array:
+    """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m)."""
+    x = np.array(right_sides, np.float64, order="C")
+    for transpose in (False, True):
+        solve_block(Meter(), Substitution.in_memory(factor, x, (0, factor.grid.n_tiles), transpose=transpose), 0)
+    return x
+
+
+def use_panels(meter: Meter, factor: Matrix, wanted: Panels, x: Mapping[int, Array], *, transpose: bool) -> None:
+    """Take the steps of x ← L⁻¹ x, or L⁻ᵀ x with `transpose`, that belong to some panels, one after another.
+
+    Parameters
+    ----------
+    meter : Meter
+    factor : TiledMatrix or MemoryMatrix
+    wanted : sequence of (int, int)
+    x : mapping from int to ndarray of shape (height, m)
+        Tile rows that the panels meet; some are overwritten.
+    transpose : bool
+    """
+    grid = factor.grid
+    for i, p, panel in read_panels(meter, factor, wanted):
+        j = grid.tile_of(p)
+        columns = _shifted(grid.columns(p), -grid.rows(j).start)
+        with meter.time("trsm" if i == j else "gemm"):
+            if i == j:
+                solve_panel(panel, columns, x[i], transpose=transpose)
+            elif transpose:
+                subtract_product(x[j][columns], panel, x[i], transpose=True)
+            else:
+                subtract_product(x[i], panel, x[j][columns])
+
+
+def read_panels(meter: Meter, factor: Matrix, wanted: Panels) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Yield each panel, overwritten later, after its tile row and number; it is read while the one before is in use."""
+    buffers = [factor.panel_buffer() for _ in range(N_SLOTS)]
+
+    def load(k: int, slot: int) -> tuple[NDArray[Any], int]:
+        return factor.read_panel(*wanted[k], buffers[slot])
+
+    for (i, p), (panel, n_bytes) in zip(
+        wanted, prefetched(len(wanted), load, meter, waits=factor.is_stored), strict=True
+    ):
+        meter.bytes_read += n_bytes
+        yield i, p, panel
+
+
+def solve_panel(panel: NDArray[Any], columns: slice, x: Array, *, transpose: bool) -> None:
+    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in float64.
+
+    Parameters
+    ----------
+    panel : ndarray of shape (n, len(columns))
+        float64 or float32; what is above its diagonal is not read.
+    columns : slice
+        Columns of L, and with it the rows of x that are solved for. Forward, panels come from the first to the last,
+        backward from the last to the first.
+    x : ndarray of shape (n, m)
+        Overwritten.
+    transpose : bool
+    """
+    square, below = panel[columns].astype(np.float64, copy=False), slice(columns.stop, len(x))
+    if transpose:
+        subtract_product(x[columns], panel[below], x[below], transpose=True)
+        blas.solve_lower(square, x[columns], transpose=True)
+    else:
+        blas.solve_lower(square, x[columns])
+        subtract_product(x[below], panel[below], x[columns])
+
+
+def subtract_product(c: Array, panel: NDArray[Any], x: Array, *, transpose: bool = False) -> None:
+    """Set c ← c − panel x (panelᵀ x with `transpose`) in float64, also for a panel in float32.
+
+    Parameters
+    ----------
+    c : ndarray of shape (h, m), or (w, m) with `transpose`
+        Overwritten.
+    panel : ndarray of shape (h, w)
+        float64 or float32.
+    x : ndarray of shape (w, m), or (h, m) with `transpose`
+    """
+    if panel.dtype == c.dtype:
+        blas.gemm(c, panel, x, transpose_a=transpose, alpha=-1.0, beta=1.0)
+        return
+    height, width = panel.shape
+    most = max(1, min(WIDENED_ENTRIES // max(width, 1), height))
+    widened = np.empty((most, width))
+    for start in range(0, height, most):
+        rows = slice(start, min(start + most, height))
+        piece = widened[: rows.stop - start]
+        np.copyto(piece, panel[rows])
+        if transpose:
+            blas.gemm(c, piece, x[rows], transpose_a=True, alpha=-1.0, beta=1.0)
+        else:
+            blas.gemm(c[rows], piece, x, alpha=-1.0, beta=1.0)
+
+
+def substitution_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Cost:
+    """Cost of one resumable sweep with a factor of `itemsize` bytes to an entry.
+
+    The arithmetic is float64 in any case; entries of 4 bytes are widened first.
+    """
+    return Cost(
+        gemm_flops=2.0 * grid.n**2 * n_right_sides,
+        element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2 / 2,
+        read_bytes=factor_bytes(grid, itemsize),
+        written_bytes=16.0 * grid.n * n_right_sides,
+        n_tasks=2 * grid.n_tiles,
+    )
