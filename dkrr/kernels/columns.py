@@ -17,7 +17,7 @@ from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.objects import is_objects
 
 DENSE_COLUMNS = 256
-"""So many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
+"""Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
 
 
 class Compound(Kernel):
@@ -102,10 +102,10 @@ class Columns(Compound):
     base : Kernel
         k₁.
     columns : int, str, or sequence of them, optional
-        Numbers of the columns of an array, or names of those of a DataFrame; one name alone hands the column over as
-        it is (documents), several a table of numbers. None: all of X, as it is.
+        Numbers of the columns of an array, or names of those of a DataFrame; one name alone passes the column as it
+        is (documents), several a table of numbers. None: all of X, as it is.
     start, stop : int, optional
-        Where the columns lie once the rows are encoded; `fitted` sets them.
+        Place of the columns in encoded rows; `fitted` sets them.
 
     Examples
     --------

@@ -178,18 +178,8 @@ class Normalized(Compound):
     def prepared(self, X: Block, dtype: npt.DTypeLike = np.float64) -> tuple[Block, npt.NDArray[np.float64]]:
         """Rows of which the part neither overflows nor underflows, where it allows, and 1 / √k₁(x, x), or 0.
 
-        Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel.
-
-        Parameters
-        ----------
-        X : ndarray or CSR, shape (n_rows, n_features)
-        dtype : dtype
-            float64 or float32: what the part is computed in.
-
-        Raises
-        ------
-        NotFiniteError
-            If k₁(x, x) overflows all the same.
+        Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel. The part
+        is computed in `dtype`.
         """
         diagonal = self.base._diagonal(X)
         if self.base.row_degree is not None and not are_moderate(diagonal, dtype):
@@ -204,7 +194,7 @@ def _inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDA
     if diagonal.min(initial=0.0) < 0:
         raise InputError(
             f"k(x, x) = {diagonal.min():.3g} for a row under {kernel!r}; expected at least 0: a kernel that is not "
-            "positive semidefinite has no lengths, and cannot be normalised"
+            "positive semidefinite cannot be normalised"
         )
     np.sqrt(diagonal, out=diagonal)
     np.divide(1.0, diagonal, out=diagonal, where=diagonal > 0)

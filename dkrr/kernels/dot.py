@@ -1,5 +1,6 @@
 """Kernels of the dot product xᵀz: linear, polynomial, sigmoid, cosine."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,8 +55,32 @@ class Linear(Kernel):
         return squared_norms(X)
 
 
+class _FunctionOfDotProduct(Kernel):
+    """A kernel f(xᵀz)."""
+
+    _takes_csr: ClassVar[bool] = True
+
+    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
+
+        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+            multiply(rows, columns, out)
+            self._apply(out, scratch)
+
+        return fill
+
+    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
+        values = squared_norms(X)
+        self._apply(values[np.newaxis], Scratch(np.float64, len(values)))
+        return values
+
+    @abstractmethod
+    def _apply(self, dots: FloatArray, scratch: Scratch) -> None:
+        """Turn a matrix of xᵀz into the kernel, in place."""
+
+
 @dataclass(frozen=True)
-class Polynomial(Kernel):
+class Polynomial(_FunctionOfDotProduct):
     """k(x, z) = (γ xᵀz + c)ᵖ.
 
     Parameters
@@ -76,7 +101,6 @@ class Polynomial(Kernel):
     """
 
     tag: ClassVar[str] = "polynomial"
-    _takes_csr: ClassVar[bool] = True
     _strip_buffers: ClassVar[int] = 1
 
     degree: float = 3
@@ -101,26 +125,11 @@ class Polynomial(Kernel):
             return EntryCost(2.0 * n_features, WRITE_SECONDS + passes * PASS_SECONDS)
         return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + POWER_SECONDS)
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
-
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            multiply(rows, columns, out)
-            self._raise(out, scratch.like(out))
-
-        return fill
-
-    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        values = squared_norms(X)
-        self._raise(values, np.empty_like(values))
-        return values
-
-    def _raise(self, dots: FloatArray, scratch: FloatArray) -> None:
-        """Turn xᵀz into the kernel, in place, with a scratch array of the same shape."""
+    def _apply(self, dots: FloatArray, scratch: Scratch) -> None:
         dots *= _known(self.gamma)
         dots += self.coef0
         if isinstance(self.degree, int):
-            _raise_to_whole(dots, self.degree, scratch)
+            _raise_to_whole(dots, self.degree, scratch.like(dots))
             return
         if float(dots.min()) < 0:
             raise InputError(
@@ -131,7 +140,7 @@ class Polynomial(Kernel):
 
 
 @dataclass(frozen=True)
-class Sigmoid(Kernel):
+class Sigmoid(_FunctionOfDotProduct):
     """k(x, z) = tanh(γ xᵀz + c), as in scikit-learn; it may be indefinite.
 
     Parameters
@@ -143,7 +152,6 @@ class Sigmoid(Kernel):
     """
 
     tag: ClassVar[str] = "sigmoid"
-    _takes_csr: ClassVar[bool] = True
 
     gamma: float | None = None
     coef0: float = 1.0
@@ -155,21 +163,7 @@ class Sigmoid(Kernel):
     def entry_cost(self, n_features: int) -> EntryCost:
         return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + TANH_SECONDS)
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        multiply = dot_products(X, Y, dtype)
-
-        def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            multiply(rows, columns, out)
-            self._squash(out)
-
-        return fill
-
-    def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        values = squared_norms(X)
-        self._squash(values)
-        return values
-
-    def _squash(self, dots: FloatArray) -> None:
+    def _apply(self, dots: FloatArray, scratch: Scratch) -> None:  # noqa: ARG002
         dots *= _known(self.gamma)
         dots += self.coef0
         np.tanh(dots, out=dots)

@@ -39,7 +39,7 @@ class Groups:
         return cls(pointers, keys[firsts], firsts, np.diff(firsts, append=len(graphs)))
 
     def matched(self, g: Integers, h: Integers, other: Groups, n_keys: int) -> tuple[Integers, Integers, Integers]:
-        """Pair, own group and other's group wherever graph g[i] here and graph h[i] there share a key."""
+        """Pair, own group and group of `other` wherever graph g[i] here and graph h[i] of `other` share a key."""
         per_pair = np.diff(self.pointers)[g]
         pair = np.repeat(np.arange(len(g)), per_pair)
         ours = np.arange(len(pair)) + np.repeat(self.pointers[g] - (np.cumsum(per_pair) - per_pair), per_pair)
@@ -73,7 +73,7 @@ class Quotients:
 
     @property
     def n_graphs(self) -> int:
-        """How many graphs."""
+        """Number of graphs."""
         return len(self.nodes.pointers) - 1
 
     @cached_property
@@ -149,9 +149,9 @@ def _quotients(block: GraphBlock, numbers: Integers) -> Quotients:
 def _refined(colour: Integers, graph: Integers, source: Integers, target: Integers) -> Integers:
     """Refine colours until nodes of one colour in a graph have neighbours of the same colours, equally many of each.
 
-    A round gives each node a code for its colour and the sorted colours of its neighbours, taken in one after the
-    other. Codes keep the order of what they stand for, so that a graph's classes come in the same order whatever other
-    graphs are there, and however many rounds those take.
+    A round gives each node a code for its colour and the sorted colours of its neighbours, added one by one. Codes keep
+    the order of what they stand for, so that the order of a graph's classes does not depend on the other graphs, or on
+    the number of their rounds.
     """
     n_classes = 0
     while True:

@@ -25,7 +25,7 @@ MAX_ITERATIONS = 50_000
 # Up to this many nodes the spectral radius for a message is computed densely.
 DENSE_NODES = 500
 
-_Met: TypeAlias = tuple[Integers, Integers, Integers]
+_Matches: TypeAlias = tuple[Integers, Integers, Integers]
 """Pair of graphs, group of the left one and group of the right one."""
 
 
@@ -64,8 +64,8 @@ def products(g: Integers, h: Integers, left: Quotients, right: Quotients, decay:
         first = stop
 
 
-def _product(left: Quotients, right: Quotients, nodes: _Met, edges: _Met, decay: float) -> Products:
-    """Products of the groups of nodes and of edges that meet."""
+def _product(left: Quotients, right: Quotients, nodes: _Matches, edges: _Matches, decay: float) -> Products:
+    """Products from the matching groups of nodes and of edges."""
     pair, ours, theirs = nodes
     widths = right.nodes.counts[theirs]
     counts = left.nodes.counts[ours] * widths
@@ -76,7 +76,7 @@ def _product(left: Quotients, right: Quotients, nodes: _Met, edges: _Met, decay:
     edge_pair, our_edges, their_edges = edges
     grid = _Grid.of(left.edges, our_edges, right.edges, their_edges)
     index = np.int32 if len(starts) <= np.iinfo(np.int32).max else np.int64
-    # The groups of nodes that the ends of an edge are in: they met, since either graph has such an edge.
+    # The groups of nodes that the ends of an edge are in: they match, since both graphs have such an edge.
     known = pair * left.n_labels + left.nodes.keys[ours]
     ends = []
     for label, ours_at, theirs_at in zip(
@@ -90,23 +90,23 @@ def _product(left: Quotients, right: Quotients, nodes: _Met, edges: _Met, decay:
         ends.append(np.repeat(base, grid.widths) + theirs_at[grid.theirs])
     weights = grid.outer(decay * left.weights) * right.weights[grid.theirs]
     matrix = sp.coo_array((weights, tuple(ends)), shape=(len(starts), len(starts)))
-    matrix.has_canonical_format = True  # no entry comes twice: nothing to sort and add up
+    matrix.has_canonical_format = True  # no entry occurs twice: nothing to sort and add up
     new = np.flatnonzero(np.diff(pair, prepend=-1))
     return Products(pair[new], offsets[new], starts, matrix.tocsr())
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """All (item of one group, item of another) for each pair of groups that met."""
+    """All (item of one group, item of another) for each pair of matching groups."""
 
     groups: Integers
-    """(m,), for each own item which meeting it is of."""
+    """(m,), the pair of groups that each own item belongs to."""
     ours: Integers
     """(m,), the item."""
     widths: Integers
-    """(m,), how many items it meets."""
+    """(m,), the number of items that it is combined with."""
     theirs: Integers
-    """(sum of widths,), those."""
+    """(sum of widths,), these items."""
 
     @classmethod
     def of(cls, left: Groups, ours: Integers, right: Groups, theirs: Integers) -> _Grid:
@@ -117,7 +117,7 @@ class _Grid:
         return cls(groups, items, widths, _ranges(right.firsts[theirs][groups], widths))
 
     def outer(self, values: Floats) -> Floats:
-        """Value of the own item, for each item it meets."""
+        """Value of the own item, for each item that it is combined with."""
         return np.repeat(values[self.ours], self.widths)
 
 
@@ -148,8 +148,8 @@ def solved(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
     """bᵀ (I - M)⁻¹ b of each diagonal block, and the solutions if no gaps are given.
 
     The error of the sum after some steps is the squared error of the solution in the energy norm, thus at most
-    ‖r‖² / gap where 1 - ρ(M) ≥ gap: it goes down twice as fast as the residual. Without gaps the residual has to become
-    small; where I - M turns out to be indefinite, the sum is NaN.
+    ‖r‖² / gap where 1 - ρ(M) ≥ gap: it decreases twice as fast as the residual. Without gaps the residual has to become
+    small; where I - M is found to be indefinite, the sum is NaN.
     """
     sums, live = np.zeros(len(found.pairs)), np.arange(len(found.pairs))
     matrix, firsts = found.matrix, found.firsts
@@ -188,7 +188,7 @@ def solved(found: Products, gaps: Floats | None) -> tuple[Floats, Floats]:
 
 
 def certified(found: Products) -> tuple[Floats, Floats]:
-    """Sums, and upper bounds of the spectral radius of each diagonal block of M; inf if there is none.
+    """Sums, and upper bounds of the spectral radius of each diagonal block of M; ∞ if none is known.
 
     For a matrix M ≥ 0 and any x > 0 the radius is at most max (Mx)ᵢ / xᵢ (Collatz and Wielandt). The solution x of
     (I - M) x = b > 0 makes this less than 1 if the radius is, and if it is not, no x does.

@@ -1,13 +1,13 @@
 """Graphs as CSR rows of whole numbers, and back: lossless, self-contained, nothing pickled.
 
-A row is a sequence from column 0 on, so that it holds what it says and nothing else::
+A row is a sequence from column 0 on, without gaps::
 
     kind, n_nodes, n_edges mod 2²⁰ + 1, n_edges div 2²⁰ + 1, length + 1, alphabet..., label of each node..., edges...
 
 kind is 1 without labels, 2 for whole numbers, 3 for strings. The alphabet is the distinct labels of the graph in order,
 each as the bytes of its text in UTF-8, plus one, and 257 after each; `length` counts its entries. A node's label is its
 place in the alphabet, from 1; an edge is two nodes, from 1, the smaller first; edges are in order. All entries are
-positive, as CSR wants them, and below 2²⁴, so that float32 holds them too.
+positive, so that CSR stores them, and below 2²⁴, so that float32 is exact.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dkrr.kernels.graphs import INT_LABELS, MAX_NODES, NO_LABELS, STR_LABELS, Gr
 from dkrr.sparse import check_structure
 
 GRAPH_WIDTH = 2**31 - 1
-"""Columns of encoded graphs, however large these are: rows of any two sets of graphs then fit each other."""
+"""Columns of encoded graphs of any size, so that rows of any two sets of graphs fit each other."""
 
 _KIND_NAMES = {NO_LABELS: "no labels", INT_LABELS: "whole numbers as labels", STR_LABELS: "strings as labels"}
 
 _HEAD = 5
 _DIGIT = 2**20
 _END_OF_LABEL = 257
-# Strings may hold halves of surrogate pairs, which UTF-8 has no place for otherwise.
+# Strings may contain halves of surrogate pairs, which UTF-8 refuses otherwise.
 _LENIENT = "surrogatepass"
 
 
@@ -40,7 +40,7 @@ class GraphBlock:
     """Some graphs side by side, as one graph of many components."""
 
     kind: int
-    """Which labels all of them have."""
+    """Kind of labels that all of them have."""
     sizes: Integers
     """(n_graphs,), nodes of each."""
     labels: Integers
@@ -52,24 +52,9 @@ class GraphBlock:
 
 
 def encode_graphs(graphs: Sequence[Any], label: str | None = "label") -> sp.csr_array:
-    """Row for each graph.
+    """CSR rows of graphs in any of the forms that `as_graph` takes, of shape (n_graphs, GRAPH_WIDTH), float64.
 
-    Parameters
-    ----------
-    graphs : sequence of graphs
-        networkx graphs, pairs (adjacency, labels), triples (n_nodes, edges, labels) or `Graph`: undirected, without
-        weights and loops.
-    label : str or None
-        Attribute of networkx nodes that is their label; None: they have none.
-
-    Returns
-    -------
-    csr_array of float64, shape (n_graphs, GRAPH_WIDTH)
-
-    Raises
-    ------
-    InputError
-        If a graph cannot be used, or some have other kinds of labels than the first; the message names its number.
+    All have to have the same kind of labels; errors name the number of the graph.
     """
     rows: list[list[int]] = []
     first = NO_LABELS
@@ -95,26 +80,7 @@ def encode_graphs(graphs: Sequence[Any], label: str | None = "label") -> sp.csr_
 
 
 def read_graphs(X: Any, vocabulary: dict[bytes, int], name: str = "X") -> GraphBlock:
-    """Encoded rows as arrays.
-
-    Parameters
-    ----------
-    X : csr_array of shape (n_graphs, GRAPH_WIDTH)
-        As `encode_graphs` makes it.
-    vocabulary : dict
-        From a label's text to its number; labels not met before are added to it.
-    name : str
-        What the error messages call X.
-
-    Returns
-    -------
-    GraphBlock
-
-    Raises
-    ------
-    InputError
-        If a row is not an encoded graph, or rows have labels of different kinds.
-    """
+    """Rows of `encode_graphs` as arrays, checked; new labels are added to `vocabulary`, from their text to a number."""
     if not sp.issparse(X) or X.shape[1] != GRAPH_WIDTH:
         raise InputError(
             f"{name} has shape {X.shape}; expected graphs as encoded rows, CSR of {GRAPH_WIDTH} columns: give a list "
@@ -170,17 +136,17 @@ def _row(graph: Graph) -> list[int]:
         for value in (*(byte + 1 for byte in str(label).encode(errors=_LENIENT)), _END_OF_LABEL)
     ]
     if len(alphabet) >= MAX_NODES:
-        raise InputError(f"its labels are {len(alphabet)} bytes of text; expected fewer than {MAX_NODES}: number them")
+        raise InputError(f"its labels are {len(alphabet)} bytes of text; expected fewer than {MAX_NODES}: use numbers")
     return [*head, len(alphabet) + 1, *alphabet, *(place[label] for label in graph.labels), *edges]
 
 
 def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integers, Integers]:
-    """Kind, the nodes' numbers in the vocabulary, and the edges; ValueError or IndexError if damaged."""
+    """Kind of labels, number of each node's label in the vocabulary, and edges; ValueError or IndexError if damaged."""
     kind, n_nodes, low, high, length = (int(value) for value in row[:_HEAD])
     n_edges, nodes_at = low - 1 + (high - 1) * _DIGIT, _HEAD + length - 1
     edges_at = nodes_at + (0 if kind == NO_LABELS else n_nodes)
     if kind not in _KIND_NAMES or n_nodes > MAX_NODES or len(row) != edges_at + 2 * n_edges:
-        raise ValueError("another length")
+        raise ValueError("wrong length")
     edges = row[edges_at:].reshape(-1, 2) - 1
     if n_edges and not (edges.max() < n_nodes and (edges[:, 0] < edges[:, 1]).all()):
         raise ValueError("edges of nodes that do not exist")
@@ -198,5 +164,5 @@ def _read_row(row: Integers, vocabulary: dict[bytes, int]) -> tuple[int, Integer
 
 
 def _starts(counts: Integers) -> Integers:
-    """How many come before each."""
+    """Sum of the counts before each."""
     return np.asarray(np.cumsum(counts) - counts, dtype=np.int64)

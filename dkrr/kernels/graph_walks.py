@@ -1,14 +1,14 @@
 """Sums over the walks that graphs have in common, for many pairs of graphs at a time.
 
-A graph is first replaced by its coarsest equitable partition: nodes that colour refinement cannot tell apart (the
+A graph is first replaced by its coarsest equitable partition: nodes that colour refinement does not distinguish (the
 hydrogens of one methyl group, say) start equally many walks through every sequence of labels, so one class stands for
 all of them. With m the sizes of the classes and E the numbers of directed edges between them, the symmetric matrix
 S = D^(-1/2) E D^(-1/2), D = diag m, has 1ᵀAˡ1 = bᵀSˡb for b = √m and every l, and likewise for products of graphs.
 
 Without labels the eigenvalues of a product are the products of eigenvalues, and the sum over all walks is a double sum
 over those of either graph. With labels the products of many pairs of graphs become one sparse block-diagonal matrix, on
-which conjugate gradients run for all pairs at once, each with step lengths of its own. All arithmetic runs within a
-pair and in an order that the (ordered) pair alone decides: an entry is the same to the last bit in whatever block.
+which conjugate gradients run for all pairs at once, each with its own step lengths. All arithmetic runs within a
+pair and in an order that depends on the (ordered) pair alone: an entry is the same to the last bit in any block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dkrr.kernels.graph_partitions import Floats, Quotients, quotients
 from dkrr.kernels.graph_products import certified, moments, products, radius, solved
 from dkrr.kernels.graphs import Integers
 
-# Pairs matched at once.
+# Pairs matched at once: few enough to stay in cache.
 MATCHED_PAIRS = 1024
 # Smallest 1 - decay x spectral radius; nearer to 0, rounding would be multiplied by more than a million.
 MIN_GAP = 1e-6
@@ -35,20 +35,10 @@ SAFE_FRACTION = 0.9
 
 
 class CommonWalks(ABC):
-    """Σ_l λˡ c_l(G, H) over all lengths l, or over those up to `steps`, for the pairs of two blocks of graphs.
+    """Σ_l λˡ c_l(G, H) over all lengths l, or those up to `steps`, for the pairs of two blocks of graphs; λ is `decay`.
 
-    Parameters
-    ----------
-    left, right : Quotients
-        Of X and of Y; the same for a symmetric block.
-    decay : float
-        λ.
-    steps : int or None
-
-    Attributes
-    ----------
-    own_left, own_right : ndarray of shape (n_graphs,)
-        Sums of each graph with itself. They are finite, and so are then those of all pairs.
+    `left` and `right` are those of X and of Y, and the same value for a symmetric block. `own_left` and `own_right`,
+    (n_graphs,), are the sums of each graph with itself: they are finite, and so are then those of all pairs.
     """
 
     def __init__(self, left: Quotients, right: Quotients, decay: float, steps: int | None) -> None:
@@ -58,20 +48,20 @@ class CommonWalks(ABC):
 
     @abstractmethod
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
-        """Write the sums; for a symmetric block zeros above the diagonal, where they are mirrored to later."""
+        """Write the sums, and for a symmetric block zeros above the diagonal, which is overwritten later."""
 
     @abstractmethod
     def _own(self, side: Quotients, name: str) -> Floats:
-        """Sums of graphs with themselves, or raise InputError if some are infinite."""
+        """Sums of graphs with themselves, or InputError if some are infinite."""
 
     def _end(self, row: int, columns: slice) -> int:
-        """End of the columns that are wanted in a row."""
+        """End of the columns that are computed in a row."""
         end = max(columns.start, min(columns.stop, row + 1)) if self.right is self.left else columns.stop
         return int(end)
 
 
 def common_walks(X: Any, Y: Any, decay: float, steps: int | None) -> CommonWalks:
-    """Sums for two blocks of encoded rows; Y is X for a symmetric block."""
+    """Sums over common walks of two blocks of encoded rows; Y is X for a symmetric block."""
     left, right = quotients(X, Y)
     if left.labelled:
         return ProductWalks(left, right, decay, steps)
@@ -118,7 +108,7 @@ class SpectralWalks(CommonWalks):
         radii = np.maximum.reduceat(np.abs(self._spectra[id(side)][0]), side.first_classes[:-1]) ** 2
         bad = np.flatnonzero(self.decay * radii > 1 - MIN_GAP)
         if len(bad):
-            raise _endless(self.decay, radii[bad], bad, name)
+            raise _infinite_sum(self.decay, radii[bad], bad, name)
         return np.array([self._sums(g, g, g + 1, side, side)[0] for g in range(side.n_graphs)])
 
     def _sums(
@@ -130,8 +120,8 @@ class SpectralWalks(CommonWalks):
             return np.zeros(0)
         first = right.first_classes[start : stop + 1]
         ours = slice(*left.first_classes[row : row + 2])
-        values, weights = (part[ours] for part in self._spectra[id(left)])
-        others, their_weights = (part[first[0] : first[-1]] for part in self._spectra[id(right)])
+        values, weights = (each[ours] for each in self._spectra[id(left)])
+        others, their_weights = (each[first[0] : first[-1]] for each in self._spectra[id(right)])
         total, term = np.zeros(len(others)), np.empty(len(others))
         for value, weight in zip(values, weights, strict=True):
             np.multiply(others, -self.decay * value, out=term)
@@ -192,11 +182,11 @@ class ProductWalks(CommonWalks):
                 for g in np.split(bad, len(bad))
                 for one in products(g, g, side, side, self.decay)
             ]
-            raise _endless(self.decay, np.array(radii), bad, name)
+            raise _infinite_sum(self.decay, np.array(radii), bad, name)
         return _checked_finite(sums, self.decay)
 
     def _chunks(self, rows: slice, columns: slice) -> Iterator[tuple[Integers, Integers]]:
-        """Yield the wanted pairs (g, h) of a block, row by row, some at a time."""
+        """Yield the pairs (g, h) of a block, row by row, MATCHED_PAIRS at a time."""
         ends = np.array([self._end(row, columns) for row in range(rows.start, rows.stop)], dtype=np.int64)
         widths = ends - columns.start
         stops = np.cumsum(widths)
@@ -216,12 +206,12 @@ def _checked_finite(sums: Floats, decay: float) -> Floats:
     return sums
 
 
-def _endless(decay: float, radii: Floats, graphs: Integers, name: str) -> InputError:
+def _infinite_sum(decay: float, radii: Floats, graphs: Integers, name: str) -> InputError:
     worst = int(np.argmax(radii))
     limit = 1 / radii[worst]
     return InputError(
-        f"decay is {decay:.6g}, but the sum over all walks that graph {graphs[worst]} of {name} has in common with "
-        f"itself is finite, and can be computed, only for decay below {limit:.6g} (1 / {radii[worst]:.6g}, the "
-        f"spectral radius of its product with itself); so it is, at other limits, for {len(graphs)} of these graphs: "
+        f"decay is {decay:.6g}; expected less than {limit:.6g} (1 / {radii[worst]:.6g}, the spectral radius of the "
+        f"product of graph {graphs[worst]} of {name} with itself), above which its sum over all walks is infinite, or "
+        f"cannot be computed; {len(graphs)} of these graphs have a limit below decay: "
         f"use decay={SAFE_FRACTION * limit:.3g} or less, or a finite number of steps"
     )

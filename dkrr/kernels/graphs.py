@@ -1,4 +1,4 @@
-"""Undirected graphs as values, made of any of the forms that graphs come in."""
+"""Undirected graphs as values, made from networkx graphs, adjacency matrices or lists of edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dkrr.kernels.blocks import whole
 from dkrr.sparse import check_structure
 
 MAX_NODES = 2**24 - 1
-"""Up to here float32 tells whole numbers apart."""
+"""Bound up to which float32 represents all whole numbers."""
 
 NO_LABELS, INT_LABELS, STR_LABELS = 1, 2, 3
 
@@ -62,17 +62,20 @@ class Graph:
 
     @property
     def kind(self) -> int:
-        """Which labels: NO_LABELS, INT_LABELS or STR_LABELS."""
+        """Kind of labels: NO_LABELS, INT_LABELS or STR_LABELS."""
         if self.labels is None:
             return NO_LABELS
         return STR_LABELS if isinstance(self.labels[0], str) else INT_LABELS
 
 
 def as_graph(item: Any, label: str | None = "label") -> Graph:
-    """Graph of any of the forms that `encode_graphs` takes, checked."""
+    """Graph from a `Graph`, a networkx graph, a pair (adjacency, labels) or a triple (n_nodes, edges, labels), checked.
+
+    `label` is the attribute of networkx nodes that is their label; None means no labels.
+    """
     if isinstance(item, Graph):
         return item
-    # Whoever has a networkx graph has imported networkx.
+    # Not imported here: who has such a graph has imported networkx.
     networkx = sys.modules.get("networkx")
     if networkx is not None and isinstance(item, networkx.Graph):
         return _from_networkx(item, label)
@@ -128,14 +131,14 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
             "one for each node in order, or None"
         )
     if len(labels) != n_nodes:
-        raise InputError(f"{len(labels)} labels for {n_nodes} nodes; expected one for each")
+        raise InputError(f"it has {len(labels)} labels for {n_nodes} nodes; expected one for each")
     if all(isinstance(label, str) for label in labels):
         return tuple(str(label) for label in labels)
     if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):
         return tuple(int(label) for label in labels)
     kinds = ", ".join(sorted({type(label).__qualname__ for label in labels}))
     raise InputTypeError(
-        f"its labels are of type {kinds}; expected whole numbers alone or strings alone: convert them, say by str"
+        f"its labels are of type {kinds}; expected whole numbers only or strings only: convert them, for example by str"
     )
 
 
@@ -157,13 +160,13 @@ def _from_adjacency(adjacency: Any, labels: Any) -> Graph:
         table = table.copy()
         table.sum_duplicates()
     entries = table.data if sparse else table
-    # NaN is neither.
+    # NaN is neither 0 nor 1.
     if not np.all((entries == 0) | (entries == 1)):
-        raise InputError("its adjacency has entries other than 0 and 1: weighted graphs are not supported")
+        raise InputError("its adjacency has entries other than 0 and 1; expected a graph without weights")
     row, column = (np.asarray(places, dtype=np.int64) for places in table.nonzero())
     n_nodes = int(table.shape[0])
     if not np.array_equal(np.sort(row * n_nodes + column), np.sort(column * n_nodes + row)):
-        raise InputError("its adjacency is not symmetric: directed graphs are not supported")
+        raise InputError("its adjacency is not symmetric; expected an undirected graph")
     once = row <= column
     return Graph(n_nodes, np.column_stack([row[once], column[once]]), labels)
 
@@ -177,7 +180,7 @@ def _from_networkx(graph: Any, label: str | None) -> Graph:
     number = {node: place for place, node in enumerate(graph.nodes)}
     for one, other, weight in graph.edges(data="weight", default=1):
         if weight != 1:
-            raise InputError(f"the edge {(one, other)!r} has weight {weight!r}: weighted graphs are not supported")
+            raise InputError(f"the edge {(one, other)!r} has weight {weight!r}; expected a graph without weights")
     edges = [(number[one], number[other]) for one, other in graph.edges]
     return Graph(len(number), edges, None if label is None else _networkx_labels(graph, label))
 
@@ -191,7 +194,7 @@ def _networkx_labels(graph: Any, label: str) -> list[Any] | None:
         return None
     others = sorted({str(key) for data in attributes for key in data} - {label})
     raise InputError(
-        f"node {without[0]!r} has no attribute {label!r}, but there are attributes "
+        f"node {without[0]!r} has no attribute {label!r}, but nodes have attributes "
         f"({', '.join(others) or label}); expected it at every node: name the attribute that is the label "
-        "(label=...), or say label=None to leave them out"
+        "(label=...), or use label=None for no labels"
     )
