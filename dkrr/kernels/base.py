@@ -80,7 +80,7 @@ class Kernel(ABC):
     __array_ufunc__: ClassVar[None] = None
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
-        """Block of kernel values.
+        """Block of kernel values, written to `out` if given.
 
         Parameters
         ----------
@@ -150,18 +150,10 @@ class Kernel(ABC):
         return self
 
     def encode(self, X: Any) -> Any:
-        """Rows of numbers for data of the kind that the kernel takes; such rows pass as they are.
+        """Rows of numbers for data of the kind that the kernel takes; rows of numbers are returned unchanged.
 
         Documents, graphs and the like become CSR rows, which are read in blocks, stored, sent and compared like any
         others; the kernel is then computed from those.
-
-        Parameters
-        ----------
-        X : data of the kind that the kernel takes, or rows of numbers that stand for such data
-
-        Returns
-        -------
-        ndarray, CSR, or whatever else holds rows of numbers
         """
         return X
 

@@ -182,20 +182,6 @@ class Precomputed(Kernel):
     tag: ClassVar[str] = "precomputed"
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
-        """X, copied to `out` or to a new array.
-
-        Parameters
-        ----------
-        X : ndarray or CSR, shape (n_rows, n_columns)
-            Entries of the Gram matrix.
-        Y : array with n_columns rows, optional
-            The rows that X's columns stand for.
-        out : ndarray, shape (n_rows, n_columns), optional
-
-        Returns
-        -------
-        ndarray, shape (n_rows, n_columns)
-        """
         block = as_rows(X)
         if Y is None:
             _check_square(block)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -43,16 +44,16 @@ class CommonWalks(ABC):
 
     def __init__(self, left: Quotients, right: Quotients, decay: float, steps: int | None) -> None:
         self.left, self.right, self.decay, self.steps = left, right, decay, steps
-        self.own_left = self._own(left, "X")
-        self.own_right = self.own_left if right is left else self._own(right, "Y")
+        self.own_left, self._of_left = self._own(left, "X")
+        self.own_right, self._of_right = (self.own_left, self._of_left) if right is left else self._own(right, "Y")
 
     @abstractmethod
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
         """Write the sums, and for a symmetric block zeros above the diagonal, which is overwritten later."""
 
     @abstractmethod
-    def _own(self, side: Quotients, name: str) -> Floats:
-        """Sums of graphs with themselves, or InputError if some are infinite."""
+    def _own(self, side: Quotients, name: str) -> tuple[Floats, Any]:
+        """Sums of graphs with themselves, and what `fill` needs of them; InputError if some are infinite."""
 
     def _end(self, row: int, columns: slice) -> int:
         """End of the columns that are computed in a row."""
@@ -63,97 +64,88 @@ class CommonWalks(ABC):
 def common_walks(X: Any, Y: Any, decay: float, steps: int | None) -> CommonWalks:
     """Sums over common walks of two blocks of encoded rows; Y is X for a symmetric block."""
     left, right = quotients(X, Y)
-    if left.labelled:
-        return ProductWalks(left, right, decay, steps)
-    return SpectralWalks(left, right, decay) if steps is None else ShortWalks(left, right, decay, steps)
+    walks = ProductWalks if left.labelled else SpectralWalks if steps is None else ShortWalks
+    return walks(left, right, decay, steps)
 
 
 class ShortWalks(CommonWalks):
     """Few steps without labels: c_l(G, H) = c_l(G) c_l(H), the numbers of walks in either graph alone."""
 
-    def __init__(self, left: Quotients, right: Quotients, decay: float, steps: int) -> None:
-        # λ^(l/2) c_l(G), (steps + 1, n_graphs).
-        self._counts = {
-            id(side): moments(np.sqrt(decay) * side.matrix(), side.starts, side.first_classes[:-1], steps)
-            for side in ((left,) if right is left else (left, right))
-        }
-        super().__init__(left, right, decay, steps)
-
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
-        counts, others = self._counts[id(self.left)][:, rows], self._counts[id(self.right)][:, columns]
         strip = np.zeros(out.shape)
-        for ours, theirs in zip(counts, others, strict=True):
+        for ours, theirs in zip(self._of_left[:, rows], self._of_right[:, columns], strict=True):
             strip += np.multiply.outer(ours, theirs)
         out[...] = strip
 
-    def _own(self, side: Quotients, name: str) -> Floats:  # noqa: ARG002
+    def _own(self, side: Quotients, name: str) -> tuple[Floats, Floats]:  # noqa: ARG002
+        assert self.steps is not None
+        # λ^(l/2) c_l(G), (steps + 1, n_graphs).
+        counts = moments(np.sqrt(self.decay) * side.matrix(), side.starts, side.first_classes[:-1], self.steps)
         with np.errstate(over="ignore"):
-            return _checked_finite(np.sum(self._counts[id(side)] ** 2, axis=0), self.decay)
+            return _checked_finite(np.sum(counts**2, axis=0), self.decay), counts
 
 
 class SpectralWalks(CommonWalks):
     """Any number of steps without labels: with c_l(G) = Σ_i w_i μ_iˡ, an entry is Σ_ij w_i w_j / (1 - λ μ_i μ_j)."""
 
-    def __init__(self, left: Quotients, right: Quotients, decay: float) -> None:
-        self._spectra = {id(side): _spectrum(side) for side in ((left,) if right is left else (left, right))}
-        super().__init__(left, right, decay, None)
-
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
         for row in range(rows.start, rows.stop):
             end = self._end(row, columns)
-            out[row - rows.start, : end - columns.start] = self._sums(row, columns.start, end)
+            out[row - rows.start, : end - columns.start] = self._sums(
+                row, self._of_left, columns.start, end, self._of_right
+            )
             out[row - rows.start, end - columns.start :] = 0.0
 
-    def _own(self, side: Quotients, name: str) -> Floats:
-        radii = np.maximum.reduceat(np.abs(self._spectra[id(side)][0]), side.first_classes[:-1]) ** 2
+    def _own(self, side: Quotients, name: str) -> tuple[Floats, _Spectra]:
+        spectra = _Spectra.of(side)
+        radii = np.maximum.reduceat(np.abs(spectra.values), spectra.firsts[:-1]) ** 2
         bad = np.flatnonzero(self.decay * radii > 1 - MIN_GAP)
         if len(bad):
             raise _infinite_sum(self.decay, radii[bad], bad, name)
-        return np.array([self._sums(g, g, g + 1, side, side)[0] for g in range(side.n_graphs)])
+        return np.array([self._sums(g, spectra, g, g + 1, spectra)[0] for g in range(side.n_graphs)]), spectra
 
-    def _sums(
-        self, row: int, start: int, stop: int, left: Quotients | None = None, right: Quotients | None = None
-    ) -> Floats:
+    def _sums(self, row: int, left: _Spectra, start: int, stop: int, right: _Spectra) -> Floats:
         """Sums of a graph with others, a pass over these for each of its eigenvalues."""
-        left, right = left or self.left, right or self.right
         if start == stop:
             return np.zeros(0)
-        first = right.first_classes[start : stop + 1]
-        ours = slice(*left.first_classes[row : row + 2])
-        values, weights = (each[ours] for each in self._spectra[id(left)])
-        others, their_weights = (each[first[0] : first[-1]] for each in self._spectra[id(right)])
+        ours, theirs = slice(*left.firsts[row : row + 2]), slice(right.firsts[start], right.firsts[stop])
+        others = right.values[theirs]
         total, term = np.zeros(len(others)), np.empty(len(others))
-        for value, weight in zip(values, weights, strict=True):
+        for value, weight in zip(left.values[ours], left.weights[ours], strict=True):
             np.multiply(others, -self.decay * value, out=term)
             term += 1.0
             np.divide(weight, term, out=term)
             total += term
-        total *= their_weights
-        return np.asarray(np.add.reduceat(total, first[:-1] - first[0]))
+        total *= right.weights[theirs]
+        return np.asarray(np.add.reduceat(total, right.firsts[start:stop] - theirs.start))
 
 
-def _spectrum(side: Quotients) -> tuple[Floats, Floats]:
-    """Eigenvalues and weights w_i = (uᵢᵀb)² of all graphs' S, (n_classes,) each."""
-    values, weights = np.empty(len(side.starts)), np.empty(len(side.starts))
-    matrix, first = side.matrix(), side.first_classes
-    for start, stop in pairwise(first):
-        one = slice(start, stop)
-        values[one], vectors = np.linalg.eigh(matrix[one, one].toarray())
-        weights[one] = np.einsum("ij,i->j", vectors, side.starts[one]) ** 2
-    return values, weights
+@dataclass(frozen=True)
+class _Spectra:
+    """Eigenvalues μ and weights w_i = (uᵢᵀb)² of all graphs' S, (n_classes,) each."""
+
+    values: Floats
+    weights: Floats
+    firsts: Integers
+    """(n_graphs + 1,), where those of each graph start."""
+
+    @classmethod
+    def of(cls, side: Quotients) -> _Spectra:
+        values, weights = np.empty(len(side.starts)), np.empty(len(side.starts))
+        matrix = side.matrix()
+        for start, stop in pairwise(side.first_classes):
+            one = slice(start, stop)
+            values[one], vectors = np.linalg.eigh(matrix[one, one].toarray())
+            weights[one] = np.einsum("ij,i->j", vectors, side.starts[one]) ** 2
+        return cls(values, weights, side.first_classes)
 
 
 class ProductWalks(CommonWalks):
     """Labelled graphs: walks in direct products, whose nodes are the pairs of equally labelled nodes."""
 
-    def __init__(self, left: Quotients, right: Quotients, decay: float, steps: int | None) -> None:
-        # Bounds below 1 of λ times the spectral radius of each graph's product with itself.
-        self._rates: dict[int, Floats] = {}
-        super().__init__(left, right, decay, steps)
-
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> None:
         out[...] = 0.0
-        rates, others = self._rates[id(self.left)], self._rates[id(self.right)]
+        rates, others = self._of_left, self._of_right
         for g, h in self._chunks(rows, columns):
             for found in products(g, h, self.left, self.right, self.decay):
                 row, column = g[found.pairs], h[found.pairs]
@@ -164,7 +156,8 @@ class ProductWalks(CommonWalks):
                     sums = moments(found.matrix, found.starts, found.firsts, self.steps).sum(axis=0)
                 out[row - rows.start, column - columns.start] = sums
 
-    def _own(self, side: Quotients, name: str) -> Floats:
+    def _own(self, side: Quotients, name: str) -> tuple[Floats, Floats]:
+        # Rates: bounds below 1 of λ times the spectral radius of each graph's product with itself.
         sums, rates = np.empty(side.n_graphs), np.zeros(side.n_graphs)
         for start in range(0, side.n_graphs, MATCHED_PAIRS):
             graphs = np.arange(start, min(start + MATCHED_PAIRS, side.n_graphs))
@@ -174,7 +167,6 @@ class ProductWalks(CommonWalks):
                     sums[g], rates[g] = certified(found)
                 else:
                     sums[g] = moments(found.matrix, found.starts, found.firsts, self.steps).sum(axis=0)
-        self._rates[id(side)] = rates
         bad = np.flatnonzero(~(rates <= 1 - MIN_GAP))
         if len(bad):
             radii = [
@@ -183,7 +175,7 @@ class ProductWalks(CommonWalks):
                 for one in products(g, g, side, side, self.decay)
             ]
             raise _infinite_sum(self.decay, np.array(radii), bad, name)
-        return _checked_finite(sums, self.decay)
+        return _checked_finite(sums, self.decay), rates
 
     def _chunks(self, rows: slice, columns: slice) -> Iterator[tuple[Integers, Integers]]:
         """Yield the pairs (g, h) of a block, row by row, MATCHED_PAIRS at a time."""

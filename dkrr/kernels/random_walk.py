@@ -96,16 +96,6 @@ class RandomWalk(Kernel):
             raise InputTypeError(f"label is {self.label!r}; expected the name of an attribute of nodes, or None")
 
     def encode(self, X: Any) -> Any:
-        """Encoded rows for graphs; CSR passes as it is.
-
-        Parameters
-        ----------
-        X : list, tuple, one-dimensional object array or Series of graphs, or CSR array of encoded ones
-
-        Returns
-        -------
-        csr_array, shape (n_graphs, GRAPH_WIDTH)
-        """
         if sp.issparse(X) and X.format == "csr":
             return X
         # A Series, but nothing lazy, which would be computed by accident.

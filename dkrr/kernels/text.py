@@ -125,17 +125,9 @@ class BagOfWords(Kernel):
         return f"{type(self).__qualname__}({', '.join(text)})"
 
     def fitted(self, X: Any) -> Kernel:
-        """Kernel with the vocabulary and the rarities of a corpus; what it already has is kept.
+        """Kernel with the vocabulary and the rarities of documents; what it already has is kept.
 
-        Parameters
-        ----------
-        X : sequence of str, Series or object array of strings
-            The documents. Rows of numbers leave the kernel unchanged.
-
-        Raises
-        ------
-        InputError
-            If X has no document, or the documents no term. `InputTypeError` if one is not a string; names its number.
+        Rows of numbers leave it unchanged. Documents without any term are refused.
         """
         if not self._lacks or (documents := as_documents(X)) is None:
             return self
@@ -168,21 +160,9 @@ class BagOfWords(Kernel):
         )
 
     def encode(self, X: Any) -> Any:
-        """Weights of documents, a column for each term; rows of numbers pass as they are.
+        """Weights of documents, CSR of shape (n_documents, n_terms); rows of numbers are returned unchanged.
 
-        Parameters
-        ----------
-        X : sequence of str, Series or object array of strings
-
-        Returns
-        -------
-        CSR array of float64, shape (n_documents, n_terms)
-            Not divided by lengths: the kernel does that.
-
-        Raises
-        ------
-        InputError
-            If the kernel is not fitted. `InputTypeError` if a document is not a string; names its number.
+        They are not divided by the lengths of rows: the kernel does that.
         """
         documents = as_documents(X)
         if documents is None:

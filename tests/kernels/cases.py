@@ -1,4 +1,4 @@
-"""The table of kernels: a row here enrols a kernel in every shared test."""
+"""The table of kernels: a row here registers a kernel in every shared test."""
 
 from dataclasses import dataclass
 

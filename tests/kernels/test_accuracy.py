@@ -68,7 +68,7 @@ def test_cosine_of_zero_rows_is_zero():
 
 
 def test_laplacian_of_wide_csr():
-    # More columns than a panel, shared and not.
+    # More columns than are made dense at a time, shared and not.
     X = sp.random_array((30, 5000), density=0.1, rng=np.random.default_rng(0), format="csr")
     Y = sp.random_array((20, 5000), density=0.2, rng=np.random.default_rng(1), format="csr")
     assert_allclose(Laplacian()(X, Y), Laplacian()(X.toarray(), Y.toarray()), rtol=1e-13)
