@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -13,12 +12,12 @@ from dkrr.features.base import Array, FeatureMap, dense_rows
 from dkrr.features.columns import ColumnsMap
 from dkrr.features.maps import ConcatenatedMap, ScaledMap
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Block, checksum
-from dkrr.kernels.centring import CentredLinear, as_origin, described
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block
+from dkrr.kernels.centring import AboutOrigin, CentredLinear
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CentredMap(FeatureMap):
+class CentredMap(AboutOrigin, FeatureMap):
     """φ(x) = x − o for an origin o, for the kernel (x − o)ᵀ(z − o).
 
     Parameters
@@ -31,22 +30,6 @@ class CentredMap(FeatureMap):
 
     origin: Array
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "origin", as_origin(self.origin))
-
-    def __repr__(self) -> str:
-        return f"CentredMap({described(self.origin)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CentredMap) and np.array_equal(self.origin, other.origin)
-
-    def __hash__(self) -> int:
-        return hash((self.tag, self._digest))
-
-    @cached_property
-    def _digest(self) -> str:
-        return checksum(self.origin)
-
     def dimension(self, n_features: int) -> int:
         return n_features
 
@@ -56,10 +39,6 @@ class CentredMap(FeatureMap):
     def to_dict(self) -> dict[str, Any]:
         """See base class; the checksum of the origin stands for it."""
         return {"feature_map": self.tag, "origin": {"array": self._digest}}
-
-    def arrays(self) -> dict[str, Any]:
-        """The origin as one row, by its checksum."""
-        return {self._digest: self.origin[np.newaxis]}
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         np.subtract(dense_rows(X[:, start:stop]), self.origin[start:stop], out=out, dtype=np.float64)

@@ -29,8 +29,35 @@ Origins = tuple[Array | None, ...]
 """Origin of each linear part of a kernel, in the order of `linear_parts`; None for an origin of 0."""
 
 
+class AboutOrigin:
+    """What a kernel and a feature map about an origin share; the origin is read-only, and described by its checksum."""
+
+    origin: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "origin", as_origin(self.origin))
+
+    def __repr__(self) -> str:
+        distance = np.linalg.norm(self.origin)
+        return f"{type(self).__qualname__}(origin of {len(self.origin)} columns, {distance:.3g} from 0)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and np.array_equal(self.origin, other.origin)
+
+    def __hash__(self) -> int:
+        return hash((type(self).__qualname__, self._digest))
+
+    @cached_property
+    def _digest(self) -> str:
+        return checksum(self.origin)
+
+    def arrays(self) -> dict[str, Any]:
+        """The origin as one row, by the checksum that `to_dict` has for it."""
+        return {self._digest: self.origin[np.newaxis]}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class CentredLinear(Kernel):
+class CentredLinear(AboutOrigin, Kernel):
     """k(x, z) = (x − o)ᵀ(z − o) for an origin o, which fits with a free intercept choose near the rows.
 
     Parameters
@@ -50,22 +77,6 @@ class CentredLinear(Kernel):
 
     origin: Array
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "origin", as_origin(self.origin))
-
-    def __repr__(self) -> str:
-        return f"CentredLinear({described(self.origin)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CentredLinear) and np.array_equal(self.origin, other.origin)
-
-    def __hash__(self) -> int:
-        return hash((self.tag, self._digest))
-
-    @cached_property
-    def _digest(self) -> str:
-        return checksum(self.origin)
-
     def resolved(self, n_features: int) -> Kernel:
         if n_features != len(self.origin):
             raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, as many as the origin")
@@ -75,12 +86,7 @@ class CentredLinear(Kernel):
         return Linear().entry_cost(n_features)
 
     def to_dict(self) -> dict[str, Any]:
-        """Description of JSON's types only; the origin is named by its checksum, and given by `arrays`."""
         return {"kernel": self.tag, "origin": {"array": self._digest}}
-
-    def arrays(self) -> dict[str, Any]:
-        """Array that `to_dict` names, as one row."""
-        return {self._digest: self.origin[np.newaxis]}
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._centred(X, dtype)
@@ -105,11 +111,6 @@ def as_origin(values: Any) -> Array:
     origin = np.array(values, np.float64).reshape(-1)
     origin.flags.writeable = False
     return origin
-
-
-def described(origin: Array) -> str:
-    """Short text for an origin of any length."""
-    return f"origin of {len(origin)} columns, {np.linalg.norm(origin):.3g} from 0"
 
 
 @dataclass(frozen=True)
