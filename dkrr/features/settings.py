@@ -1,7 +1,5 @@
 """Checks of the arguments of feature maps."""
 
-import numpy as np
-
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Kernel, as_kernel
 
@@ -14,12 +12,3 @@ def as_base(base: object, name: str) -> Kernel:
     if kernel.is_precomputed:
         raise InputError(f"{name} is given a precomputed kernel; expected one of rows: its X is a Gram matrix already")
     return kernel
-
-
-def whole(value: object, name: str, minimum: int) -> int:
-    """A whole number of at least `minimum`; raise InputError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
-    if value < minimum:
-        raise InputError(f"{name} is {value}; expected a whole number of at least {minimum}")
-    return int(value)
