@@ -42,15 +42,23 @@ class Groups:
         """Pair, own group and group of `other` wherever graph g[i] here and graph h[i] of `other` share a key."""
         per_pair = np.diff(self.pointers)[g]
         pair = np.repeat(np.arange(len(g)), per_pair)
-        ours = np.arange(len(pair)) + np.repeat(self.pointers[g] - (np.cumsum(per_pair) - per_pair), per_pair)
+        ours = ranges(self.pointers[g], per_pair)
         if not (len(pair) and len(other.keys)):
             return pair[:0], ours[:0], ours[:0]
         known = np.repeat(np.arange(len(other.pointers) - 1), np.diff(other.pointers)) * n_keys + other.keys
-        wanted = h[pair] * n_keys + self.keys[ours]
-        theirs = np.searchsorted(known, wanted)
+        sought = h[pair] * n_keys + self.keys[ours]
+        theirs = np.searchsorted(known, sought)
         np.minimum(theirs, len(known) - 1, out=theirs)
-        hit = known[theirs] == wanted
+        hit = known[theirs] == sought
         return pair[hit], ours[hit], theirs[hit]
+
+
+def ranges(firsts: Integers, counts: Integers) -> Integers:
+    """First, first + 1, ... first + count - 1 for each of them, one after the other."""
+    stops = np.cumsum(counts)
+    total = int(stops[-1]) if len(stops) else 0
+    places: Integers = np.arange(total) + np.repeat(firsts - (stops - counts), counts)
+    return places
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.linalg import eigsh
 
-from dkrr.kernels.graph_partitions import Floats, Groups, Quotients
+from dkrr.kernels.graph_partitions import Floats, Groups, Quotients, ranges
 from dkrr.kernels.graphs import Integers
 
 # Nodes and edges of products that are worked on at once: few enough to stay in cache.
@@ -112,21 +112,13 @@ class _Grid:
     def of(cls, left: Groups, ours: Integers, right: Groups, theirs: Integers) -> _Grid:
         counts = left.counts[ours]
         groups = np.repeat(np.arange(len(ours)), counts)
-        items = _ranges(left.firsts[ours], counts)
+        items = ranges(left.firsts[ours], counts)
         widths = right.counts[theirs][groups]
-        return cls(groups, items, widths, _ranges(right.firsts[theirs][groups], widths))
+        return cls(groups, items, widths, ranges(right.firsts[theirs][groups], widths))
 
     def outer(self, values: Floats) -> Floats:
         """Value of the own item, for each item that it is combined with."""
         return np.repeat(values[self.ours], self.widths)
-
-
-def _ranges(firsts: Integers, counts: Integers) -> Integers:
-    """First, first + 1, ... first + count - 1 for each of them, one after the other."""
-    stops = np.cumsum(counts)
-    total = int(stops[-1]) if len(stops) else 0
-    places: Integers = np.arange(total) + np.repeat(firsts - (stops - counts), counts)
-    return places
 
 
 def moments(matrix: sp.csr_array, starts: Floats, firsts: Integers, steps: int) -> Floats:
