@@ -65,5 +65,5 @@ def warn_of_another_source(description: Mapping[str, Any], digest: str, what: st
             f"the {what} given for {description['name']!r} has another source text than the one that was saved; "
             "results are right only if it computes the same",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,  # the caller of kernel_from_dict or feature_map_from_dict
         )
