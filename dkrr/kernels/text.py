@@ -127,7 +127,7 @@ class BagOfWords(Kernel):
     def fitted(self, X: Any) -> Kernel:
         """Kernel with the vocabulary and the rarities of documents; what it already has is kept.
 
-        Rows of numbers leave it unchanged. Documents without any term are refused.
+        Rows of numbers leave it unchanged. A corpus without any term is refused.
         """
         if not self._lacks or (documents := as_documents(X)) is None:
             return self
