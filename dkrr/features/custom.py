@@ -11,8 +11,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.features.base import Array, FeatureMap
-from dkrr.features.settings import whole
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, whole
 from dkrr.kernels.custom import identity_of, qualified_name
 from dkrr.kernels.readers import Reader, warn_of_another_source
 

@@ -11,10 +11,9 @@ from scipy.special import ndtri
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap
-from dkrr.features.settings import as_base, whole
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
 from dkrr.kernels import RBF, Kernel, Laplacian, Matern
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, whole
 
 TRIGONOMETRIC_SECONDS = 10e-9
 """Seconds of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""

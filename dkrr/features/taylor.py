@@ -12,9 +12,8 @@ from scipy.special import gammainc
 from dkrr.errors import InputError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
-from dkrr.features.settings import whole
 from dkrr.kernels import Kernel, TaylorRBF
-from dkrr.kernels.blocks import Block, finite, positive, squared_norms
+from dkrr.kernels.blocks import Block, finite, positive, squared_norms, whole
 from dkrr.kernels.taylor import MAX_DEGREE
 
 MAX_FEATURES = 100_000
