@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dkrr import blas
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels import EntryCost, Kernel, as_kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
 
@@ -275,6 +275,16 @@ def check_map(value: object) -> None:
     """Raise InputTypeError unless a value is a feature map."""
     if not isinstance(value, FeatureMap):
         raise InputTypeError(f"{value!r} is not a feature map; expected a dkrr.features.FeatureMap")
+
+
+def as_base(base: object, name: str) -> Kernel:
+    """Kernel that a feature map approximates, of a value or one of scikit-learn's names; not a precomputed one."""
+    if not isinstance(base, Kernel | str):
+        raise InputTypeError(f"{name} is given {base!r}; expected a dkrr.kernels.Kernel, or the name of one")
+    kernel = as_kernel(base)
+    if kernel.is_precomputed:
+        raise InputError(f"{name} is given a precomputed kernel; expected one of rows: its X is a Gram matrix already")
+    return kernel
 
 
 def check_own_class(value: FeatureMap) -> None:

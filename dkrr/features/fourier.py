@@ -11,8 +11,7 @@ from scipy.special import ndtri
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
-from dkrr.features.settings import as_base
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
 from dkrr.kernels import RBF, Kernel, Laplacian, Matern
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, whole
 
@@ -94,9 +93,6 @@ class RandomFourier(FeatureMap):
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
         return self.n_components
-
-    def kernel(self) -> Kernel:
-        return MapKernel(self)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         # Pairs of cosine and sine rather than √2 cos(ωᵀx + b): with Δ = x − z their variance is lower wherever

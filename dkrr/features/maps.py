@@ -12,7 +12,7 @@ from dkrr.errors import InputError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
 from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
-from dkrr.kernels.blocks import STRIP_ROWS, Block, finite, is_sparse, positive
+from dkrr.kernels.blocks import STRIP_ROWS, Block, finite, is_sparse, positive, positive_or_none
 from dkrr.kernels.dot import unit_rows
 
 
@@ -133,8 +133,7 @@ class PolynomialMap(FeatureMap):
                 "degree has no finite feature map"
             )
         object.__setattr__(self, "degree", int(degree))
-        if self.gamma is not None:
-            object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
+        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
         coef0 = finite(self.coef0, "coef0")
         if coef0 < 0:
             raise InputError(f"coef0 is {self.coef0!r}; expected at least 0: below, the kernel has no real feature map")

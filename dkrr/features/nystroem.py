@@ -9,8 +9,7 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, MapKernel
-from dkrr.features.settings import as_base
+from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum, whole
 
@@ -80,9 +79,6 @@ class Nystroem(FeatureMap):
         """Number of centres, which is the largest D."""
         return self.n_components
 
-    def kernel(self) -> Kernel:
-        return MapKernel(self)
-
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
         raise InputError(
             f"{self!r} has no centres yet, and no features; expected a fitted map: KernelRidge(kernel=...).fit "
@@ -136,9 +132,6 @@ class NystroemMap(FeatureMap):
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
         return len(self.whitening)
-
-    def kernel(self) -> Kernel:
-        return MapKernel(self)
 
     def to_dict(self) -> dict[str, Any]:
         """See base class; the checksums of the arrays stand for them."""

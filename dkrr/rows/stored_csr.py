@@ -8,12 +8,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, StoreError
-from dkrr.rows.chunk_files import ChunkFiles
 from dkrr.rows.sources import ALL, Block, StoredRows
+from dkrr.rows.zarr_arrays import ZarrRows
 from dkrr.sparse import check_structure
-from dkrr.tiles.arrays import open_array
-
-_NAMES = ("data", "indices", "indptr")
 
 
 class SparseRows(StoredRows):
@@ -22,18 +19,13 @@ class SparseRows(StoredRows):
     is_sparse = True
 
     @cached_property
-    def _arrays(self) -> dict[str, Any]:
-        return {name: open_array(f"{self.url}/{name}") for name in _NAMES}
-
-    @cached_property
-    def _files(self) -> dict[str, ChunkFiles | None]:
-        """Chunks of each array as files, if they can be read without Zarr."""
-        return {name: ChunkFiles.of(array, f"{self.url}/{name}") for name, array in self._arrays.items()}
+    def _arrays(self) -> dict[str, ZarrRows]:
+        return {name: ZarrRows(f"{self.url}/{name}") for name in ("data", "indices", "indptr")}
 
     @cached_property
     def shape(self) -> tuple[int, int]:
         indptr = self._arrays["indptr"]
-        return (int(indptr.shape[0]) - 1, int(indptr.attrs["n_columns"]))
+        return (indptr.shape[0] - 1, int(indptr.attributes["n_columns"]))
 
     @cached_property
     def dtype(self) -> Any:
@@ -41,26 +33,22 @@ class SparseRows(StoredRows):
 
     @property
     def pointers(self) -> NDArray[Any] | None:
-        return np.asarray(self._arrays["indptr"][...])
+        return self._pointers_of(slice(0, self.shape[0]))
+
+    def _pointers_of(self, rows: slice) -> NDArray[Any]:
+        return np.asarray(self._arrays["indptr"].read(rows.start, rows.stop + 1)[:, 0])
 
     @property
     def indices(self) -> Any:
         return self._arrays["indices"]
 
-    def _pointers_of(self, rows: slice) -> NDArray[Any]:
-        return self._read_array("indptr", rows.start, rows.stop + 1)
-
-    def _read_array(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        files = self._files[name]
-        return np.asarray(self._arrays[name][start:stop] if files is None else files.read(start, stop, ALL)[:, 0])
-
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        n_entries, pointers = int(self.indices.shape[0]), self._read_array("indptr", start, stop + 1)
+        n_entries, pointers = self.indices.shape[0], self._pointers_of(slice(start, stop))
         first, last = int(pointers[0]), int(pointers[-1])
         try:
             if not 0 <= first <= last <= n_entries:
                 raise InputError(f"rows {start} to {stop - 1} lie outside of the {n_entries} stored indices")
-            data, indices = (self._read_array(name, first, last) for name in ("data", "indices"))
+            data, indices = (self._arrays[name].read(first, last)[:, 0] for name in ("data", "indices"))
             block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
         except ValueError as error:  # SciPy's own, and ours
@@ -69,10 +57,9 @@ class SparseRows(StoredRows):
 
     @property
     def n_bytes(self) -> int:
-        return sum(int(array.shape[0]) * int(array.dtype.itemsize) for array in self._arrays.values())
+        return sum(array.n_bytes for array in self._arrays.values())
 
     @property
     def read_overhead_bytes(self) -> int:
-        if None not in self._files.values():
-            return 0
-        return max(4 * int(array.chunks[0]) * int(array.dtype.itemsize) for array in self._arrays.values())
+        # Chunks that are files are read into the block itself.
+        return max((array.read_overhead_bytes for array in self._arrays.values() if not array.is_plain), default=0)

@@ -34,6 +34,16 @@ class ZarrRows(StoredRows):
         """Chunks as files, if they can be read without Zarr."""
         return ChunkFiles.of(self._array, self.url)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks are files of the numbers themselves, of which only the requested rows are read."""
+        return self._files is not None
+
+    @property
+    def attributes(self) -> Any:
+        """Attributes of the array."""
+        return self._array.attrs
+
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         if self._files is not None:
             return self._files.read(start, stop, columns)

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.rows import DaskRows, MemoryRows, as_rows, load_array, open_path
+from dkrr.rows.open import CONTAINERS
 from dkrr.rows.sources import dense
 from tests.rows.sources import KINDS, numbers, table
 
@@ -54,6 +55,17 @@ def test_lists_and_frames():
 def test_memory_is_not_copied():
     X = numbers()
     assert np.shares_memory(as_rows(X).read(3, 9, slice(1, 4)), X)
+
+
+def test_a_kind_of_container_is_a_line_in_the_table(monkeypatch):
+    class Backwards(np.ndarray):
+        pass
+
+    kind = (lambda X: isinstance(X, Backwards), lambda X, name: MemoryRows(np.asarray(X)[::-1]))
+    monkeypatch.setattr("dkrr.rows.open.CONTAINERS", [*CONTAINERS, kind])
+    assert_array_equal(as_rows(numbers().view(Backwards)).read(0, 23), numbers()[::-1])
+    with pytest.raises(InputError, match="3 dimensions"):
+        as_rows(np.ones((2, 3, 4)).view(Backwards))
 
 
 def test_npy_is_not_read_whole(tmp_path):
