@@ -55,7 +55,7 @@ temporary=$(mktemp -d -t dkrr-cluster-XXXXXX)
 pids=()
 stop() {
     trap - EXIT
-    # Workers before the scheduler: they would wait for it to come back.
+    # Workers first: without a scheduler they would wait for it to return.
     for pid in "${pids[@]}"; do
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
@@ -66,7 +66,7 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# By this file workers find the scheduler that was started here, never another one at the same port.
+# Workers find the scheduler by this file: the one started here, never another one at the same port.
 file=$temporary/scheduler.json
 # The web server (health, metrics, and the dashboard if asked for) stays on the same address.
 pages=(--no-dashboard --dashboard-address "$host:0")
@@ -81,7 +81,7 @@ pids=("$worker" "$scheduler")
 python "$folder/wait_for_workers.py" --scheduler-file "$file" --workers "$workers" --timeout 60 >/dev/null &
 waiting=$!
 pids=("$waiting" "$worker" "$scheduler")
-# Whichever ends first: the wait, or a scheduler or worker that could not start (a port in use, say).
+# Ends with the wait, or with a scheduler or worker that could not start (for example because a port is in use).
 if ! { wait -n && kill -0 "$scheduler" && kill -0 "$worker" && wait "$waiting"; } 2>/dev/null; then
     fail "the cluster did not start; see above" 1
 fi
