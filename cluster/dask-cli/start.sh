@@ -6,8 +6,8 @@ usage() {
     cat <<'TEXT'
 usage: start.sh [options] [-- COMMAND ...]
 
-Starts `dask scheduler` and `dask worker` and stops both when it ends. With a COMMAND: runs it as soon as the workers
-are there, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit status. Without: runs until Ctrl-C.
+Starts `dask scheduler` and `dask worker` and stops both when it ends. With a COMMAND: runs it when the workers have
+started, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit status. Without: runs until Ctrl-C.
 
   -w, --workers N     worker processes, one thread each  [default: the number of cores]
   -m, --memory SIZE   memory limit of each worker, such as 4GiB  [default: the machine's memory / cores]
@@ -43,7 +43,7 @@ while (($#)); do
 done
 [[ $workers =~ ^[1-9][0-9]*$ ]] || fail "--workers $workers must be a whole number, at least 1"
 [[ $port =~ ^[1-9][0-9]*$ ]] || fail "--port $port must be a whole number, at least 1"
-command -v dask >/dev/null || fail "there is no dask command; activate the environment in which dkrr is installed"
+command -v dask >/dev/null || fail "the dask command is missing; activate the environment in which dkrr is installed"
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export DASK_CONFIG=$folder/dask.yaml
@@ -68,7 +68,7 @@ trap 'exit 143' TERM HUP
 
 # Workers find the scheduler by this file: the one started here, never another one at the same port.
 file=$temporary/scheduler.json
-# The web server (health, metrics, and the dashboard if asked for) stays on the same address.
+# The web server (health, metrics, and optionally the dashboard) stays on the same address.
 pages=(--no-dashboard --dashboard-address "$host:0")
 [[ $dashboard == no ]] || pages=(--dashboard-address "$host:8787")
 dask scheduler --host "$host" --port "$port" --scheduler-file "$file" "${pages[@]}" >&2 &
