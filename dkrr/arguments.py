@@ -80,20 +80,21 @@ def checked_tol(tol: Any) -> float:
 
 def checked_count(value: Any, name: str) -> int:
     """Number of rows, columns, targets or classes."""
-    return _checked_whole(value, name, "a whole number of at least 1: give it, or X and y instead of sizes")
+    return checked_whole(value, name, "a whole number of at least 1: give it, or X and y instead of sizes")
 
 
 def checked_tile(tile: Any) -> int | None:
     """Tile size; None: the planner chooses."""
-    return None if tile is None else _checked_whole(tile, "tile", "a whole number of at least 1 row, or None")
+    return None if tile is None else checked_whole(tile, "tile", "a whole number of at least 1 row, or None")
 
 
 def checked_max_iter(max_iter: Any) -> int:
     """Allowed steps of Newton's method."""
-    return _checked_whole(max_iter, "max_iter", "a whole number of at least 1 Newton step")
+    return checked_whole(max_iter, "max_iter", "a whole number of at least 1 Newton step")
 
 
-def _checked_whole(value: Any, name: str, expected: str) -> int:
+def checked_whole(value: Any, name: str, expected: str) -> int:
+    """Whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InputError(f"{name} is {value!r}; expected {expected}")
     return int(value)

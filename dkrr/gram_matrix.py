@@ -7,6 +7,7 @@ import dask
 import dask.array as da
 import numpy as np
 
+from dkrr.arguments import checked_whole
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
 from dkrr.fitting.storage import StoredArrays, absolute_url
@@ -96,17 +97,16 @@ def gram(
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
-    sizes = chunks if isinstance(chunks, tuple) else (chunks,)
-    if any(c is not None and c < 1 for c in sizes):
-        raise InputError(f"chunks is {chunks!r}; expected whole numbers of at least 1 for rows and columns, or None")
+    expected = "whole numbers of at least 1 for rows and columns, or None"
+    sizes = chunks if isinstance(chunks, tuple) else (chunks, chunks)
+    heights = [DEFAULT_CHUNK_ROWS if size is None else checked_whole(size, "chunks", expected) for size in sizes]
     if store is not None:
         if Y is not None or isinstance(chunks, tuple) or np.dtype(dtype) != np.float64:
             raise InputError(
                 "store is given with Y, two numbers as chunks, or dtype float32; expected Y=None, one number as chunks "
                 "and float64: a store keeps a symmetric matrix"
             )
-        return _stored(left, value, str(store), chunks or DEFAULT_CHUNK_ROWS)
-    heights = chunks if isinstance(chunks, tuple) else (chunks or DEFAULT_CHUNK_ROWS,) * 2
+        return _stored(left, value, str(store), heights[0])
     cuts = tuple(
         tuple(min(h, n - k) for k in range(0, n, h))
         for n, h in zip((left.shape[0], right.shape[0]), heights, strict=True)

@@ -35,7 +35,7 @@ def description_of(
 ) -> dict[str, Any]:
     """Description of a fitted model, for a store with these arrays."""
     asked = model._kernel()
-    # A loaded model can be fitted again: with what was asked for, if the fit changed it (centres, vocabulary, origin).
+    # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
     is_changed = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
     is_changed = is_changed or fitted.intercept_shift is not None
     return {

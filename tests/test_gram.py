@@ -115,6 +115,6 @@ def test_bad_input(data):
     for given in (X, da.from_array(X, chunks=50)):
         with pytest.raises(InputError, match="NaN.*row 107, column 2"):
             dkrr.gram(given, kernel="rbf", chunks=40).compute()
-    for chunks in (0, -1, (5, 0)):
+    for chunks in (0, -1, (5, 0), 2.5, "all"):
         with pytest.raises(InputError, match="chunks"):
             dkrr.gram(data.X, chunks=chunks)

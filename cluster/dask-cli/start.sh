@@ -6,8 +6,8 @@ usage() {
     cat <<'TEXT'
 usage: start.sh [options] [-- COMMAND ...]
 
-Starts `dask scheduler` and `dask worker` and stops both when it ends. With a COMMAND: runs it as soon as the workers
-are there, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit status. Without: runs until Ctrl-C.
+Starts `dask scheduler` and `dask worker` and stops both when it ends. With a COMMAND: runs it when the workers have
+started, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit status. Without: runs until Ctrl-C.
 
   -w, --workers N     worker processes, one thread each  [default: the number of cores]
   -m, --memory SIZE   memory limit of each worker, such as 4GiB  [default: the machine's memory / cores]
@@ -43,7 +43,7 @@ while (($#)); do
 done
 [[ $workers =~ ^[1-9][0-9]*$ ]] || fail "--workers $workers must be a whole number, at least 1"
 [[ $port =~ ^[1-9][0-9]*$ ]] || fail "--port $port must be a whole number, at least 1"
-command -v dask >/dev/null || fail "there is no dask command; activate the environment in which dkrr is installed"
+command -v dask >/dev/null || fail "the dask command is missing; activate the environment in which dkrr is installed"
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export DASK_CONFIG=$folder/dask.yaml
@@ -55,7 +55,7 @@ temporary=$(mktemp -d -t dkrr-cluster-XXXXXX)
 pids=()
 stop() {
     trap - EXIT
-    # Workers before the scheduler: they would wait for it to come back.
+    # Workers first: without a scheduler they would wait for it to return.
     for pid in "${pids[@]}"; do
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
@@ -66,9 +66,9 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# By this file workers find the scheduler that was started here, never another one at the same port.
+# Workers find the scheduler by this file: the one started here, never another one at the same port.
 file=$temporary/scheduler.json
-# The web server (health, metrics, and the dashboard if asked for) stays on the same address.
+# The web server (health, metrics, and optionally the dashboard) stays on the same address.
 pages=(--no-dashboard --dashboard-address "$host:0")
 [[ $dashboard == no ]] || pages=(--dashboard-address "$host:8787")
 dask scheduler --host "$host" --port "$port" --scheduler-file "$file" "${pages[@]}" >&2 &
@@ -81,7 +81,7 @@ pids=("$worker" "$scheduler")
 python "$folder/wait_for_workers.py" --scheduler-file "$file" --workers "$workers" --timeout 60 >/dev/null &
 waiting=$!
 pids=("$waiting" "$worker" "$scheduler")
-# Whichever ends first: the wait, or a scheduler or worker that could not start (a port in use, say).
+# Ends with the wait, or with a scheduler or worker that could not start (for example because a port is in use).
 if ! { wait -n && kill -0 "$scheduler" && kill -0 "$worker" && wait "$waiting"; } 2>/dev/null; then
     fail "the cluster did not start; see above" 1
 fi

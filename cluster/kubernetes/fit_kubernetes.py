@@ -14,17 +14,17 @@ MANIFEST = Path(__file__).resolve().parent / "cluster.yaml"
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--x", "x_path", required=True, metavar="URL", help="Training rows, such as s3://bucket/X.zarr.")
 @click.option("--y", "y_path", required=True, metavar="URL", help="Targets.")
-@click.option("--store", required=True, metavar="URL", help="Run store that this machine and the workers reach.")
+@click.option("--store", required=True, metavar="URL", help="Store that this machine and the workers reach.")
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
 @click.option("--workers", type=click.IntRange(1), default=4, help="Workers of one thread.")
-@click.option("--namespace", help="Of Kubernetes.")
+@click.option("--namespace", help="Kubernetes namespace.")
 @click.option("--kernel", default="rbf", help="Kernel.")
 @click.option("--gamma", type=float, help="γ of the kernel.")
 @click.option("--alpha", type=float, default=1.0, help="λ.")
 def main(
     x_path: str, y_path: str, model_path: str, store: str, workers: int, namespace: str | None, **kernel: Any
 ) -> None:
-    """Fit with the Dask cluster of cluster.yaml; the same command again goes on with the same --store."""
+    """Fit with the Dask cluster of cluster.yaml; the same command resumes with the same --store."""
     try:
         operator = importlib.import_module("dask_kubernetes.operator")
     except ImportError as error:
@@ -44,12 +44,7 @@ def main(
 
 
 def cluster_spec(workers: int) -> dict[str, Any]:
-    """The DaskCluster of cluster.yaml with so many workers, without the shared volume, which this machine cannot see.
-
-    Parameters
-    ----------
-    workers : int
-    """
+    """DaskCluster of cluster.yaml with this number of workers; without the shared volume, unreadable from here."""
     documents = yaml.safe_load_all(MANIFEST.read_text())
     cluster: dict[str, Any] = next(d for d in documents if d["kind"] == "DaskCluster")
     worker = cluster["spec"]["worker"]

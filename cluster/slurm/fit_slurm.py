@@ -1,4 +1,4 @@
-"""Fit with workers in Slurm jobs (dask-jobqueue); the same command again goes on where the last one stopped."""
+"""Fit with workers in Slurm jobs (dask-jobqueue); the same command resumes where the last one stopped."""
 
 import importlib
 import sys
@@ -15,24 +15,24 @@ CONFIGURATION = Path(__file__).resolve().parents[1] / "dask.yaml"
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows, such as /shared/X.zarr.")
 @click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
-@click.option("--shared", required=True, type=click.Path(path_type=Path), help="Folder that all nodes see.")
+@click.option("--shared", required=True, type=click.Path(path_type=Path), help="Folder that all nodes share.")
 @click.option("--jobs", type=click.IntRange(1), default=4, help="Slurm jobs.")
-@click.option("--cores", type=click.IntRange(1), default=8, help="Cores of a job: that many workers of one thread.")
+@click.option("--cores", type=click.IntRange(1), default=8, help="Cores of a job, each with a worker of one thread.")
 @click.option("--memory", default="32GiB", help="Memory of a job; its workers share it equally.")
-@click.option("--walltime", default="04:00:00", help="Of a job; jobs that end are replaced until the fit is done.")
+@click.option("--walltime", default="04:00:00", help="Time limit of a job; ended jobs are replaced.")
 @click.option("--start-with", type=click.IntRange(1), default=1, help="Jobs to wait for before the start.")
 @click.option("--queue", help="Slurm partition.")
 @click.option("--account", help="Slurm account.")
 @click.option("--interface", help="Network interface of scheduler and workers, such as ib0.")
-@click.option("--scratch", default="${TMPDIR:-/tmp}", help="Folder on the nodes for the workers' own files.")
+@click.option("--scratch", default="${TMPDIR:-/tmp}", help="Folder on the nodes for temporary files of the workers.")
 @click.option("--kernel", default="rbf", help="Kernel.")
 @click.option("--gamma", type=float, help="γ of the kernel.")
 @click.option("--alpha", type=float, default=1.0, help="λ.")
-@click.option("--job-script", is_flag=True, help="Print the script of a job, submit nothing.")
+@click.option("--job-script", is_flag=True, help="Print the script of a job without submitting it.")
 def main(x_path: str, y_path: str, shared: Path, start_with: int, job_script: bool, **options: Any) -> None:
     """Fit with workers in Slurm jobs.
 
-    Writes SHARED/run.zarr (the run, from which the same command goes on), SHARED/model.zarr and SHARED/logs.
+    Writes SHARED/run.zarr (the run, which the same command resumes), SHARED/model.zarr and SHARED/logs.
     """
     shared = shared.absolute()
     jobs, estimator = options.pop("jobs"), {name: options.pop(name) for name in ("kernel", "gamma", "alpha")}

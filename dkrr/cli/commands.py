@@ -24,8 +24,6 @@ from dkrr.cli.output import (
 from dkrr.errors import DkrrError, InputError, PlanError, StoreError
 from dkrr.solvers import ConjugateGradient, Status
 
-_BAD_INPUT = (InputError, PlanError)
-
 
 def main() -> None:
     """Entry point of the ``dkrr`` command."""
@@ -36,12 +34,9 @@ def main() -> None:
 def _readable_errors() -> Iterator[None]:
     try:
         yield
-    except _BAD_INPUT as error:
-        click.echo(f"dkrr: {error}", err=True)
-        sys.exit(2)
     except DkrrError as error:
         click.echo(f"dkrr: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, InputError | PlanError) else 1)
 
 
 @contextmanager

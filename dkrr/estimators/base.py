@@ -1,6 +1,7 @@
 """Base of the estimators: the kernel's arguments, checked training data, fitted attributes, and scores of new rows."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,26 @@ from dkrr.tiles.arrays import is_zarr_array
 DTYPES = [np.float64, np.float32]
 
 
-class KernelEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelParameters:
+    """Parameters of both estimators: scikit-learn requires that __init__ only stores them."""
+
+    kernel: Any = "linear"
+    gamma: float | None = None
+    degree: float = 3
+    coef0: float = 1
+    kernel_params: dict[str, Any] | None = None
+    fit_intercept: bool = False
+    form: str = "auto"
+    solver: Any = "auto"
+    tol: float = 1e-8
+    memory_limit: int | str | None = None
+    tile: int | None = None
+    store: str | None = None
+    progress: bool | None = None
+
+
+class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[misc]
     """Base of the estimators; a fitted one has its function in `_model`."""
 
     saved_parameters: ClassVar[tuple[str, ...]] = (

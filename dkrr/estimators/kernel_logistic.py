@@ -1,6 +1,6 @@
 """Kernel logistic regression with scikit-learn's interface."""
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
 
 
+@dataclass(eq=False, repr=False)
 class KernelLogisticRegression(KernelClassifier):
     """Exact kernel logistic regression, in memory, out of core or on a Dask cluster.
 
@@ -131,46 +132,13 @@ class KernelLogisticRegression(KernelClassifier):
         "warm_start",
     )
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        kernel: Any = "linear",
-        gamma: float | None = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        multi_class: str = "multinomial",
-        form: str = "auto",
-        solver: Any = "auto",
-        tol: float = 1e-8,
-        max_iter: int = 100,
-        warm_start: bool = False,
-        memory_limit: int | str | None = None,
-        tile: int | None = None,
-        store: str | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.kernel_params = kernel_params
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.multi_class = multi_class
-        self.form = form
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.warm_start = warm_start
-        self.memory_limit = memory_limit
-        self.tile = tile
-        self.store = store
-        self.progress = progress
+    alpha: float = 1.0
+    _: KW_ONLY
+    fit_intercept: bool = True
+    class_weight: Any = None
+    multi_class: str = "multinomial"
+    max_iter: int = 100
+    warm_start: bool = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.

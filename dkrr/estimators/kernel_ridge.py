@@ -1,5 +1,6 @@
 """Kernel ridge regression with scikit-learn's interface."""
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from dkrr.solvers import SolveResult
 from dkrr.tiles.mapped import release_pages
 
 
+@dataclass(eq=False, repr=False)
 class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
     """Exact kernel ridge regression, in memory, out of core or on a Dask cluster.
 
@@ -110,38 +112,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
     ('dual', (10,))
     """
 
-    def __init__(
-        self,
-        alpha: Any = 1.0,
-        *,
-        kernel: Any = "linear",
-        gamma: float | None = None,
-        degree: float = 3,
-        coef0: float = 1,
-        kernel_params: dict[str, Any] | None = None,
-        fit_intercept: bool = False,
-        form: str = "auto",
-        solver: Any = "auto",
-        tol: float = 1e-8,
-        memory_limit: int | str | None = None,
-        tile: int | None = None,
-        store: str | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.kernel_params = kernel_params
-        self.fit_intercept = fit_intercept
-        self.form = form
-        self.solver = solver
-        self.tol = tol
-        self.memory_limit = memory_limit
-        self.tile = tile
-        self.store = store
-        self.progress = progress
+    alpha: Any = 1.0
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
