@@ -35,7 +35,7 @@ from benchmarks.solve import write_line
 from dkrr import blas
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.normal import STRIP_BYTES, STRIP_ROWS
+from dkrr.linalg.segments import STRIP_BYTES, STRIP_ROWS
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.units import format_bytes, format_seconds, parse_bytes

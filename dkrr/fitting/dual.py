@@ -12,8 +12,9 @@ from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedG
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import worst
+from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
-from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
+from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status

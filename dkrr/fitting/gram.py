@@ -17,7 +17,7 @@ from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.operator import Operator, Precision, ResidentRows, TiledOperator
-from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling

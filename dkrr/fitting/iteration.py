@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.linalg.operator import Operator
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import Preconditioner, pays_no_more
+from dkrr.linalg.pivot_stopping import pivot_stopping_rule
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
@@ -45,7 +46,7 @@ def pivot_rule(
         Times that products with K are computed again, for one system after another.
     """
     product, pivot_seconds = strategy.growth_seconds(plan.problem, plan.resources)
-    return pays_no_more(shift, tol, n_products * product, pivot_seconds)
+    return pivot_stopping_rule(shift, tol, n_products * product, pivot_seconds)
 
 
 def iteration_of(

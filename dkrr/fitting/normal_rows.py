@@ -15,7 +15,7 @@ from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.normal import NormalParts, Segment, feature_sums, normal_part, normal_tasks, primal_residual
+from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
 from dkrr.linalg.normal_product import (
     NormalOperator,
     normal_moments,
@@ -23,6 +23,7 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
+from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
 from dkrr.rows import scan

@@ -13,9 +13,8 @@ from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import SolvedProbe, worst
-from dkrr.linalg.normal_product import Diagonal
 from dkrr.linalg.operator import column_norms
-from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Iterative, Plan

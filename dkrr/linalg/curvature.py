@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import Operator, Precision
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner, Wrapped
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Identity, Preconditioner, Wrapped
 from dkrr.linalg.roots import Root
 
 Array = NDArray[np.float64]

@@ -1,8 +1,8 @@
 """(L Lᵀ)⁻¹ R with a stored Cholesky factor, again and again: the preconditioner of an iterative solver.
 
-`LocalFactor` substitutes in threads of the calling process, on vectors in its memory, tile by tile: the block to be
-solved next is updated first, so that threads seldom wait for the chain of diagonal tiles. On a cluster one machine
-reads no faster than its own disk or network; `SharedFactor` lets the workers read.
+`LocalFactor` substitutes in threads of the calling process, on vectors in its memory, block by block: the
+one to be solved next is updated first, so that threads seldom wait for the chain of diagonal blocks. On a cluster one
+machine reads no faster than its own disk or network; `SharedFactor` lets the workers read.
 """
 
 import uuid
@@ -60,9 +60,10 @@ class LocalFactor:
         return x
 
     def _substitute(self, meter: Meter, x: Array) -> None:
-        by_tiles = range(self.factor.grid.n_tiles + 1)
-        forward = Substitution.in_memory(self.factor, x, by_tiles, transpose=False)
-        backward = Substitution.in_memory(self.factor, x, by_tiles, transpose=True)
+        # Sums are subtracted in the same order however blocks are cut; tasks cost little here, so blocks are smaller.
+        cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
+        forward = Substitution.in_memory(self.factor, x, cuts, transpose=False)
+        backward = Substitution.in_memory(self.factor, x, cuts, transpose=True)
         with ThreadExecutor(self.n_threads) as executor:
             for task in executor.run(both_sweeps(forward, backward), Progress()).tasks:
                 meter.bytes_read += task.bytes_read
@@ -127,7 +128,7 @@ class SharedFactor:
 
 
 def block_cuts(n_tiles: int, slots: int) -> tuple[int, ...]:
-    """Tile rows at which the blocks of a `SharedFactor` begin.
+    """Tile rows at which blocks begin, for so many tasks at once.
 
     With P blocks a side the chain of solve tasks is 3/P of the work, so P ≥ 3 slots would keep all busy; the sums are
     P²/2 tasks. Some more than 2 slots is a compromise.

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.linalg.likelihood import Likelihood
-from dkrr.linalg.normal import Segment
 from dkrr.linalg.operator import Operator, Precision
-from dkrr.linalg.sources import read_range
+from dkrr.linalg.segments import Segment
 from dkrr.runtime import Executor, Meter, RunRecord, Task
-from dkrr.tiles import ChunkedArray
 
 Array = NDArray[np.float64]
 Curvature = Literal["matrix", "diagonal"]
@@ -25,7 +23,7 @@ Curvature = Literal["matrix", "diagonal"]
 
 @dataclass(frozen=True)
 class Passes:
-    """What every pass of one fit has in common."""
+    """Settings of all passes of one fit."""
 
     feature_map: FeatureMap
     likelihood: Likelihood
@@ -57,7 +55,7 @@ class Passes:
 
 
 def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array) -> Array:
-    """Task: a segment's part of the objective, its gradient and its curvature, packed; `coef` is of shape (p, m).
+    """Task: sums of a segment for the objective, its gradient and its curvature, packed; `coef` is of shape (p, m).
 
     Only the lower triangles of matrices are computed. With softmax the features of a class are consecutive: row
     k p + j is feature j of class k.
@@ -65,8 +63,9 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
     like = passes.likelihood
     packed = np.zeros(sum(passes.pack_sizes()))
     values, gradient, curvature = passes.unpack(packed)
+    codes, row_weights = segment.target_rows(), segment.weight_rows()
     for where, x in segment.strips(meter, passes.dimension):
-        codes, weights = _labels(segment, where)
+        y, weights = codes[where][:, 0].astype(np.intp), None if row_weights is None else row_weights[where][:, 0]
         if passes.curvature == "matrix":
             with meter.time("features"):
                 phi = _augmented(passes, x)
@@ -76,8 +75,8 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
             with meter.time("multiply"):
                 scores = _multiply(passes, x, coef)
         with meter.time("likelihood"):
-            values += like.values(scores, codes, weights)
-            g = like.gradient(scores, codes, weights)
+            values += like.values(scores, y, weights)
+            g = like.gradient(scores, y, weights)
             root = like.root(scores, weights)
         if passes.curvature == "matrix":
             with meter.time("gemm"):
@@ -92,7 +91,7 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
 
 
 def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tuple[Array, Array]) -> Array:
-    """Task: a segment's part of ΦᵀWΦ V, of shape (p, k).
+    """Task: sum of a segment for ΦᵀWΦ V, of shape (p, k).
 
     Parameters
     ----------
@@ -103,9 +102,9 @@ def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tu
     coef, vectors = shared
     k = coef.shape[1]
     total = np.zeros(vectors.shape)
-    both = np.hstack([coef, vectors])
+    both, row_weights = np.hstack([coef, vectors]), segment.weight_rows()
     for where, x in segment.strips(meter, passes.dimension):
-        _, weights = _labels(segment, where)
+        weights = None if row_weights is None else row_weights[where][:, 0]
         with meter.time("multiply"):
             u = _multiply(passes, x, both)
         with meter.time("likelihood"):
@@ -113,15 +112,6 @@ def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tu
         with meter.time("multiply"):
             total += _adjoint(passes, x, weighted)
     return total
-
-
-def _labels(segment: Segment, where: slice) -> tuple[NDArray[np.intp], Array | None]:
-    codes = _range(segment.targets, where)[:, 0].astype(np.intp)
-    return codes, None if segment.weights is None else _range(segment.weights, where)[:, 0]
-
-
-def _range(vectors: Array | ChunkedArray, rows: slice) -> Array:
-    return vectors[rows] if isinstance(vectors, np.ndarray) else read_range(vectors, rows)
 
 
 def _augmented(passes: Passes, x: Any) -> Array:
@@ -148,7 +138,7 @@ def _adjoint(passes: Passes, x: Any, values: Array) -> Array:
 def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
     """Σᵢ φ(xᵢ)² valuesᵢ, of shape (p, m); sparse rows stay sparse where φ does nothing."""
     if isinstance(passes.feature_map, IdentityMap) and not isinstance(x, np.ndarray):
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the sum notices
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the sum
             found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
     else:
         phi = passes.feature_map.transform(x)

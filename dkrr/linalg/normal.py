@@ -2,11 +2,11 @@
 
 With a free intercept, Φ and y are centred by their weighted means first (a pass of its own: subtracting
 (Σw) φ̄ φ̄ᵀ afterwards would cancel). A task covers one tile (i, j) of the D × D matrix and one segment of the rows;
-the parts of the segments are summed when the tile is used. In memory it covers all tiles.
+the sums of the segments are added when the tile is used. In memory a task covers all tiles.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,9 @@ from dkrr.cost import Cost
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import thin
+from dkrr.linalg.segments import RowWriter, Segment
 from dkrr.linalg.sources import read_range
-from dkrr.rows import Rows
-from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import Block, n_bytes
+from dkrr.rows.sources import Block
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
@@ -28,152 +27,25 @@ Matrix = NDArray[np.float64]
 ROW_BLOCK_BYTES = 64 * 2**20
 """Rows of Φ that are in memory at once."""
 MAX_ROW_BLOCK = 65536
-"""Most of those rows."""
+"""Largest number of those rows."""
 TARGET_COPIES = 5
 """Blocks of targets that a task holds: a chunk and what is cut from it, residuals, and a chunk of them as written."""
 TARGET_PASSES = 7
-"""Over targets in a mapped file: two for their sizes, one for means, moments and residuals each, and two over the
-errors, divided by λ and checked."""
+"""Passes over targets in a mapped file: two for their sizes, one for means, moments and residuals each, and two over
+the errors, divided by λ and checked."""
 PARALLEL_FEATURES = 2048
 """Up to this D each core forms a ΦᵀΦ of its own (at D = 100 twice as fast as BLAS's threads together, at D = 1,900 as
 fast) ..."""
 PARALLEL_FLOPS = 1e8
 """... if there is so much work: starting threads takes time too."""
-STRIP_BYTES = 2 * 2**20
-"""Of Φ: a strip that is read, expanded and multiplied should stay in the second-level cache (measured: rows of 100
-columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB) ..."""
 CHECK_SECONDS = 1.7e-9
-"""To look for NaN and infinity in one number."""
-STRIP_ROWS = 512
-"""... but has at least so many rows, for each strip passes once over the matrix that it is added to."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive rows with their weights and targets; read in blocks."""
-
-    rows: Rows
-    start: int
-    stop: int
-    block: int
-    """Rows that are in memory at once."""
-    targets: Matrix | ChunkedArray
-    """Targets (n, t), in memory or in the store."""
-    weights: Matrix | ChunkedArray | None = None
-    """Sample weights (n, 1); None means ones."""
-    means: Matrix | None = None
-    """Of the targets (t,), subtracted where they are used: centred ones would be as large again; None: zeros."""
-
-    def __iter__(self) -> Iterator[slice]:
-        return (slice(k, min(k + self.block, self.stop)) for k in range(self.start, self.stop, self.block))
-
-    def strips(self, meter: Meter, width: int) -> Iterator[tuple[slice, Block]]:
-        """Rows in strips of which `width` features and targets stay in cache, checked for NaN and infinity.
-
-        Raises
-        ------
-        InputError
-            Naming the first bad row and column.
-        """
-        height = max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
-        stream = self.rows.blocks(self.start, self.stop, min(self.block, height))
-        while True:
-            with meter.time("read"):
-                found = next(stream, None)
-            if found is None:
-                return
-            meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(found[1])
-            with meter.time("check"):
-                check_finite(found[1], "X", found[0].start)
-            yield found
-
-
-@dataclass
-class _Window:
-    """Rows of targets or weights for one strip after another, each valid until the next one is asked for.
-
-    What is stored is read a block of the segment at once.
-    """
-
-    vectors: Matrix | ChunkedArray
-    segment: Segment
-    means: Matrix | None = None
-    """Subtracted from each row, of shape (t,)."""
-    _start: int = 0
-    _held: Matrix = field(default_factory=lambda: np.empty((0, 0)))
-    _centred: Matrix = field(default_factory=lambda: np.empty((0, 0)))
-
-    def __getitem__(self, rows: slice) -> Matrix:
-        found = self._raw(rows)
-        if self.means is None:
-            return found
-        if len(self._centred) < len(found):
-            self._centred = np.empty(found.shape)
-        centred = self._centred[: len(found)]  # fresh memory for each strip would take longer than its products
-        return np.subtract(found, self.means, out=centred)
-
-    def into(self, out: Matrix, rows: slice) -> None:
-        """Write the rows to an array of their shape."""
-        if self.means is None:
-            out[...] = self._raw(rows)
-        else:
-            np.subtract(self._raw(rows), self.means, out=out)
-
-    def _raw(self, rows: slice) -> Matrix:
-        if isinstance(self.vectors, np.ndarray):
-            return self.vectors[rows]
-        if not (self._start <= rows.start and rows.stop <= self._start + len(self._held)):
-            stop = min(max(rows.stop, rows.start + self.segment.block), self.segment.stop)
-            self._start, self._held = rows.start, read_range(self.vectors, slice(rows.start, stop))
-        return self._held[rows.start - self._start : rows.stop - self._start]
-
-
-def _weights(segment: Segment) -> _Window | None:
-    return None if segment.weights is None else _Window(segment.weights, segment)
-
-
-def target_rows(segment: Segment) -> _Window:
-    """Targets of a segment less their means, by slices of rows."""
-    return _Window(segment.targets, segment, segment.means)
-
-
-@dataclass
-class RowWriter:
-    """Takes the rows of a segment one strip after another, into an array in memory or into the chunks of a stored one.
-
-    A segment begins where a chunk does, and ends where one does or with the array.
-    """
-
-    array: Matrix | ChunkedArray
-    segment: Segment
-    meter: Meter
-    _chunk: Matrix | None = None
-
-    def write(self, rows: slice, values: Matrix) -> None:
-        """Take the next rows."""
-        if isinstance(self.array, np.ndarray):
-            self.array[rows] = values
-            return
-        height, width = self.array.chunks
-        first = rows.start
-        while first < rows.stop:
-            k = first // height
-            top, bottom = k * height, min((k + 1) * height, self.segment.stop)
-            stop = min(rows.stop, bottom)
-            if self._chunk is None:
-                self._chunk = np.empty((bottom - top, width))
-            self._chunk[first - top : stop - top] = values[first - rows.start : stop - rows.start]
-            if stop == bottom:
-                with self.meter.time("write"):
-                    self.meter.bytes_written += self.array.write((k, 0), self._chunk)
-                self._chunk = None
-            first = stop
+"""Time of one check for NaN and infinity."""
 
 
 def feature_sums(meter: Meter, feature_map: FeatureMap, segment: Segment) -> Matrix:
     """Task: Σ wᵢ φ(xᵢ) over a segment, shape (D,)."""
     total: Matrix | None = None
-    weights = _weights(segment)
+    weights = segment.weight_rows()
     for rows, x in segment.strips(meter, feature_map.dimension(segment.rows.shape[1])):
         with meter.time("features"):
             phi = _features(feature_map, x, slice(None))
@@ -193,7 +65,7 @@ def accumulate(
     rows: slice,
     columns: slice,
 ) -> None:
-    """Add a segment's part of ΦᵀWΦ to blocks of `rows` × `columns`, and of ΦᵀWy to `moments`.
+    """Add what a segment contributes to ΦᵀWΦ to blocks of `rows` × `columns`, and to ΦᵀWy to `moments`.
 
     Parameters
     ----------
@@ -203,12 +75,13 @@ def accumulate(
     centre : ndarray of shape (D,), optional
         Subtracted from Φ.
     blocks : sequence of (ndarray, slice, slice)
-        What is added to, and which of `rows` and `columns` it covers; of one on the diagonal only the lower triangle.
+        Arrays that are added to, each with its ranges within `rows` and `columns`; only the lower triangle of one on
+        the diagonal.
     moments : ndarray of shape (len(rows), t), optional
     rows, columns : slice
         Ranges of features.
     """
-    weights, targets = _weights(segment), target_rows(segment)
+    weights, targets = segment.weight_rows(), segment.target_rows()
     for where, x in segment.strips(meter, rows.stop - rows.start + (0 if moments is None else moments.shape[1])):
         with meter.time("features"):
             root = None if weights is None else np.sqrt(weights[where])
@@ -246,7 +119,7 @@ def _features(
 def normal_part(
     meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Matrix | None, grid: TileGrid
 ) -> tuple[MemoryMatrix, Matrix]:
-    """Task: a segment's part of ΦᵀWΦ (its lower triangle) and of ΦᵀWy, in memory; the latter of shape (D, t)."""
+    """Task: sums of a segment for ΦᵀWΦ (the lower triangle) and ΦᵀWy, in memory; the latter of shape (D, t)."""
     matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, segment.targets.shape[1])), slice(0, grid.n)
     matrix.clear()
     blocks = [(matrix.room(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
@@ -259,7 +132,7 @@ def normal_part(
 
 @dataclass(frozen=True)
 class NormalParts:
-    """What the tasks of one run write: for every segment a tiled matrix and its moments."""
+    """Arrays that the tasks of one run write: for every segment a tiled matrix and its moments."""
 
     segments: tuple[Segment, ...]
     matrices: tuple[TiledMatrix, ...]
@@ -268,7 +141,7 @@ class NormalParts:
 
 
 def normal_tasks(feature_map: FeatureMap, parts: NormalParts) -> list[Task]:
-    """Tasks of the parts of the normal matrix that are not there yet."""
+    """Tasks of the tiles that are not written yet."""
     tasks = []
     for s, (segment, matrix, moments) in enumerate(zip(parts.segments, parts.matrices, parts.moments, strict=True)):
         grid = matrix.grid
@@ -291,7 +164,7 @@ def normal_tile(
     i: int,
     j: int,
 ) -> None:
-    """Task: one tile of one segment's part, written to the store."""
+    """Task: write one tile of the sums of a segment to the store."""
     grid = matrix.grid
     tile = np.zeros((grid.height(i), grid.height(j)))
     here = np.zeros((grid.height(i), moments.shape[1])) if i == j else None
@@ -314,7 +187,7 @@ def primal_residual(
     coef: Matrix,
     residuals: Matrix | ChunkedArray,
 ) -> Matrix:
-    """Task: write the training residuals y − Φw of a segment, and return its part of ΦᵀW(y − Φw).
+    """Task: write the training residuals y − Φw of a segment, and return its sum for ΦᵀW(y − Φw).
 
     Parameters
     ----------
@@ -323,10 +196,9 @@ def primal_residual(
     segment : Segment
     centre : ndarray of shape (D,), optional
     coef : ndarray of shape (D, m)
-        w, and possibly more columns than there are targets: those have targets of 0, and no residuals are written.
+        w, possibly with more columns than targets: those have targets of 0, and no residuals are written.
     residuals : ndarray or ChunkedArray of shape (n, t)
-        Where those of the centred problem are written: with many targets they are as large as y, and must not be
-        gathered from parts.
+        Residuals of the centred problem: with many targets they are as large as y, and must not be gathered.
 
     Returns
     -------
@@ -334,7 +206,7 @@ def primal_residual(
     """
     gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
     everything, out = slice(0, coef.shape[0]), RowWriter(residuals, segment, meter)
-    weights, targets, room = _weights(segment), target_rows(segment), np.empty((0, 0))
+    weights, targets, room = segment.weight_rows(), segment.target_rows(), np.empty((0, 0))
     for where, x in segment.strips(meter, coef.shape[0] + n_targets):
         with meter.time("features"):
             phi = _features(feature_map, x, everything, centre)

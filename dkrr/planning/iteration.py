@@ -30,7 +30,8 @@ from dkrr.linalg.operator import (
     multiply_bytes,
     pass_cost,
 )
-from dkrr.linalg.pivoted import (
+from dkrr.linalg.pivot_stopping import expected_iterations
+from dkrr.linalg.pivoted_cholesky import (
     FACTOR_DTYPE,
     PRICED_RANKS,
     SMALL_RANKS,
@@ -39,7 +40,6 @@ from dkrr.linalg.pivoted import (
     partial_factor_cost,
     small_matrix_cost,
 )
-from dkrr.linalg.preconditioner import expected_iterations
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.planning.direct import (
     cache_bytes,

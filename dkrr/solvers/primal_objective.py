@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
 from dkrr.linalg.memory import factor_in_memory, memory_system
-from dkrr.linalg.normal import Segment
-from dkrr.linalg.normal_product import Diagonal
 from dkrr.linalg.operator import column_norms
-from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
+from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task

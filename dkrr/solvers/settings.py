@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.linalg.pivoted import PivotRule
+from dkrr.linalg.pivoted_cholesky import PivotRule
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ def positive_definite(n, seed=0):
     return A @ A.T / n + np.eye(n)
 
 
+def rows_of(factor):
+    """F of a partial Cholesky factorisation."""
+    return factor.expand(np.eye(factor.rank))
+
+
 def failing_at(row, n):
     """Symmetric matrix whose first pivot that is not positive is that of `row`."""
     A = positive_definite(n)

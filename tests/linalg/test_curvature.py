@@ -16,14 +16,15 @@ from dkrr.linalg.curvature import (
     factor_scale,
 )
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import GROWTH, Identity, LowRank
+from dkrr.linalg.low_rank import GROWTH, LowRank
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Identity
 from dkrr.linalg.roots import Classwise
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
-from tests.linalg.systems import MatrixOperator, positive_definite
+from tests.linalg.systems import MatrixOperator, positive_definite, rows_of
 
 N, M, SHIFT = 23, 3, 0.3
 SHIFTS = np.array([[SHIFT]])
@@ -174,7 +175,7 @@ class TestLowRankWithScales:
         found = M_inverse.apply(R, np.arange(case.m))
         for k in range(case.m):
             kept = np.broadcast_to(M_inverse.shifts(np.array([k]))[:, 0], N)
-            dense = c[:, k, None] * (F.rows() @ F.rows().T) * c[:, k] + np.diag(kept)
+            dense = c[:, k, None] * (rows_of(F) @ rows_of(F).T) * c[:, k] + np.diag(kept)
             assert (kept >= SHIFT).all()
             assert_allclose(found[:, k], np.linalg.solve(dense, R[:, k]), rtol=1e-10, atol=1e-12)
             assert_semidefinite(as_matrix(M_inverse, N, k))
@@ -265,7 +266,7 @@ class TestClasswise:
         case = Case("softmax", centred=False, state=state)
         c, F = case.root.scale, factor(7)
         base = scaled_factors(c) if by == "factors" else LowRank(F, SHIFTS, c)
-        A = K if by == "factors" else F.rows() @ F.rows().T
+        A = K if by == "factors" else rows_of(F) @ rows_of(F).T
         inverse, P = np.zeros((N * M, N * M)), np.zeros((N * M, N * M))
         for k in range(M):
             shift = np.full(N, SHIFT) if by == "factors" else np.broadcast_to(base.shifts(np.array([k]))[:, 0], N)

@@ -13,7 +13,7 @@ from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, curvature_product, likelihood_pass
-from dkrr.linalg.normal import Segment
+from dkrr.linalg.segments import Segment
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor
 from dkrr.tiles import TileGrid

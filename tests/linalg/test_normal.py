@@ -10,10 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
-from dkrr.linalg import normal
+from dkrr.linalg import segments
 from dkrr.linalg.normal import (
     NormalParts,
-    Segment,
     accumulate,
     feature_sums,
     normal_cost,
@@ -21,6 +20,7 @@ from dkrr.linalg.normal import (
     normal_tasks,
     primal_residual,
 )
+from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.rows import as_rows, write_rows
 from dkrr.runtime import Meter
@@ -91,8 +91,8 @@ def test_accumulate(weighted, centred, block, start, data):
 @weighted_and_centred
 def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, centred):
     """Cut within the blocks that the plan reads, whose targets and weights are then kept for several strips."""
-    monkeypatch.setattr(normal, "STRIP_ROWS", height)
-    monkeypatch.setattr(normal, "STRIP_BYTES", 0)
+    monkeypatch.setattr(segments, "STRIP_ROWS", height)
+    monkeypatch.setattr(segments, "STRIP_BYTES", 0)
     X, y, w, phi = samples()
     w = w if weighted else None
     _, _, centre = expected(phi, y, w, centred)
@@ -128,8 +128,8 @@ def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, c
 @pytest.mark.parametrize("block", [1, 4, 5, 8, 50])
 def test_residuals_in_a_store(tmp_path, monkeypatch, strip, block):
     """In chunks that neither the strips nor the rows as they are stored begin or end with."""
-    monkeypatch.setattr(normal, "STRIP_ROWS", strip)
-    monkeypatch.setattr(normal, "STRIP_BYTES", 0)
+    monkeypatch.setattr(segments, "STRIP_ROWS", strip)
+    monkeypatch.setattr(segments, "STRIP_BYTES", 0)
     X, y, w, phi = samples()
     by_rows, coef = TileGrid(N, block, block), np.random.default_rng(3).standard_normal((DIMENSION, 3))
     rows = write_rows(as_rows(X), str(tmp_path / "rows"), 6)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.features import IdentityMap, PolynomialMap
-from dkrr.linalg.normal import Segment
 from dkrr.linalg.normal_product import (
-    Diagonal,
     NormalOperator,
     normal_moments,
     normal_product,
@@ -21,6 +19,8 @@ from dkrr.linalg.normal_product import (
     weighted_squares,
     weighted_sums,
 )
+from dkrr.linalg.preconditioner import Diagonal
+from dkrr.linalg.segments import Segment
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor
 from dkrr.tiles import TileGrid

@@ -11,19 +11,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.linalg.columns import MatrixColumns
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import (
-    GROWTH,
-    MAX_GROWTHS,
-    Identity,
-    LowRank,
-    expected_iterations,
-    next_eigenvalue,
-    pays_no_more,
-)
+from dkrr.linalg.low_rank import GROWTH, MAX_GROWTHS, LowRank
+from dkrr.linalg.pivot_stopping import expected_iterations, next_eigenvalue, pivot_stopping_rule
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Identity
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
-from tests.linalg.systems import MatrixOperator, positive_definite
+from tests.linalg.systems import MatrixOperator, positive_definite, rows_of
 
 N, M = 29, 3
 everything = np.arange(M)
@@ -50,7 +44,7 @@ SHIFTS = {
 
 def dense_inverse(preconditioner, column):
     """(C F Fᵀ C + diag(t))⁻¹ for one right-hand side."""
-    F, scale = preconditioner.factor.rows(), preconditioner.scale
+    F, scale = rows_of(preconditioner.factor), preconditioner.scale
     c = np.ones(len(F)) if scale is None else scale
     t = np.broadcast_to(preconditioner.shifts(np.array([column]))[:, 0], len(F))
     return np.linalg.inv(c[:, None] * (F @ F.T) * c + np.diag(t))
@@ -137,7 +131,7 @@ class TestLowRank:
         F = factor(rank=9, A=A)
         M_inverse = LowRank(F, np.full((1, N), shift), c if scaled else None)
         B = c[:, None] * A * c
-        E = B - c[:, None] * (F.rows() @ F.rows().T) * c
+        E = B - c[:, None] * (rows_of(F) @ rows_of(F).T) * c
         values = np.linalg.eigvals(M_inverse.apply(B + shift * np.eye(N), np.arange(N))).real
         t, smallest = M_inverse.shifts(np.array([0])), np.linalg.eigvalsh(B)[0]
         assert t.min() >= shift and t.max() <= max(shift, np.trace(E) / (N - 9)) * (1 + 1e-12)
@@ -297,7 +291,7 @@ class TestPaysNoMore:
 
     def first(self, shift=1e-4, iteration=1.0, pivot=1.0):
         """Rank at which it is enough."""
-        enough = pays_no_more(shift, 1e-8, iteration, lambda rank: pivot)
+        enough = pivot_stopping_rule(shift, 1e-8, iteration, lambda rank: pivot)
         return next(rank for rank in range(20, 100_000, 10) if enough(self.falling(rank)))
 
     def test_dear_iterations_and_cheap_pivots_make_a_large_factor(self):
@@ -306,26 +300,26 @@ class TestPaysNoMore:
         assert self.first(shift=1.0) < self.first() < self.first(shift=1e-6)
 
     def test_dear_pivots_at_larger_ranks(self):
-        enough = pays_no_more(1e-4, 1e-8, 1.0, lambda rank: rank / 100)
+        enough = pivot_stopping_rule(1e-4, 1e-8, 1.0, lambda rank: rank / 100)
         first = next(rank for rank in range(20, 100_000, 10) if enough(self.falling(rank)))
         assert 20 < first < self.first(pivot=0.1)
 
     def test_not_before_something_is_known(self):
-        enough = pays_no_more(1.0, 1e-8, 0.0, lambda rank: 1.0)
+        enough = pivot_stopping_rule(1.0, 1e-8, 0.0, lambda rank: 1.0)
         assert not enough(traces((0, 1e6)))
         assert not enough(traces((0, 1e6), (32, 1e5)))
 
     def test_what_is_left_is_less_than_the_shift(self):
-        enough = pays_no_more(1.0, 1e-8, 1e9, lambda rank: 0.0)
+        enough = pivot_stopping_rule(1.0, 1e-8, 1e9, lambda rank: 0.0)
         assert enough(traces((0, 1e6), (32, 1e5), (64, 0.5)))
         assert not enough(traces((0, 1e6), (32, 1e5), (64, 2.0)))
 
     def test_a_round_that_added_nothing(self):
-        enough = pays_no_more(1e-3, 1e-8, 1.0, lambda rank: 1.0)
+        enough = pivot_stopping_rule(1e-3, 1e-8, 1.0, lambda rank: 1.0)
         assert not enough(traces((0, 1e6), (32, 5.0), (32, 4.9)))
 
     def test_no_shift(self):
         """λ = 0: nothing that is left is small beside it."""
-        enough = pays_no_more(0.0, 1e-8, 1.0, lambda rank: 1.0)
+        enough = pivot_stopping_rule(0.0, 1e-8, 1.0, lambda rank: 1.0)
         assert not enough(traces((0, 1e6), (32, 5.0), (64, 4.0)))
         assert enough(traces((0, 1e6), (32, 5.0), (64, 0.0)))

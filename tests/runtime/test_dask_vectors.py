@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF
 from dkrr.linalg.columns import GramColumns
+from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import ResidentRows, TiledOperator
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import LowRank
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles
 from dkrr.rows import as_rows
 from dkrr.runtime import SerialExecutor, Task, resident
@@ -22,6 +22,7 @@ from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import TileGrid
 from dkrr.tiles.arrays import create_array
+from tests.linalg.systems import rows_of
 
 VECTORS = np.random.default_rng(0).standard_normal((13, 2))
 
@@ -193,7 +194,7 @@ class TestIteration:
     def test_a_worker_dies_on_the_way(self, tmp_path, executor, client, run):
         K, operator, factor, B, shift = self.problem(tmp_path, executor, run)
         factor.grow(20)
-        before = factor.rows()
+        before = rows_of(factor)
         killed = []
 
         def kill(state):
@@ -204,9 +205,9 @@ class TestIteration:
         found = Iteration(operator, shift, B, LowRank(factor, shift), tol=1e-6, mixed=True, on_iteration=kill).run()
         assert killed and found.status is Status.CONVERGED
         assert (np.linalg.norm(B - K @ found.x - shift * found.x, axis=0) <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
-        assert_allclose(factor.rows(), before, atol=1e-5)
+        assert_allclose(rows_of(factor), before, atol=1e-5)
         factor.grow(35)
         assert factor.rank == 35
-        F = factor.rows()
+        F = rows_of(factor)
         assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
         client.wait_for_workers(2, timeout=60)

@@ -14,10 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg.columns import GramColumns, MatrixColumns
-from dkrr.linalg.normal_product import Diagonal
+from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import Operator, TiledOperator
-from dkrr.linalg.pivoted import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.linalg.sources import GramTiles
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.kernels import Kernel
 from dkrr.linalg.columns import GramColumns
-from dkrr.linalg.pivoted import PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import SerialExecutor
 

@@ -12,9 +12,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg import pivoted, pivots
+from dkrr.linalg import factor_rows, nystroem_centres
 from dkrr.linalg.columns import GramColumns, MatrixColumns
-from dkrr.linalg.pivoted import (
+from dkrr.linalg.nystroem_centres import choose_pivots
+from dkrr.linalg.pivoted_cholesky import (
     MIN_BLOCK,
     FactorRows,
     LostRowsError,
@@ -24,11 +25,10 @@ from dkrr.linalg.pivoted import (
     pivoted_cost,
     project_rows,
 )
-from dkrr.linalg.pivots import choose_pivots
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from tests.kernels.cases import CASES
-from tests.linalg.systems import positive_definite
+from tests.linalg.systems import positive_definite, rows_of
 from tests.oracles import naive_greedy_pivots, naive_partial_cholesky
 
 METHODS = ["rpcholesky", "uniform", "greedy"]
@@ -47,7 +47,7 @@ def factor(columns, capacity=999, method="rpcholesky", slots=1, **settings):
 
 def check(found, A, accuracy=1e-10):
     """Everything that holds for every partial factor of A."""
-    F, size = found.rows(), A.diagonal().max()
+    F, size = rows_of(found), A.diagonal().max()
     assert F.shape == (len(A), found.rank)
     assert len(set(found.index.tolist())) == found.rank, "a pivot is taken once"
     assert_allclose(F, naive_partial_cholesky(A, found.index), atol=accuracy * np.sqrt(size))
@@ -83,7 +83,7 @@ class TestFactor:
         assert found.rank == min(rank, n)
         check(found, A)
         if rank >= n:
-            assert_allclose(found.rows() @ found.rows().T, A, atol=1e-12)
+            assert_allclose(rows_of(found) @ rows_of(found).T, A, atol=1e-12)
         found.close()
         assert found.run not in resident._kept
 
@@ -143,12 +143,12 @@ class TestFactor:
                 one.grow(12)
             for other in factors[1:]:
                 assert_array_equal(other.index, factors[0].index)
-                assert_allclose(other.rows(), factors[0].rows(), atol=1e-12)
+                assert_allclose(rows_of(other), rows_of(factors[0]), atol=1e-12)
             for one in factors:
                 one.close()
 
-    def test_panels(self, monkeypatch):
-        monkeypatch.setattr(pivoted, "PANEL_ENTRIES", 64)
+    def test_strips(self, monkeypatch):
+        monkeypatch.setattr(factor_rows, "STRIP_ENTRIES", 64)
         A = positive_definite(150)
         for dtype in (np.float64, np.float32):
             found = factor(A, slots=2, dtype=dtype)
@@ -193,7 +193,7 @@ class TestFactor:
         found = factor(A, method=method, slots=2, dtype=np.float32)
         found.grow(90)
         assert found.rank < 90, "what float32 cannot tell from nothing is not taken"
-        F = found.rows()
+        F = rows_of(found)
         assert_allclose(F.astype(np.float32), F, rtol=0, atol=0, err_msg="stored in float32, read in float64")
         assert_allclose(F @ F.T, A, atol=3e-5)
         assert found.traces[-1][1] < 1e-3
@@ -301,7 +301,7 @@ class TestRank:
         found = factor(GramColumns(Linear(), MemoryRows(X)), method=method, slots=2, dtype=dtype)
         found.grow(20)
         assert found.rank == 3
-        assert_allclose(found.rows() @ found.rows().T, X @ X.T, atol=1e-5 if dtype == np.float32 else 1e-12)
+        assert_allclose(rows_of(found) @ rows_of(found).T, X @ X.T, atol=1e-5 if dtype == np.float32 else 1e-12)
         found.grow(40)
         assert found.rank == 3, "nothing is left"
         found.close()
@@ -315,7 +315,7 @@ class TestRank:
         assert sorted(found.index[:20] // 3) == list(range(20)), "one of each three"
         # The last digits of what is left may pass for a few more; their columns are as small.
         assert 20 <= found.rank <= 24
-        assert_allclose(found.rows() @ found.rows().T, K, atol=1e-13)
+        assert_allclose(rows_of(found) @ rows_of(found).T, K, atol=1e-13)
         found.close()
 
     @every_method
@@ -327,7 +327,7 @@ class TestRank:
         assert 10 <= found.rank <= 14
         assert not {0, 5, 29} & set(found.index.tolist())
         K = (X @ X.T) ** 2
-        assert_allclose(found.rows() @ found.rows().T, K, atol=1e-12 * K.max())
+        assert_allclose(rows_of(found) @ rows_of(found).T, K, atol=1e-12 * K.max())
         found.close()
 
     @every_method
@@ -350,7 +350,7 @@ class TestLostRows:
     @pytest.mark.parametrize("use", ["project", "expand", "gram", "grow"])
     def test_made_again(self, lost, use):
         A, found = self.grown()
-        before = found.rows()
+        before = rows_of(found)
         if lost == "all":
             resident.forget(found.run)
         else:
@@ -360,7 +360,7 @@ class TestLostRows:
             assert found.rank == 20
         else:
             getattr(found, use)({"project": np.ones((47, 2)), "expand": np.ones((9, 2)), "gram": np.ones(47)}[use])
-        assert_allclose(found.rows()[:, :9], before, atol=1e-12)
+        assert_allclose(rows_of(found)[:, :9], before, atol=1e-12)
         check(found, A)
         found.close()
 
@@ -394,7 +394,7 @@ class TestLostRows:
             return run(tasks, shared)
 
         found.executor.total = losing
-        assert_allclose(found.project(np.ones((47, 1))), found.rows().T @ np.ones((47, 1)), atol=1e-12)
+        assert_allclose(found.project(np.ones((47, 1))), rows_of(found).T @ np.ones((47, 1)), atol=1e-12)
         check(found, A)
         found.close()
 
@@ -442,7 +442,7 @@ class TestRestore:
         second.restore(first.index)
         assert_array_equal(second.index, first.index)
         accuracy = 1e-9 if dtype == np.float64 else 1e-4
-        assert_allclose(second.rows(), first.rows(), atol=accuracy)
+        assert_allclose(rows_of(second), rows_of(first), atol=accuracy)
         assert second.traces[-1] == (15, pytest.approx(first.traces[-1][1], rel=1e-6 if dtype == np.float64 else 1e-2))
         second.grow(25)
         assert second.rank == 25
@@ -487,8 +487,8 @@ class TestChoosePivots:
         assert len(choose_pivots(Linear(), MemoryRows(rows(30)), 9, "rpcholesky", 0)) == 3
 
     def test_from_a_sample(self, monkeypatch):
-        monkeypatch.setattr(pivots, "MIN_CANDIDATES", 20)
-        monkeypatch.setattr(pivots, "CANDIDATES_TO_RANK", 2)
+        monkeypatch.setattr(nystroem_centres, "MIN_CANDIDATES", 20)
+        monkeypatch.setattr(nystroem_centres, "CANDIDATES_TO_RANK", 2)
         X = rows(500)
         found = choose_pivots(RBF(), MemoryRows(X), 12, "greedy", 1)
         assert len(set(found.tolist())) == 12 and found.max() > 24

@@ -20,7 +20,7 @@ the Nyström method to speed up kernel machines", NIPS 2000. H. Harbrecht, M. Pe
 approximation by the pivoted Cholesky decomposition", Appl. Numer. Math. 2012.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import frexp, inf, ldexp, sqrt
@@ -33,172 +33,38 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg.columns import ColumnSource, DividedColumns
+from dkrr.linalg.factor_rows import (
+    STRIP_ENTRIES,
+    FactorRows,
+    LostRowsError,
+    NewColumns,
+    expand_rows,
+    extend_rows,
+    gram_rows,
+    project_rows,
+    rebuild_rows,
+    square_rows,
+)
 from dkrr.linalg.sources import clear_upper, gram_cost
-from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
+from dkrr.runtime import Executor, RunRecord, Task
 
 Array = NDArray[np.float64]
 PivotRule = Literal["rpcholesky", "uniform", "greedy"]
 
-PANEL_ENTRIES = 2**19
-"""Entries of F that are in float64 at once when it is stored in float32."""
 BLOCKS_TO_RANK = 12
 """Rounds in which the wanted rank is reached if every proposal holds."""
 MIN_BLOCK = 32
 MAX_REBUILDS = 3
-"""Times that lost rows are made again before one product: until a dead worker's successor is there, any may do."""
+"""Times that lost rows are computed again before one product: until a dead worker is replaced, any worker does it."""
 
 PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
 """Ranks that a plan compares."""
 SMALL_RANKS = (100, 50, 25, 10)
 """Ranks that a plan compares where none of those fits in memory."""
 APPLY_SECONDS_PER_ENTRY = 1.2e-9
-"""For both products of an entry of the float32 factor with one vector: it is read and converted twice."""
+"""Time of both products of an entry of the float32 factor with one vector: it is read and converted twice."""
 FACTOR_DTYPE = np.float32
-"""Of a factor that preconditions: rounding makes another factor, as good a preconditioner, of half the size."""
-
-
-class LostRowsError(Exception):
-    """A worker does not have its rows of the factor (any more)."""
-
-
-@dataclass(frozen=True)
-class FactorRows:
-    """Rows start ... stop − 1 of F: where they are kept, and how they are made."""
-
-    columns: ColumnSource
-    start: int
-    stop: int
-    run: str
-    number: int
-    capacity: int
-    """Columns that there is memory for."""
-    dtype: DTypeLike
-
-    def state(self) -> "_State":
-        """F here, in this process.
-
-        Raises
-        ------
-        LostRowsError
-            If it is not.
-        """
-        state: _State | None = resident.found(self.run, ("factor", self.number))
-        if state is None:
-            raise LostRowsError(self.number)
-        return state
-
-    def new_state(self) -> "_State":
-        """Room for F in this process."""
-        return resident.kept(
-            self.run,
-            ("factor", self.number),
-            lambda: _State(np.empty((self.stop - self.start, self.capacity), self.dtype)),
-        )
-
-
-@dataclass
-class _State:
-    array: NDArray[Any]
-    rank: int = 0
-
-    def panels(self) -> Iterator[tuple[slice, Array]]:
-        """Rows of F a panel at a time, in float64."""
-        height = max(64, PANEL_ENTRIES // max(self.rank, 1))
-        # One buffer for all: on a Dask worker, memory that is let go of returns to the system, and costs as much as the
-        # product to get again.
-        wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
-        for start in range(0, len(self.array), height):
-            rows = slice(start, min(start + height, len(self.array)))
-            panel = self.array[rows, : self.rank]
-            if len(wide):
-                np.copyto(wide[: len(panel)], panel)
-                panel = wide[: len(panel)]
-            yield rows, panel
-
-
-@dataclass(frozen=True)
-class NewColumns:
-    """What a worker needs to add columns to its rows."""
-
-    rank: int
-    """Columns before."""
-    taken: Any
-    """The new pivots, as the source of columns wants them."""
-    above: Array
-    """F at the new pivots, of shape (new, rank)."""
-    corner: Array
-    """Cholesky factor L of what is left of A among them, of shape (new, new)."""
-
-
-def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
-    """Task: add columns; the squares of the new entries summed over each row, of shape (stop − start,)."""
-    state = rows.new_state() if new.rank == 0 else rows.state()
-    if state.rank < new.rank:
-        raise LostRowsError(rows.number)
-    k = len(new.corner)
-    squares = np.empty(rows.stop - rows.start)
-    state.rank = new.rank
-    for where, panel in state.panels():
-        with meter.time("gram"):
-            block = rows.columns.block(slice(rows.start + where.start, rows.start + where.stop), new.taken)
-        with meter.time("gemm"):
-            if new.rank:
-                blas.gemm(block, panel, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
-        with meter.time("trsm"):
-            blas.solve_lower_right(new.corner, block)
-        state.array[where, new.rank : new.rank + k] = block
-        np.einsum("ij,ij->i", block, block, out=squares[where])
-    state.rank = new.rank + k
-    return squares
-
-
-def gram_rows(meter: Meter, rows: FactorRows, weights: Array) -> Array:
-    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); `weights` is v, of shape (n,)."""
-    state = rows.state()
-    total = np.zeros((state.rank, state.rank))
-    with meter.time("syrk"):
-        for where, panel in state.panels():
-            v = weights[rows.start + where.start : rows.start + where.stop]
-            blas.syrk(total, panel * np.sqrt(v)[:, None], transpose=True, beta=1.0)
-    return total
-
-
-def project_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
-    """Task: Fᵀ V over its rows, of shape (r, m); `vectors` is V, of shape (n, m)."""
-    state = rows.state()
-    total = np.zeros((state.rank, vectors.shape[1]))
-    with meter.time("project"):
-        for where, panel in state.panels():
-            here = vectors[rows.start + where.start : rows.start + where.stop]
-            blas.gemm(total, panel, here, transpose_a=True, beta=1.0)
-    return total
-
-
-def expand_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
-    """Task: its rows of F U, of shape (stop − start, m); `vectors` is U, of shape (r, m)."""
-    state = rows.state()
-    out = np.empty((rows.stop - rows.start, vectors.shape[1]))
-    with meter.time("expand"):
-        for where, panel in state.panels():
-            blas.gemm(out[where], panel, vectors)
-    return out
-
-
-def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> None:
-    """Task: F = A[:, S] L⁻ᵀ from the pivots alone, unless it is there."""
-    taken, lower = pivots
-    state = rows.new_state()
-    if state.rank == len(lower):
-        return
-    state.rank = len(lower)
-    height = max(64, PANEL_ENTRIES // len(lower))
-    for start in range(rows.start, rows.stop, height):
-        stop = min(start + height, rows.stop)
-        with meter.time("gram"):
-            block = rows.columns.block(slice(start, stop), taken)
-        with meter.time("trsm"):
-            blas.solve_lower_right(lower, block)
-        state.array[start - rows.start : stop - rows.start, : len(lower)] = block
+"""Type of a factor that preconditions: rounding gives another factor, as good a preconditioner, of half the size."""
 
 
 @dataclass
@@ -208,20 +74,20 @@ class PivotedCholesky:
     Parameters
     ----------
     columns : ColumnSource
-        Of A.
+        Columns of A.
     executor : Executor
     run : str
         Name under which the workers keep F.
     slots : int
-        Parts that the rows are divided in.
+        Tasks that share the rows.
     capacity : int
-        Columns that there is memory for.
+        Columns that fit in memory.
     pivots : {"rpcholesky", "uniform", "greedy"}
     importance : ndarray of shape (n,), optional
         Factors of the diagonal by which pivots are drawn: the factor is to serve diag(c) A diag(c), for c² given here.
     seed : int
     dtype : dtype
-        In which F is stored; arithmetic is float64.
+        Type in which F is stored; arithmetic is float64.
     """
 
     columns: ColumnSource
@@ -264,7 +130,7 @@ class PivotedCholesky:
         self.traces = [(0, float(self._weighted().sum()))]
         slots = min(self.slots, n)
         cuts = [round(k * n / slots) for k in range(slots + 1)]
-        self._parts = [
+        self._segments = [
             FactorRows(self._divided, a, b, self.run, k, self.capacity, self.dtype)
             for k, (a, b) in enumerate(pairwise(cuts))
         ]
@@ -290,14 +156,7 @@ class PivotedCholesky:
         return self._square[: self.rank, : self.rank]
 
     def grow(self, rank: int, enough: Callable[["PivotedCholesky"], bool] = lambda _: False) -> None:
-        """Add pivots until the rank is reached, nothing is left of A, or a test says that it is enough.
-
-        Parameters
-        ----------
-        rank : int
-        enough : callable
-            Asked after every round.
-        """
+        """Add pivots until the rank is reached, nothing is left of A, or `enough`, asked after every round."""
         rank = min(rank, self.capacity)
         block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
         while self.rank < rank and not self._exhausted:
@@ -312,7 +171,7 @@ class PivotedCholesky:
         lower[...] = self._divided.among(taken, taken)
         if blas.cholesky_in_place(lower):
             self._square[...] = 0.0
-            return  # rounding made the corner singular; begin anew
+            return  # rounding made the corner singular: start without pivots
         clear_upper(lower)
         self.index, self._taken = index, [taken]
         self._map(rebuild_rows, (taken, self._lower))
@@ -323,7 +182,7 @@ class PivotedCholesky:
         self.traces.append((self.rank, float(self._weighted().sum())))
 
     def gram(self, weights: Array) -> Array:
-        """Lower triangle of Fᵀ diag(v) F; shape (r, r). What is above the diagonal means nothing."""
+        """Lower triangle of Fᵀ diag(v) F; shape (r, r). Entries above the diagonal are undefined."""
         total = self._total(gram_rows, weights)
         if self._unit != 1.0:
             total *= self._unit
@@ -339,12 +198,8 @@ class PivotedCholesky:
         record = self._safely(lambda: self._map(expand_rows, vectors))
         return np.concatenate([t.value for t in record.tasks])
 
-    def rows(self) -> Array:
-        """F itself; for tests."""
-        return self.expand(np.eye(self.rank))
-
     def close(self) -> None:
-        """Let every process go of its rows."""
+        """Release the rows in every process."""
         self.executor.forget(self.run)
 
     def _weighted(self) -> Array:
@@ -380,7 +235,7 @@ class PivotedCholesky:
         self.index = np.concatenate([self.index, chosen])
 
     def _propose(self, block: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], float]:
-        """Candidates, and the largest that is left of the diagonal outside them (for greedy)."""
+        """Candidates, and the largest entry left of the diagonal outside them (for greedy)."""
         left = self._weighted()
         left = np.where(self._left > self._threshold(), left, 0.0)
         if self._order is not None:
@@ -440,14 +295,16 @@ class PivotedCholesky:
         lower = np.ascontiguousarray(np.tril(columns[accepted, : len(accepted)]))
         return accepted, lower
 
+    def _tasks(self, function: Callable[..., Any]) -> list[Task]:
+        return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in self._segments]
+
     def _map(self, function: Callable[..., Any], shared: Any) -> RunRecord:
-        tasks = [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in self._parts]
-        record = self.executor.map(tasks, shared)
+        record = self.executor.map(self._tasks(function), shared)
         self._keep(record)
         return record
 
     def _total(self, function: Callable[..., Any], shared: Any) -> Array:
-        tasks = [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in self._parts]
+        tasks = self._tasks(function)
         total, record = self._safely(lambda: self.executor.total(tasks, shared))
         self._keep(record)
         return np.asarray(total)
@@ -456,7 +313,7 @@ class PivotedCholesky:
         self.record.add(RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]))
 
     def _safely(self, run: Callable[[], Any]) -> Any:
-        """Run; where a worker has lost its rows, let it make them again from the pivots."""
+        """Run; where a worker has lost its rows, compute them again from the pivots."""
         for _ in range(MAX_REBUILDS):
             try:
                 return run()
@@ -476,16 +333,6 @@ def _even_power(values: Array) -> float:
         return 1.0
     exponent = frexp(largest)[1] - 1
     return ldexp(1.0, max(exponent - exponent % 2, -1020))
-
-
-def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
-    """Task: squares of F summed over each row."""
-    state = rows.state()
-    out = np.empty(rows.stop - rows.start)
-    with meter.time("gemm"):
-        for where, panel in state.panels():
-            np.einsum("ij,ij->i", panel, panel, out=out[where])
-    return out
 
 
 def pivoted_cost(n: int, rank: int, entry: EntryCost) -> Cost:
@@ -509,5 +356,5 @@ def partial_apply_seconds(n: int, rank: int, n_columns: int, slots: int) -> floa
 
 
 def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:
-    """Memory of one slot's rows of F, and of a panel in work."""
-    return itemsize * -(-n // slots) * rank + 3 * 8 * max(PANEL_ENTRIES, 64 * rank)
+    """Memory of the rows of F of one slot, and of a strip in work."""
+    return itemsize * -(-n // slots) * rank + 3 * 8 * max(STRIP_ENTRIES, 64 * rank)

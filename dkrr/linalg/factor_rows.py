@@ -1,0 +1,176 @@
+"""Rows of the factor F of a partial Cholesky factorisation: kept in memory, strip by strip in work, and their tasks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dkrr import blas
+from dkrr.linalg.columns import ColumnSource
+from dkrr.runtime import Meter, resident
+
+Array = NDArray[np.float64]
+
+STRIP_ENTRIES = 2**19
+"""Entries of F that are in float64 at once when it is stored in float32."""
+
+
+class LostRowsError(Exception):
+    """A worker does not have its rows of the factor, or no longer."""
+
+
+@dataclass(frozen=True)
+class FactorRows:
+    """Rows start ... stop − 1 of F: where they are kept, and how they are computed."""
+
+    columns: ColumnSource
+    start: int
+    stop: int
+    run: str
+    number: int
+    capacity: int
+    """Columns that fit in memory."""
+    dtype: DTypeLike
+
+    def numbers(self, strip: slice) -> slice:
+        """Numbers in the matrix of the rows of a strip."""
+        return slice(self.start + strip.start, self.start + strip.stop)
+
+    def state(self) -> "State":
+        """F as this process has it.
+
+        Raises
+        ------
+        LostRowsError
+            If it has none.
+        """
+        state: State | None = resident.found(self.run, ("factor", self.number))
+        if state is None:
+            raise LostRowsError(self.number)
+        return state
+
+    def new_state(self) -> "State":
+        """Memory for F in this process."""
+        return resident.kept(
+            self.run,
+            ("factor", self.number),
+            lambda: State(np.empty((self.stop - self.start, self.capacity), self.dtype)),
+        )
+
+
+@dataclass
+class State:
+    """Rows of F in one process."""
+
+    array: NDArray[Any]
+    rank: int = 0
+
+    def strips(self) -> Iterator[tuple[slice, Array]]:
+        """Rows of F a strip at a time, in float64."""
+        height = max(64, STRIP_ENTRIES // max(self.rank, 1))
+        # One buffer for all: on a Dask worker, memory that is released returns to the system, and costs as much as the
+        # product to get again.
+        wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
+        for start in range(0, len(self.array), height):
+            rows = slice(start, min(start + height, len(self.array)))
+            strip = self.array[rows, : self.rank]
+            if len(wide):
+                np.copyto(wide[: len(strip)], strip)
+                strip = wide[: len(strip)]
+            yield rows, strip
+
+
+@dataclass(frozen=True)
+class NewColumns:
+    """What a worker needs to add columns to its rows."""
+
+    rank: int
+    """Columns before."""
+    taken: Any
+    """The new pivots, as the source of columns wants them."""
+    above: Array
+    """F at the new pivots, of shape (new, rank)."""
+    corner: Array
+    """Cholesky factor L of what is left of A among them, of shape (new, new)."""
+
+
+def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
+    """Task: add columns and return the squares of the new entries summed over each row, of shape (stop − start,)."""
+    state = rows.new_state() if new.rank == 0 else rows.state()
+    if state.rank < new.rank:
+        raise LostRowsError(rows.number)
+    k = len(new.corner)
+    squares = np.empty(rows.stop - rows.start)
+    state.rank = new.rank
+    for where, strip in state.strips():
+        with meter.time("gram"):
+            block = rows.columns.block(rows.numbers(where), new.taken)
+        with meter.time("gemm"):
+            if new.rank:
+                blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
+        with meter.time("trsm"):
+            blas.solve_lower_right(new.corner, block)
+        state.array[where, new.rank : new.rank + k] = block
+        np.einsum("ij,ij->i", block, block, out=squares[where])
+    state.rank = new.rank + k
+    return squares
+
+
+def gram_rows(meter: Meter, rows: FactorRows, weights: Array) -> Array:
+    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); `weights` is v, of shape (n,)."""
+    state = rows.state()
+    total = np.zeros((state.rank, state.rank))
+    with meter.time("syrk"):
+        for where, strip in state.strips():
+            v = weights[rows.numbers(where)]
+            blas.syrk(total, strip * np.sqrt(v)[:, None], transpose=True, beta=1.0)
+    return total
+
+
+def project_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
+    """Task: Fᵀ V over its rows, of shape (r, m); `vectors` is V, of shape (n, m)."""
+    state = rows.state()
+    total = np.zeros((state.rank, vectors.shape[1]))
+    with meter.time("project"):
+        for where, strip in state.strips():
+            blas.gemm(total, strip, vectors[rows.numbers(where)], transpose_a=True, beta=1.0)
+    return total
+
+
+def expand_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
+    """Task: its rows of F U, of shape (stop − start, m); `vectors` is U, of shape (r, m)."""
+    state = rows.state()
+    out = np.empty((rows.stop - rows.start, vectors.shape[1]))
+    with meter.time("expand"):
+        for where, strip in state.strips():
+            blas.gemm(out[where], strip, vectors)
+    return out
+
+
+def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> None:
+    """Task: compute F = A[:, S] L⁻ᵀ from the pivots alone, unless this process has it."""
+    taken, lower = pivots
+    state = rows.new_state()
+    if state.rank == len(lower):
+        return
+    state.rank = len(lower)
+    height = max(64, STRIP_ENTRIES // len(lower))
+    for start in range(rows.start, rows.stop, height):
+        stop = min(start + height, rows.stop)
+        with meter.time("gram"):
+            block = rows.columns.block(slice(start, stop), taken)
+        with meter.time("trsm"):
+            blas.solve_lower_right(lower, block)
+        state.array[start - rows.start : stop - rows.start, : len(lower)] = block
+
+
+def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
+    """Task: squares of F summed over each row."""
+    state = rows.state()
+    out = np.empty(rows.stop - rows.start)
+    with meter.time("gemm"):
+        for where, strip in state.strips():
+            np.einsum("ij,ij->i", strip, strip, out=out[where])
+    return out

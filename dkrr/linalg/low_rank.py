@@ -1,0 +1,229 @@
+"""The preconditioner of a partial Cholesky factor: a matrix of low rank and a diagonal, inverted."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.operator import column_norms
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.runtime import RunRecord
+
+Array = NDArray[np.float64]
+
+GROWTH = 1.5
+"""Factor by which the rank grows when conjugate gradient stalls."""
+MAX_GROWTHS = 6
+LIFT = 100.0
+"""Factor by which the smallest shift grows when a preconditioner has lost its digits."""
+INEXACT = 0.1
+"""Fraction of a vector that M M⁻¹ may change before the shift is raised."""
+ROUNDING = 10.0 * float(np.finfo(np.float64).eps)
+"""Fraction of the trace below which a shift is lost beside the large eigenvalues."""
+
+
+@dataclass(frozen=True)
+class ShiftGroup:
+    """Shift and small matrix of the right-hand sides of one shift and scale."""
+
+    shift: Array
+    """t, of shape (1,) or (n,)."""
+    middle: Array
+    """Cholesky factor of I + Fᵀ C T⁻¹ C F, of shape (r, r)."""
+
+
+@dataclass
+class LowRank(Preconditioner):
+    """(diag(c) F Fᵀ diag(c) + diag(t))⁻¹, by the identity of Sherman, Morrison and Woodbury.
+
+    ::
+
+        z = T⁻¹ r − T⁻¹ C F (I + Fᵀ C T⁻¹ C F)⁻¹ Fᵀ C T⁻¹ r
+
+    F belongs to A alone: another t or c costs the small matrix in the middle, not a factor.
+
+    With A = F Fᵀ + E and t = s, M⁻¹ (A + s) has eigenvalues from 1 to 1 + ‖E‖ / s, far apart where s is far below all
+    eigenvalues of E, and M⁻¹ loses all digits. With t = max(s, δ), δ the mean eigenvalue of E, none is larger than
+    1 + ‖E‖ / t, and none smaller than min(1/2, (s + μ/2) / t) for the smallest eigenvalue μ of A: at worst (μ = 0) that
+    is a condition number 1 + δ / ‖E‖ times as large, at best (E nearly a multiple of the identity) it is about 4,
+    whatever s. With a scale c, E = C (A − F Fᵀ) C may have a diagonal e of many orders; t is max(s, min(e, δ)) then,
+    row by row.
+
+    Parameters
+    ----------
+    factor : PivotedCholesky
+        F, of A.
+    shift : ndarray of shape (n, 1) or (1, m)
+        s ≥ 0: one diagonal for all right-hand sides, or a number for each.
+    scale : ndarray of shape (n,) or (n, m), optional
+        c: one for all right-hand sides, or one for each.
+    """
+
+    factor: PivotedCholesky
+    shift: Array
+    scale: Array | None = None
+    growths: int = 0
+    lift: float = 1.0
+    captures_constant = True
+    _groups: tuple[ShiftGroup, ...] = ()
+    _group_of: NDArray[np.intp] = field(default_factory=lambda: np.zeros(1, np.intp))
+    """Number of the group of every right-hand side."""
+    _largest: Array | None = None
+    """Estimates of the largest eigenvalue of C A C for every scale, after the first use."""
+
+    def __post_init__(self) -> None:
+        self._form_groups()
+
+    def _form_groups(self) -> None:
+        """Compute the shifts and the small matrices, for the factor as it is now."""
+        shift, scale = self.shift, self.scale
+        if scale is not None and scale.ndim == 2:
+            self._group_of = np.arange(scale.shape[1])
+            shifts = np.broadcast_to(shift, (len(shift), scale.shape[1])).T
+            self._groups = tuple(g for s, c in zip(shifts, scale.T, strict=True) for g in self._sharing([s], c))
+        elif len(shift) > 1:
+            self._groups = self._sharing([shift[:, 0]], scale)
+        else:
+            distinct, self._group_of = np.unique(shift[0], return_inverse=True)
+            self._groups = self._sharing(distinct[:, None], scale)
+
+    def _sharing(self, shifts: Iterable[Array], scale: Array | None) -> tuple[ShiftGroup, ...]:
+        """Groups of several shifts and one scale, of shape (n,)."""
+        squares = None if scale is None else np.ascontiguousarray(scale**2)
+        c2 = np.ones(self.factor.columns.n) if squares is None else squares
+        raised = [self._raised(s, squares) for s in shifts]
+        groups, gram, first = [], np.empty((0, 0)), np.ones(1)
+        for t in raised:
+            middle = np.empty((0, 0))
+            if self.factor.rank and len(t) > 1:
+                middle = small_cholesky(self.factor.gram(c2 / t), 1.0)
+            elif self.factor.rank:
+                if not len(gram):  # of C T⁻¹ C, which overflows later than C² does
+                    gram, first = self.factor.gram(c2 / t), t
+                middle = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
+            groups.append(ShiftGroup(t, middle))
+        return tuple(groups)
+
+    def _raised(self, shift: Array, squares: Array | None) -> Array:
+        """t, of shape (1,) or (n,), for s of such a shape and c² of shape (n,)."""
+        f, uniform = self.factor, squares is None and len(shift) == 1
+        left, whole = (f.left, f.diagonal) if squares is None else (squares * f.left, squares * f.diagonal)
+        mean = mean_left(left, f.rank)
+        rounding = self.lift * ROUNDING
+        if uniform:
+            t = np.maximum(shift, max(mean, float((rounding * whole).sum())))
+        else:
+            t = np.maximum(shift, np.maximum(np.minimum(left, mean), rounding * len(left) * whole))
+            t = t if t.min() < t.max() else t[:1]
+        return np.where(t > 0, t, 1.0)
+
+    def _numbers(self, columns: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Numbers of the groups of some right-hand sides."""
+        return np.zeros(len(columns), np.intp) if len(self._groups) == 1 else self._group_of[columns]
+
+    def shifts(self, columns: NDArray[np.intp]) -> Array:
+        """T of some right-hand sides, of shape (1, k), (n, 1) or (n, k)."""
+        if len(self._groups) == 1:
+            return self._groups[0].shift.reshape(-1, 1)
+        found = [self._groups[k].shift for k in self._numbers(columns)]
+        n = max(map(len, found))
+        return np.stack([np.broadcast_to(t, n) for t in found], axis=1)
+
+    def _scales(self, columns: NDArray[np.intp]) -> Array | None:
+        """C of some right-hand sides, of shape (n, 1) or (n, k)."""
+        if self.scale is None:
+            return None
+        return self.scale[:, None] if self.scale.ndim == 1 else self.scale[:, columns]
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        t, c, numbers = self.shifts(columns), self._scales(columns), self._numbers(columns)
+        right = residuals / t
+        if not self.factor.rank:
+            return right
+        inner = self.factor.project(right if c is None else c * right)
+        for k in np.unique(numbers):
+            here = np.flatnonzero(numbers == k)
+            part = np.ascontiguousarray(inner[:, here])
+            blas.solve_lower(self._groups[k].middle, part)
+            blas.solve_lower(self._groups[k].middle, part, transpose=True)
+            inner[:, here] = part
+        outer = self.factor.expand(inner)
+        if c is not None:
+            outer *= c
+        return (residuals - outer) / t
+
+    @property
+    def rank(self) -> int:
+        return self.factor.rank
+
+    @property
+    def can_grow(self) -> bool:
+        return self.growths < MAX_GROWTHS and self.factor.rank < self.factor.capacity
+
+    def grow(self) -> bool:
+        before = self.factor.rank
+        self.growths += 1
+        self.factor.grow(min(self.factor.capacity, int(GROWTH * before) + 1))
+        if self.factor.rank == before:
+            return False
+        self._form_groups()
+        return True
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        if self.factor.rank == 0:
+            return False
+        z, c = self.apply(residuals, columns), self._scales(columns)
+        again = self.factor.expand(self.factor.project(z if c is None else c * z))
+        again = (again if c is None else c * again) + self.shifts(columns) * z
+        if (column_norms(again - residuals) <= INEXACT * column_norms(residuals)).all():
+            return False
+        self.lift *= LIFT
+        self._form_groups()
+        return True
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        if self._largest is None:
+            self._largest = self._largest_eigenvalues()
+        t = self.shifts(columns)
+        # At the pivots, where F leaves nothing, t may be small without any such eigenvalue.
+        others = self.factor.left > 0
+        least = np.broadcast_to((t[others] if len(t) > 1 and others.any() else t).min(axis=0), len(columns))
+        return least, (self._largest if len(self._largest) == 1 else self._largest[columns]) + least
+
+    def _largest_eigenvalues(self) -> Array:
+        # A step of the power method: a kernel's largest eigenvalue often belongs nearly to the constant.
+        n = self.factor.columns.n
+        c = np.ones((n, 1)) if self.scale is None else self.scale.reshape(n, -1)
+        largest = np.asarray((c**2 * self.factor.diagonal[:, None]).max(axis=0))
+        if not self.factor.rank:
+            return largest
+        first = self.factor.project(c)
+        lengths = column_norms(first)
+        first /= np.where(lengths > 0, lengths, 1.0)
+        second = self.factor.project(c * (c * self.factor.expand(first)))
+        return np.asarray(np.maximum(largest, column_norms(second)))
+
+    @property
+    def record(self) -> RunRecord:
+        return self.factor.record
+
+
+def small_cholesky(matrix: Array, shift: float) -> Array:
+    """Overwrite a matrix by the Cholesky factor of its sum with a multiple of the identity."""
+    matrix[np.diag_indices_from(matrix)] += shift
+    failed = blas.cholesky_in_place(matrix)
+    if failed:
+        raise NotPositiveDefiniteError(
+            f"the preconditioner's matrix of size {len(matrix)} is not positive definite: the shift is below rounding",
+            failed - 1,
+        )
+    return matrix
+
+
+def mean_left(left: Array, rank: int) -> float:
+    """δ, the mean eigenvalue of what a partial factor of this rank leaves, from its diagonal (n,)."""
+    return float((left / max(len(left) - rank, 1)).sum())  # in this order the sum does not overflow
