@@ -60,21 +60,17 @@ def _leading(a: Array) -> int:
 
 
 def _call(module: Any, name: str, *arguments: Any) -> None:
-    """Call a Fortran routine: str → char*, int → int*, ctypes scalar → its address, array → its data."""
-    keep: list[Any] = []
-    passed: list[int | None] = []
+    """Call a Fortran routine: bytes → char*, int → int*, ctypes scalar → its address, array → its data."""
+    passed: list[Any] = []
     for value in arguments:
-        if isinstance(value, np.ndarray):
+        if isinstance(value, int):
+            passed.append(ctypes.byref(ctypes.c_int(value)))
+        elif isinstance(value, np.ndarray):
             passed.append(_pointer(value))
-            continue
-        if isinstance(value, str):
-            scalar: Any = ctypes.c_char(value.encode())
-        elif isinstance(value, int):
-            scalar = ctypes.c_int(value)
+        elif isinstance(value, bytes):
+            passed.append(value)
         else:
-            scalar = value
-        keep.append(scalar)
-        passed.append(ctypes.addressof(scalar))
+            passed.append(ctypes.byref(value))
     _routine(module, name, len(arguments))(*passed)
 
 
@@ -190,13 +186,13 @@ def gemm(
     if n == 1 and k > 0:
         # One column: GEMM would copy a to its own format first, which takes longer than the product.
         _call(
-            cython_blas, _PREFIX[c.dtype.char] + "gemv", "N" if transpose_a else "T",
+            cython_blas, _PREFIX[c.dtype.char] + "gemv", b"N" if transpose_a else b"T",
             a.shape[1], a.shape[0], scalar(alpha), a, _leading(a), b, 1 if transpose_b else _leading(b),
             scalar(beta), c, _leading(c),
         )  # fmt: skip
         return
     _call(
-        cython_blas, _PREFIX[c.dtype.char] + "gemm", "T" if transpose_b else "N", "T" if transpose_a else "N",
+        cython_blas, _PREFIX[c.dtype.char] + "gemm", b"T" if transpose_b else b"N", b"T" if transpose_a else b"N",
         n, m, k, scalar(alpha), b, _leading(b), a, _leading(a), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
@@ -229,7 +225,7 @@ def syrk(c: Array, a: Array, *, transpose: bool = False, alpha: float = 1.0, bet
         return
     scalar = _SCALAR[c.dtype.char]
     _call(
-        cython_blas, _PREFIX[c.dtype.char] + "syrk", "U", "N" if transpose else "T",
+        cython_blas, _PREFIX[c.dtype.char] + "syrk", b"U", b"N" if transpose else b"T",
         n, k, scalar(alpha), a, _leading(a), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
@@ -249,7 +245,7 @@ def symm(c: Array, a: Array, b: Array, *, alpha: float = 1.0, beta: float = 0.0)
         return
     scalar = _SCALAR[c.dtype.char]
     _call(
-        cython_blas, _PREFIX[c.dtype.char] + "symm", "R", "L",
+        cython_blas, _PREFIX[c.dtype.char] + "symm", b"R", b"L",
         m, n, scalar(alpha), a, _leading(a), b, _leading(b), scalar(beta), c, _leading(c),
     )  # fmt: skip
 
@@ -267,7 +263,7 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
     if n == 0 or m == 0:
         return
     _call(
-        cython_blas, _PREFIX[b.dtype.char] + "trsm", "R", "U", "T" if transpose else "N", "N",
+        cython_blas, _PREFIX[b.dtype.char] + "trsm", b"R", b"U", b"T" if transpose else b"N", b"N",
         m, n, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),
     )  # fmt: skip
 
@@ -286,14 +282,14 @@ def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
     if n == 0 or m == 0:
         return
     _call(
-        cython_blas, _PREFIX[b.dtype.char] + "trsm", "L", "U", "T", "N",
+        cython_blas, _PREFIX[b.dtype.char] + "trsm", b"L", b"U", b"T", b"N",
         n, m, _SCALAR[b.dtype.char](1.0), l, _leading(l), b, _leading(b),
     )  # fmt: skip
 
 
 def _potrf(a: Array) -> int:
     info = ctypes.c_int(0)
-    _call(cython_lapack, _PREFIX[a.dtype.char] + "potrf", "U", a.shape[0], a, _leading(a), info)
+    _call(cython_lapack, _PREFIX[a.dtype.char] + "potrf", b"U", a.shape[0], a, _leading(a), info)
     return int(info.value)
 
 
@@ -370,7 +366,7 @@ def pivoted_cholesky_in_place(a: Array) -> tuple[NDArray[np.intp], int]:
     rank, info = ctypes.c_int(0), ctypes.c_int(0)
     # A negative tolerance means LAPACK's own.
     _call(
-        cython_lapack, _PREFIX[a.dtype.char] + "pstrf", "U",
+        cython_lapack, _PREFIX[a.dtype.char] + "pstrf", b"U",
         n, a, _leading(a), pivots, rank, _SCALAR[a.dtype.char](-1.0), work, info,
     )  # fmt: skip
     return pivots[0].astype(np.intp) - 1, int(rank.value)

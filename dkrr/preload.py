@@ -1,7 +1,7 @@
 """Preload of Dask workers that run dkrr: ``dask worker --preload dkrr.preload``, or ``distributed.worker.preload``.
 
-It imports what tasks need, so that the memory a worker reports before its first task, from which the planner starts,
-is the true one; it keeps BLAS on one thread; and it warns of settings with which a plan cannot keep its promise.
+It imports what tasks need, so that a worker reports before its first task the memory that the planner must allow for;
+it keeps BLAS on one thread; and it warns of settings with which a worker may exceed the memory of a plan.
 """
 
 import logging
@@ -15,12 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def dask_setup(worker: Any) -> None:
-    """Called by Dask in each new worker.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    """
+    """Called by Dask in each new worker."""
     # Not a context manager: it holds for as long as the worker lives.
     threadpoolctl.threadpool_limits(limits=1)
     for problem in problems(worker):
@@ -28,12 +23,7 @@ def dask_setup(worker: Any) -> None:
 
 
 def problems(worker: Any) -> list[str]:
-    """What is wrong with a worker's settings, each with its remedy.
-
-    Parameters
-    ----------
-    worker : distributed.Worker
-    """
+    """Faults of a worker's settings, each with its remedy."""
     found, memory = [], worker.memory_manager
     if not memory.memory_limit:
         found.append("no memory limit, so the planner only guesses one; start it with --memory-limit")
@@ -44,7 +34,7 @@ def problems(worker: Any) -> list[str]:
         )
     if memory.memory_target_fraction or memory.memory_spill_fraction:
         found.append(
-            "spilling is on, which moves no memory of dkrr's and costs time; set distributed.worker.memory.target and "
+            "spilling is on, which frees no memory of dkrr's and costs time; set distributed.worker.memory.target and "
             "distributed.worker.memory.spill to false"
         )
     return found

@@ -212,7 +212,7 @@ def stored_layout(store: str) -> Layout | None:
 
 def fields_of_targets(n_targets: int, alphas: Array) -> dict[str, Any]:
     """Fields of Problem that follow from targets."""
-    return {"n_targets": n_targets, "alphas": tuple(np.unique(alphas).tolist())}
+    return {"n_targets": n_targets, "alphas": tuple(sorted(set(alphas.tolist())))}
 
 
 def fields_of_classes(likelihood: Likelihood, alphas: tuple[float, ...]) -> dict[str, Any]:

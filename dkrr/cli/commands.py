@@ -54,7 +54,7 @@ def _cluster(address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    from dkrr.runtime.dask_executor import connect
+    from dkrr.runtime.dask_client import connect
 
     with connect(address):
         yield

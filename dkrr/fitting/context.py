@@ -15,7 +15,7 @@ from dkrr.cost import Stage
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
-from dkrr.fitting.workers import dask_executor, dask_workers
+from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.operator import ResidentRows
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan, scan_tasks, stage
@@ -187,7 +187,7 @@ class Context:
         name, store = None, self.stored.store
         url = getattr(rows, "url", None)
         if self.client is not None and url is not None and (path := local_path(url)) is not None:
-            dask_executor().check_path_is_shared(self.client, path, f"X at {url}")
+            dask_client().check_path_is_shared(self.client, path, f"X at {url}")
         if isinstance(rows, DaskRows):
             # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
             name = f"rows-{uuid.uuid4().hex[:8]}"

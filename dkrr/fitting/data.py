@@ -100,7 +100,7 @@ class TrainingData(FitData):
 
     def alpha_groups(self) -> list[tuple[float, NDArray[np.intp]]]:
         """Distinct values of λ, each with the columns of its targets: one factorisation each."""
-        return [(float(a), np.flatnonzero(self.alphas == a)) for a in np.unique(self.alphas)]
+        return [(a, np.flatnonzero(self.alphas == a)) for a in sorted(set(self.alphas.tolist()))]
 
     def target_means(self) -> Array:
         """Weighted means of the targets with a free intercept, else zeros; shape (t,)."""

@@ -102,7 +102,7 @@ class MemorySystems:
             constants = settle(found)
             with self._progress.stage("true residual", 1.0):
                 if isinstance(source, KeptTiles):
-                    check = checked(both, shift[:, None], x, source.multiply, constants, scaling)
+                    check = checked(both, shift[:, None], x, source.multiply, constants, probe)
                 else:
                     solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
                     check, _ = check_tiled(solved, constants, executor, Progress(), self._threads)

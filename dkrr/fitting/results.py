@@ -122,7 +122,8 @@ def solved(
         model, dual_coef = _multiplied(model, dual_coef, sizes)
     _refuse_overflow(model, dual_coef)
     norms, doubts = _norms(model, solution, data, sizes)
-    solution = replace(solution, messages=doubts + solution.messages)
+    if doubts:
+        solution = replace(solution, messages=doubts + solution.messages)
     if owner is not None and model.keep_alive is None:
         owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
@@ -162,11 +163,11 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
     NotFiniteError
         Naming the first target.
     """
-    for name, values in (("dual_coef_", dual_coef), ("coef_", model.coef), ("intercept_", model.intercept[None, :])):
-        with np.errstate(over="ignore", invalid="ignore"):
-            # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
-            if values is None or math.isfinite(values.sum()):
-                continue
+    named = {"dual_coef_": dual_coef, "coef_": model.coef, "intercept_": model.intercept[None, :]}
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum is finite unless one of the values is not, or it overflows, which the second look sorts out.
+        doubtful = {name: v for name, v in named.items() if v is not None and not math.isfinite(v.sum())}
+    for name, values in doubtful.items():
         bad = ~(np.isfinite(values.max(axis=0)) & np.isfinite(values.min(axis=0)))
         if bad.any():
             raise NotFiniteError(

@@ -27,12 +27,17 @@ def dask_executor() -> ModuleType:
     return import_module("dkrr.runtime.dask_executor")
 
 
+def dask_client() -> ModuleType:
+    """Module of Dask's clients, imported where it is needed for the same reason."""
+    return import_module("dkrr.runtime.dask_client")
+
+
 def check_store_is_shared(client: Any, url: str) -> None:
     """Refuse a store on this machine's disk that some worker does not see."""
     path = local_path(url)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        dask_executor().check_folder_is_shared(client, path.parent)
+        dask_client().check_folder_is_shared(client, path.parent)
 
 
 @contextmanager
@@ -47,7 +52,7 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         If the store is on a disk that some worker does not see.
     """
     if plan.resources.cluster_is_running:
-        client = dask_executor().ambient_client()
+        client = dask_client().ambient_client()
         if client is None:
             raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)
@@ -71,7 +76,7 @@ def _checked_workers(
 
     X is checked and copied meanwhile.
     """
-    prepare = dask_executor().held_when_ready
+    prepare = dask_client().held_when_ready
     with ThreadPoolExecutor(1) as aside:
         held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES)
         executor: Executor = dask_executor().DaskExecutor(

@@ -200,11 +200,13 @@ class Scratch:
         return self._memory[: n_rows * n_columns].reshape(n_rows, n_columns)
 
 
+_ABOVE = np.triu(np.ones((MIRROR_ROWS, MIRROR_ROWS), dtype=bool), 1)
+
+
 def mirror_lower(out: FloatArray) -> None:
     """Copy the lower triangle of a square block over its upper one."""
     n = len(out)
     copy = np.empty((MIRROR_ROWS, MIRROR_COLUMNS + MIRROR_PADDING), dtype=out.dtype)
-    above = np.triu(np.ones((MIRROR_ROWS, MIRROR_ROWS), dtype=bool), 1)
     for top in range(0, n, MIRROR_ROWS):
         bottom = min(top + MIRROR_ROWS, n)
         height = bottom - top
@@ -214,7 +216,7 @@ def mirror_lower(out: FloatArray) -> None:
             tile[...] = out[top:bottom, left:right]
             out[left:right, top:bottom] = tile.T
         corner = out[top:bottom, top:bottom]
-        np.copyto(corner, corner.T.copy(), where=above[:height, :height])
+        np.copyto(corner, corner.T.copy(), where=_ABOVE[:height, :height])
 
 
 def check_symmetric(K: FloatArray, subject: str) -> None:

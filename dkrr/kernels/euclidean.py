@@ -213,13 +213,13 @@ class ScaledSquaredDistances:
                 return
             d = X.shape[1]
             mean = Y.mean(axis=0, dtype=np.float64)
-            self._left, self._x_size = _augmented(X, mean, scale, dtype)
-            self._left[:, :d] *= -2.0 * scale
-            self._left[:, d + 1] = 1.0
-            right, self._z_size = _augmented(Y, mean, scale, dtype)
+            left, self._x_size = _augmented(X, mean, scale, dtype)
+            right, self._z_size = (left.copy(), self._x_size) if Y is X else _augmented(Y, mean, scale, dtype)
+            left[:, :d] *= -2.0 * scale
+            left[:, d + 1] = 1.0
             right[:, d + 1] = right[:, d]
             right[:, d] = 1.0
-            self._right = right
+            self._left, self._right = left, right
 
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
         """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.

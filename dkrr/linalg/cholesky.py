@@ -280,7 +280,7 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
     elif not np.isfinite(tile.diagonal()).all():
         row = first + int(np.flatnonzero(~np.isfinite(tile.diagonal()))[0])
         raise NotPositiveDefiniteError(f"the diagonal entry of row {row} leaves the range of {tile.dtype}", row)
-    tile[np.diag_indices_from(tile)] += read_range(system.shift, grid.rows(i))[:, 0]
+    np.einsum("ii->i", tile)[...] += read_range(system.shift, grid.rows(i))[:, 0]
     return None if system.right_sides is None else read_range(system.right_sides, grid.rows(i))
 
 
@@ -315,13 +315,14 @@ def check_diagonal(diagonal: blas.Array, first: int = 0) -> None:
     first : int
         Number of its first row.
     """
-    bad = np.flatnonzero(~np.isfinite(diagonal))
-    if len(bad):
+    is_finite = np.isfinite(diagonal)
+    if not is_finite.all():
+        bad = int(np.argmin(is_finite))
         raise NotFiniteError(
-            f"a diagonal entry of the linear system (its rows are features in the primal form) is {diagonal[bad[0]]}: "
+            f"a diagonal entry of the linear system (its rows are features in the primal form) is {diagonal[bad]}: "
             "k(x, z), or a product of features, leaves the range of float64 (1e308); expected finite entries: rescale "
             "the columns of X",
-            first + int(bad[0]),
+            first + bad,
         )
 
 

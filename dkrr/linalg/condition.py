@@ -139,13 +139,13 @@ class SolvedProbe:
 
     vector: Array
     """D⁻¹z, of shape (n,)."""
-    scaling: Array
-    """D."""
+    scaling: Array | None
+    """D; None: ones."""
     moments: Moments
     """Moments of z and (A + diag(s))⁻¹ z."""
 
     @classmethod
-    def of_solution(cls, right_side: Array, x: Array, scaling: Array) -> "SolvedProbe":
+    def of_solution(cls, right_side: Array, x: Array, scaling: Array | None) -> "SolvedProbe":
         """From D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             moments = Moments.of_solved(right_side, x, scaling)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.condition import Moments, condition_number, multiplied_probe
+from dkrr.linalg.condition import Moments, SolvedProbe, condition_number, multiplied_probe
 from dkrr.linalg.operator import TiledOperator, column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.runtime import Executor, Progress, RunRecord
@@ -81,7 +81,7 @@ def checked(
     x: Array,
     multiply: Callable[[Array], Array],
     constants: Array | None,
-    scaling: Array | None,
+    probe: SolvedProbe,
 ) -> Check:
     """Check a solution by one product.
 
@@ -97,16 +97,15 @@ def checked(
         Gives A V.
     constants : ndarray of shape (k, t), optional
         See `freed`.
-    scaling : ndarray of shape (n,), optional
-        D, of A + diag(s), with which the probe was made.
+    probe : SolvedProbe
+        The last columns of both.
     """
     # What overflows becomes a residual or a condition number that is not finite.
     with np.errstate(over="ignore", invalid="ignore"):
-        solved = Moments.of_solved(right_sides[:, -1], x[:, -1], scaling)
-        x[:, -1] = multiplied_probe(right_sides[:, -1], scaling)
+        x[:, -1] = probe.vector
         x = np.ascontiguousarray(freed(x, constants))
-        part = _part(right_sides, shift, x, multiply(x), constants, scaling)
-        return Check(_relative(*part.norms), part.squares, condition_number(part.multiplied, solved))
+        part = _part(right_sides, shift, x, multiply(x), constants, probe.scaling)
+        return Check(_relative(*part.norms), part.squares, condition_number(part.multiplied, probe.moments))
 
 
 class _Part(NamedTuple):
@@ -188,7 +187,8 @@ def check_tiled(
             return Check(residual, squares, condition_number(multiplied, of_solved)), record
         operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
         b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
-        check = checked(b, shift, x, operator.multiply, constants, _range(solved.scaling, everything))
+        probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], _range(solved.scaling, everything))
+        check = checked(b, shift, x, operator.multiply, constants, probe)
         return check, operator.record
 
 

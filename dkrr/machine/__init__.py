@@ -1,4 +1,4 @@
-"""What this machine or cluster has, and how fast it is."""
+"""Resources of this machine or cluster, and how fast it is."""
 
 from dkrr.machine.baseline import record_baseline
 from dkrr.machine.calibration import calibrate

@@ -1,4 +1,4 @@
-"""What a worker holds before its first task, where that is more than planned for: noted when workers start.
+"""Memory that a worker holds before its first task, where that is more than planned for: recorded when workers start.
 
 It depends on what is installed (libraries that import others, a preload in Dask's configuration) and not on a fit.
 """
@@ -20,7 +20,8 @@ from dkrr.errors import InputError
 from dkrr.machine.profile import create_profile_folder, profile_folder
 
 _known: dict[tuple[str, str], int] = {}
-"""What this process read or noted, by folder and environment: every fit asks, and the folder may be read-only."""
+"""Bytes that this process read or recorded, by folder and environment: every fit asks, and the folder may be
+read-only."""
 
 
 def recorded_baseline() -> int:
@@ -35,7 +36,7 @@ def recorded_baseline() -> int:
 
 
 def record_baseline(n_bytes: int) -> None:
-    """Keep what workers of this environment hold, for later plans."""
+    """Record what workers of this environment hold, for later plans."""
     key = _key()
     _known[key] = n_bytes
     with suppress(InputError, OSError):
@@ -52,7 +53,7 @@ def _key() -> tuple[str, str]:
 
 @cache
 def _name(preloads: str) -> str:
-    """Name of the file of this process's libraries with these preloads: another where a package was installed."""
+    """Name of the file for this process's libraries and preloads, which changes where a package is installed."""
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     changed = [p.stat().st_mtime_ns for p in installed if p.exists()]
     parts = [sys.prefix, sys.version, dkrr.__version__, changed, preloads]

@@ -1,9 +1,8 @@
-"""``dkrr calibrate``: how fast this machine's workers, or those of a cluster, really are."""
+"""``dkrr calibrate``: measured speed of this machine's workers, or those of a cluster."""
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,16 @@ N_TASKS = 40
 CHAIN = 20
 """Empty tasks that wait for each other."""
 VECTOR_BYTES = 2**21
-"""Of the vectors that make a round trip."""
+"""Bytes of the vectors that make a round trip."""
 MESSAGE_BYTES = 2**26
-"""Of the array that one worker gets from another."""
+"""Bytes of the array that one worker gets from another."""
 
 
 def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     """Measure the workers of the ambient Dask client if there is one, else of this machine, and keep the result.
 
-    Plans use it from then on: it is found by a fingerprint of the machine or cluster, in the folder
-    ``dkrr.profile-directory`` of Dask's configuration. Takes some ten seconds; measure when nothing else runs.
+    Later plans use it: it is found by a fingerprint of the machine or cluster, in the folder
+    ``dkrr.profile-directory`` of Dask's configuration. Takes about ten seconds; measure when no other program runs.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         Folder, seen by all workers, on the file system whose bandwidth is to be measured; default
         ``dkrr.temporary-directory``.
     seconds : float
-        For each of the measurements.
+        Time of each measurement.
 
     Returns
     -------
@@ -55,12 +54,12 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     Raises
     ------
     InputError
-        If the folder is not there, or there is none to keep the result in.
+        If the folder does not exist, or the result cannot be kept.
     """
     create_profile_folder()  # before the work
     where = folder or setting("temporary-directory") or tempfile.gettempdir()
     if not Path(where).is_dir():
-        raise InputError(f"the folder {where} is not there; give one that every worker can write to")
+        raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
     begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     client = ambient_client()
     with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
@@ -70,7 +69,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
             measured, kernels, shared = _of_workers(client, scratch, seconds)
         else:
             fingerprint, started = machine_fingerprint(), time.perf_counter()
-            with _local(scratch) as client:
+            with _local_client(scratch) as client:
                 ready = time.perf_counter()
                 measured, kernels, shared = _of_workers(client, scratch, seconds)
                 done = time.perf_counter()
@@ -88,31 +87,23 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     return profile
 
 
-@contextmanager
-def _local(scratch: str) -> Iterator[Any]:
+def _local_client(scratch: str) -> AbstractContextManager[Any]:
     from dkrr.runtime.local_workers import local_client
 
     n_workers = local_workers(None)
-    with local_client(
-        n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch, TASK_MODULES
-    ) as client:
-        yield client
+    return local_client(n_workers, int(AVAILABLE_FRACTION * available_bytes()) // n_workers, scratch, TASK_MODULES)
 
 
 def _of_workers(client: Any, scratch: str, seconds: float) -> tuple[list[Measured], list[Any], Measured]:
-    """What every worker measured, alone and of its kernels; and what belongs to none of them."""
-    from dkrr.runtime.dask_executor import (
-        DaskExecutor,
-        check_folder_is_shared,
-        on_every_worker,
-        seconds_between_workers,
-    )
+    """Measurements of every worker, without and with its kernels; and those that belong to no worker."""
+    from dkrr.runtime.dask_client import check_folder_is_shared, on_every_worker, seconds_between_workers
+    from dkrr.runtime.dask_executor import DaskExecutor
 
     check_folder_is_shared(client, Path(scratch))
     results = on_every_worker(client, measure_process, scratch, time.time() + 0.5, seconds)
     executor, slots = DaskExecutor(client), sum(client.nthreads().values())
     tasks = [Task(f"empty-{k}", do_nothing) for k in range(N_TASKS)]
-    executor.run(tasks, Progress())  # the first ones import what they need
+    executor.run(tasks, Progress())  # the first tasks import modules
     shared: Measured = {"task_seconds": executor.run(tasks, Progress()).seconds * slots / N_TASKS}
     chain = [Task(f"empty-{k}", do_nothing, depends=(f"empty-{k - 1}",) if k else ()) for k in range(CHAIN)]
     shared["chain_seconds"] = executor.run(chain, Progress()).seconds / CHAIN
@@ -128,9 +119,9 @@ def _of_workers(client: Any, scratch: str, seconds: float) -> tuple[list[Measure
 
 
 def do_nothing(meter: Meter) -> None:
-    """Task."""
+    """Task: nothing."""
 
 
 def echo(meter: Meter, vectors: Any) -> Any:  # noqa: ARG001
-    """Task: what it was given."""
+    """Task: the vectors that it was given."""
     return vectors

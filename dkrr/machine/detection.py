@@ -30,9 +30,9 @@ def detect(
     Parameters
     ----------
     memory_limit : int, str or None
-        Over all workers of one machine; None takes ``dkrr.memory-limit``, then what is there.
+        Over all workers of one machine; None takes ``dkrr.memory-limit``, then the memory that is available.
     store : str or None
-        Where the run's store will be; None means a temporary one.
+        Path or URL of the run's store; None: a temporary one.
     workers : int, optional
         Worker processes; None takes ``dkrr.local.workers``, then one for each core.
     root : Path
@@ -47,7 +47,7 @@ def detect(
     limit_bytes = None if limit is None else parse_bytes(limit)
     process = resident_bytes()
     available = available_bytes(root)
-    # What this process holds already is part of its own limit, but not there for workers.
+    # Memory that this process holds already is part of its own limit, but not available to workers.
     local_limit = int(AVAILABLE_FRACTION * (available + process)) if limit_bytes is None else limit_bytes
     workers_limit = int(AVAILABLE_FRACTION * available) if limit_bytes is None else limit_bytes
     each = process_limit_bytes() if limit_bytes is None else None
@@ -89,7 +89,7 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     if confined.memory_limit is not None:
         of_worker = Share(shared, CLUSTER_FRACTION)
         allowed = of_worker.of(confined.memory_limit, held)
-        share = of_worker if allowed <= limit else None  # what the user says, or the machine has, may be less
+        share = of_worker if allowed <= limit else None  # the user's limit, or the machine's memory, may be less
         limit = min(limit, allowed)
     elif not common["limit_is_given"]:
         limit = held + max(0, limit - held) // shared  # memory_limit itself is of one process
@@ -129,16 +129,16 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
     n_workers = setting("local.workers") if workers is None else workers
     n_workers = usable_cores(root) if n_workers is None else n_workers
     if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-        raise InputError(f"workers={n_workers!r} must be a whole number, at least 1")
+        raise InputError(f"workers is {n_workers!r}; expected a whole number of at least 1, or None: one for each core")
     return n_workers
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
-    from dkrr.runtime.dask_executor import worker_resources
+    from dkrr.runtime.dask_client import worker_resources
 
     workers = worker_resources(client)
     if not workers:
-        raise InputError("the Dask client has no workers; wait for some with client.wait_for_workers(1)")
+        raise InputError("the Dask client has no workers; expected at least 1: call client.wait_for_workers(1) first")
     by_host: dict[str, int] = {}
     for worker in workers:
         by_host[worker.host] = by_host.get(worker.host, 0) + 1
@@ -149,9 +149,9 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     if not limits:
         limits = [int(AVAILABLE_FRACTION * available_bytes()) // max(by_host.values())]
     whole = {w.host: sum(v.memory_limit for v in workers if v.host == w.host) for w in workers}
-    # What their machines have is not known: at least what the workers may take together.
+    # The memory of their machines is not known; it is at least what the workers may take together.
     common["memory_bytes"] = min(whole.values()) if all(w.memory_limit for w in workers) else None
-    common["process_limit_bytes"] = None  # of the calling process, and not of the workers
+    common["process_limit_bytes"] = None  # the calling process's limit, not the workers'
     return Resources(
         n_workers=len(workers),
         n_hosts=len(by_host),
@@ -166,7 +166,7 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
 
 
 def describe() -> dict[str, Any]:
-    """Return the resources that were found, and the rates that plans use, as values of JSON."""
+    """Resources that were found, and the rates that plans use, as values of JSON."""
     client = ambient_client()
     resources = detect(None, None)
     fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)
@@ -182,8 +182,8 @@ def describe() -> dict[str, Any]:
 
 
 def fingerprint_of(client: Any) -> Fingerprint:
-    """Whose rates hold for a client's cluster: its own, or this machine's if it runs here and was never measured."""
-    from dkrr.runtime.dask_executor import worker_resources
+    """Fingerprint whose rates hold for a client's cluster: its own, or this machine's if it runs here, unmeasured."""
+    from dkrr.runtime.dask_client import worker_resources
 
     workers, fingerprint = worker_resources(client), cluster_of(client)
     here = {"127.0.0.1", "localhost"} | {
@@ -196,18 +196,18 @@ def fingerprint_of(client: Any) -> Fingerprint:
 
 def cluster_of(client: Any) -> Fingerprint:
     """Fingerprint of a client's cluster itself."""
-    from dkrr.runtime.dask_executor import worker_resources
+    from dkrr.runtime.dask_client import worker_resources
 
     return cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in worker_resources(client)])
 
 
 def ambient_client() -> Any:
-    """Return the client that the user has made, if any."""
-    if "distributed" not in sys.modules:  # then nobody can have made a client, and the import is slow
+    """Client that the user has made; None if there is none."""
+    if "distributed" not in sys.modules:  # then no client exists, and the import is slow
         return None
-    from dkrr.runtime import dask_executor
+    from dkrr.runtime import dask_client
 
-    return dask_executor.ambient_client()
+    return dask_client.ambient_client()
 
 
 def resident_bytes() -> int:
@@ -223,6 +223,8 @@ def rates_of(fingerprint: Fingerprint) -> Rates:
     profile = load_profile(fingerprint)
     rates = Rates() if profile is None else profile.rates
     given = {name: value for name, value in setting("rates").items() if value is not None}
+    if not given:
+        return rates
     if "gemm-gflops" in given:
         rates = rates.faster(given["gemm-gflops"] * 1e9 / rates.gemm_flops)
     named = {"read-gbytes": ("read_bytes", 1e9), "write-gbytes": ("write_bytes", 1e9)}
@@ -232,7 +234,7 @@ def rates_of(fingerprint: Fingerprint) -> Rates:
         "cluster-start-seconds": ("cluster_start_seconds", 1.0),
     }
     changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
-    return replace(rates, **changes) if changes else rates
+    return replace(rates, **changes)
 
 
 def _system_temporary() -> str:

@@ -1,4 +1,4 @@
-"""What the system lets this process have: memory and cores of its control groups, and of its own resource limits.
+"""Memory and cores that the system grants this process: limits of its control groups, and its own resource limits.
 
 A job of a batch system and a container are control groups whose limits are below what the machine has. The limits of
 all parents hold as well: SLURM sets one for the job and none for its steps, Kubernetes one for the pod and one for the
@@ -20,10 +20,10 @@ from dkrr.runtime.process import posix_limits, read_system_file, this_process
 
 ROOT = Path("/")
 UNLIMITED = 2**60
-"""Bytes from which a limit is none: version 1 writes the largest multiple of a page."""
+"""Bytes from which on a limit does not count: version 1 writes the largest multiple of a page."""
 V1_FILES = ("memory.limit_in_bytes",)
 V2_FILES = ("memory.max", "memory.high")
-"""Beyond the one a process is killed, beyond the other it is slowed down until it does next to nothing."""
+"""Beyond the first a process is killed; beyond the second it is slowed down until it does next to nothing."""
 
 
 class MemoryGroup(NamedTuple):
@@ -59,11 +59,11 @@ def memory_groups(root: Path = ROOT) -> tuple[MemoryGroup, ...]:
 
 @lru_cache(maxsize=8)
 def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa: ARG001
-    """Read once by every process: a fit of a hundred rows takes no longer than these files."""
+    """Groups, read once by every process: a fit of a hundred rows takes no longer than these files."""
     found = []
     for folder in _folders("memory", root):
         limits = [n for name in (*V1_FILES, *V2_FILES) if (n := _number(folder / name)) is not None and n < UNLIMITED]
-        # Version 1 says what limits of parents come to, also of those that are not mounted in a container.
+        # Version 1 has the smallest limit of all parents, also of those that are not mounted in a container.
         stat = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
         if stat is not None and int(stat[1]) < UNLIMITED:
             limits.append(int(stat[1]))
@@ -78,7 +78,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 
 def _available_to_all(root: Path) -> int:
-    """Memory that this machine could still give; psutil says it on every system, and takes ten times as long."""
+    """Memory that this machine could still give; psutil knows it on every system, and takes several times as long."""
     text = _text(root / "proc/meminfo")
     found = re.match(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n", text)
     if found is None or not 0 < int(found[2]) <= int(found[1]):
@@ -89,8 +89,8 @@ def _available_to_all(root: Path) -> int:
 def process_limit_bytes() -> int | None:
     """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
 
-    Those limits are of addresses, of which libraries and threads reserve more than they use: as much more, it is taken,
-    in every process as in this one.
+    Those limits are of addresses, of which libraries and threads reserve more than they use. The excess is taken to be
+    that of this process in every process.
     """
     if posix_limits is None:
         return None
@@ -103,7 +103,7 @@ def process_limit_bytes() -> int | None:
     if not limits:
         return None
     info = this_process().memory_info()
-    # Addresses of private data are not told apart on every system; all of them are no fewer.
+    # Some systems do not count the addresses of private data; all addresses are at least as many.
     reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
     return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))
 
@@ -117,7 +117,7 @@ def usable_cores(root: Path = ROOT) -> int:
 
 @lru_cache(maxsize=8)
 def _cores_of_quota(root: Path, process: int) -> int:  # noqa: ARG001
-    """Whole cores that the quotas allow; of a part of one, one."""
+    """Whole cores that the quotas allow; at least one."""
     quotas = [math.inf]
     for folder in _folders("cpu", root):
         of_both = _text(folder / "cpu.max").split()  # "max 100000" without a quota
@@ -156,8 +156,8 @@ def _folders(controller: str, root: Path) -> Iterator[Path]:
 def _upwards(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Iterator[Path]:
     """Folders from the group at `path` up to `top`, where the group at `mounted` is.
 
-    In a container the path may be one of the host's, which is not to be seen here: then what is mounted is the
-    container's own group.
+    In a container the path may be one of the host's, which does not exist here: then the container's own group is
+    mounted.
     """
     inside = path.relative_to(mounted) if path.is_relative_to(mounted) else PurePosixPath()
     if ".." in inside.parts:
@@ -179,7 +179,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """Number in a file; None if there is none, or a word such as "max"."""
+    """Number in a file; None without one, or for a word such as "max"."""
     try:
         return int(_text(path))
     except ValueError:

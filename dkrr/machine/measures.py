@@ -1,6 +1,6 @@
-"""What one process measures of itself: short loops over dkrr's own building blocks, at the sizes that it uses them.
+"""Measurements of one process: short loops over dkrr's own operations, at the sizes at which it uses them.
 
-Rates are those of the fastest half of the repetitions: what a neighbour or the system took now and then is left out.
+Rates are those of the fastest half of the repetitions, so that interruptions by other programs do not count.
 """
 
 import os
@@ -22,36 +22,30 @@ from dkrr.planning.resources import DENSE_SIDE
 from dkrr.tiles import ChunkedArray
 
 SIDE, PANEL = 1536, 512
-"""Of the matrices that are multiplied: a tile and the width of its panels."""
+"""Rows of a tile and columns of its panels, which are multiplied."""
 KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
 FEATURES = (4, 16, 64, 256)
 """Numbers of columns at which kernels are measured."""
 MEMORY_SIDE = 5120
-"""Of a matrix that no cache holds: 200 MiB."""
+"""Rows of a matrix that no cache holds: 200 MiB."""
 CHUNK = (1024, 512)
 N_CHUNKS = 96
-"""Chunks of 4 MiB that are written and read: fewer would go to memory that is at hand."""
+"""Chunks of 4 MiB that are written and read: fewer would stay in memory."""
 
 Measured = dict[str, float]
 
 
 def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured, list[KernelRate]]:
-    """Task: everything of one worker, on one thread.
+    """Task: all measurements of one worker, on one thread; the first by fields of Rates.
 
     Parameters
     ----------
     folder : str
-        Where to write files, deleted again.
+        Where to write files.
     start : float
-        Seconds since the epoch at which to begin: all workers at once, since they share memory, disk and clock.
+        Seconds since the epoch at which to start: all workers at once, since they share memory, disk and clock.
     seconds : float
-        For each of the measurements.
-
-    Returns
-    -------
-    measured : dict
-        By fields of Rates.
-    kernels : list of KernelRate
+        Time of each measurement.
     """
     with blas.one_thread():
         _multiply(SIDE, "float64")()  # pages in memory, clock up
@@ -64,7 +58,7 @@ def measure_blas(seconds: float) -> Measured:
     """Rates of the products and factorisations of tiles."""
     rng = np.random.default_rng(0)
     tile, panel = rng.standard_normal((SIDE, SIDE)), rng.standard_normal((SIDE, PANEL))
-    # What is divided again and again must neither grow nor shrink: numbers near zero are slow.
+    # Numbers that are divided repeatedly must neither grow nor shrink: those near zero are slow.
     triangle = np.tril(rng.standard_normal((PANEL, PANEL)), -1) * 1e-6 + np.eye(PANEL)
     definite = np.eye(SIDE) * 2.0 + 1.0
     columns = tile[:, :PANEL]
@@ -162,12 +156,12 @@ def measure_store(folder: str) -> Measured:
     total = N_CHUNKS * block.nbytes
     measured = {"write_bytes": total / written, "read_bytes": total / warm}
     if not all(_forget(path) for path in Path(chunks.url).iterdir()):
-        return measured  # the default of the disk's own rate is then believed
+        return measured  # the default of the disk's own rate is then used
     return measured | {"cold_read_bytes": min(total / _timed(read_all), total / warm)}
 
 
 def _forget(path: Path) -> bool:
-    """Let the system write a file to the disk and drop it from its cache; whether it can be told to."""
+    """Write a file to the disk and drop it from the system's cache; False if the system cannot do so."""
     if not hasattr(os, "posix_fadvise"):  # macOS
         return False
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Measured rates of a machine or a cluster, kept in a file: what makes a plan's seconds those of this hardware."""
+"""Measured rates of a machine or a cluster, kept in a file, with which a plan's seconds are those of this hardware."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ WHERE_PROFILES_GO = (
 )
 
 Fingerprint = dict[str, Any]
-"""What must be the same for measured rates to hold, as values of JSON."""
+"""Values of JSON that must be the same for measured rates to hold."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``dkrr calibrate`` measured."""
+    """Result of ``dkrr calibrate``."""
 
     fingerprint: Fingerprint
     time: str
@@ -37,11 +37,11 @@ class Profile:
     rates: Rates
     """Medians over the workers."""
     workers: tuple[dict[str, Any], ...] = ()
-    """What every worker measured."""
+    """Measurements of every worker."""
     folder: str = ""
-    """Whose bandwidth was measured."""
+    """Folder whose bandwidth was measured."""
     seconds: float = 0.0
-    """That the measurements took."""
+    """Time that the measurements took."""
     other_cores_busy: float = 0.0
     """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
 
@@ -51,17 +51,14 @@ class Profile:
 
 
 def machine_fingerprint() -> Fingerprint:
-    """Of this machine, with workers that dkrr starts itself."""
+    """Fingerprint of this machine, with workers that dkrr starts itself."""
     return {"where": "machine", "host": platform.node(), "cores": usable_cores()} | _software()
 
 
 def cluster_fingerprint(workers: list[tuple[str, int, int]]) -> Fingerprint:
-    """Of a running cluster.
+    """Fingerprint of a running cluster, from host, threads and memory limit of each worker.
 
-    Parameters
-    ----------
-    workers : list of (str, int, int)
-        Host, threads and memory limit of each. Hosts come and go under new names: only their number counts.
+    Hosts come and go under new names: only their number counts.
     """
     kinds: dict[str, int] = {}
     for _, threads, limit in workers:
@@ -105,7 +102,7 @@ def _path(folder: Path, fingerprint: str) -> Path:
 
 
 def profile_folder() -> Path:
-    """Folder of the profiles, which need not be there.
+    """Folder of the profiles, which need not exist.
 
     Raises
     ------
@@ -120,19 +117,19 @@ def profile_folder() -> Path:
 
 
 @lru_cache(maxsize=16)
-def _folder(configured: str | None, cache: str | None, *home: str | None) -> Path:  # noqa: ARG001  # what it depends on
+def _folder(configured: str | None, cache: str | None, *home: str | None) -> Path:  # noqa: ARG001  # Path.home reads it
     if configured is not None:
         return Path(configured).expanduser()
     return Path(cache or Path.home() / ".cache") / "dkrr"
 
 
 def create_profile_folder() -> Path:
-    """Folder of the profiles, made if it is not there.
+    """Folder of the profiles, created if it does not exist.
 
     Raises
     ------
     InputError
-        If there is none and none can be made.
+        If it cannot be created.
     """
     folder = profile_folder()
     try:
@@ -148,7 +145,7 @@ def save_profile(profile: Profile) -> Path:
     Raises
     ------
     InputError
-        If there is no folder for it.
+        If its folder cannot be created.
     """
     create_profile_folder()
     path = profile_path(profile.fingerprint)
@@ -182,21 +179,11 @@ def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file
         workers = tuple(values.pop("workers"))
         return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # another version's, or damaged: as good as none, and measured again by dkrr calibrate
+        return None  # another version's, or damaged: dkrr calibrate replaces it
 
 
 def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]], **shared: float) -> Rates:
-    """Rates from what several workers measured.
-
-    Parameters
-    ----------
-    measured : list of dict
-        Of every worker, by fields of Rates.
-    kernels : list of list of KernelRate
-        Of every worker, in the same order.
-    **shared
-        Fields that belong to no worker.
-    """
+    """Medians of what workers measured, by fields of Rates and by kernels; `shared` are fields that no worker has."""
     names = {f.name for f in fields(Rates)} & set(measured[0])
     found = {name: float(np.median([m[name] for m in measured])) for name in names}
     median = tuple(

@@ -60,10 +60,9 @@ class Direct(Strategy):
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Direct"]:
-        systems = Systems.of_ridge(problem)
         if not problem.wants_tiles:
             yield (dual_in_memory if form == "dual" else primal_in_memory)(problem, resources)
-        tiled = dual_tiled if form == "dual" else primal_tiled
+        systems, tiled = Systems.of_ridge(problem), dual_tiled if form == "dual" else primal_tiled
         for choice in tile_choices(problem, resources, form):
             yield tiled(problem, systems, choice)
 

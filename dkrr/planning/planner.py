@@ -71,6 +71,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
 
 def _cheapest(fitting: list[Strategy]) -> Strategy:
     """Fastest; of those about as fast the one that needs least disk, then the one that reads least."""
+    if len(fitting) == 1:  # as where the first that is priced is as fast as any
+        return fitting[0]
     fastest = min(c.seconds for c in fitting)
     equals = [c for c in fitting if c.seconds <= EQUAL_TIME * fastest]
     least_disk = min(c.disk_bytes for c in equals)
@@ -105,7 +107,8 @@ def _without_doubtful(candidates: list[Strategy], problem: Problem) -> list[Stra
     direct = min((c.seconds for c in candidates if c.solver == "cholesky" and not c.refused), default=None)
     if direct is None:
         return candidates
-    return [c if c.refused else replace(c, refused=c.doubt(problem, direct)) for c in candidates]
+    doubts = [c.refused or c.doubt(problem, direct) for c in candidates]
+    return [replace(c, refused=doubt) if doubt else c for c, doubt in zip(candidates, doubts, strict=True)]
 
 
 def prediction_form(problem: Problem) -> Form:

@@ -101,7 +101,7 @@ def check_finite(block: Block, name: str, first_row: int = 0) -> None:
         Naming the first bad row and column.
     """
     values = block.data if sp.issparse(block) else block
-    if not np.issubdtype(values.dtype, np.floating):
+    if values.dtype.kind != "f":
         return
     # The sum is finite unless a value is not, or it overflows; the values themselves tell which.
     with np.errstate(over="ignore", invalid="ignore"):

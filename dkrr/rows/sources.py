@@ -133,11 +133,11 @@ class Rows(ABC):
 
     @cached_property
     def heaviest_bytes(self) -> tuple[int, ...]:
-        """Bytes of the heaviest row, of the 2, 4, 8, ... heaviest ones together, and of all of them."""
+        """Bytes of the heaviest row, of the 2, 4, 8, ... heaviest ones together, and of all; empty if all are alike."""
         pointers, n = self.pointers, max(self.shape[0], 1)
-        numbers = [*(2**k for k in range(n.bit_length()) if 2**k < n), n]
         if pointers is None:
-            return tuple(self.row_bytes * k for k in numbers)
+            return ()
+        numbers = [*(2**k for k in range(n.bit_length()) if 2**k < n), n]
         totals = np.cumsum(np.sort(np.diff(pointers).astype(np.int64))[::-1])
         return tuple(int(totals[k - 1]) * self._entry_bytes + 16 * k for k in numbers)
 

@@ -1,4 +1,4 @@
-"""Running tasks: serially in this process, or on a Dask cluster."""
+"""Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
 from dkrr.runtime.progress import Progress, make_progress
 from dkrr.runtime.serial import SerialExecutor, ThreadExecutor

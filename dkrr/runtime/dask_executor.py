@@ -1,47 +1,40 @@
 """The executor on a Dask cluster.
 
-The driver keeps a moving window of tasks on the scheduler instead of handing it the whole graph: the scheduler
-stays fast, priorities stay ours, and a finished task's future is released at once. (A future that is held after its
-tile was written would make Dask run it again when its worker dies.)
+The driver keeps a moving window of tasks on the scheduler instead of sending it the whole graph: the scheduler stays
+fast, the driver decides on priorities, and a finished task's future is released at once. (A future that is held after
+its tile was written would make Dask run it again when its worker dies.)
 """
 
-import asyncio
-import importlib
-import os
 import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from distributed import Client, as_completed
 from distributed.client import FutureCancelledError
-from distributed.comm import CommClosedError, resolve_address
-from distributed.protocol.pickle import dumps, loads
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.runtime import process, resident
+from dkrr.errors import DkrrError
+from dkrr.runtime import resident
 from dkrr.runtime.local_workers import how_it_ended
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
-from dkrr.tiles.chunks import zarr_store
 from dkrr.units import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
 ASK_SECONDS = 1.0
-"""Seconds between two looks at how many workers there are."""
+"""Seconds between two questions how many workers exist."""
 FAN_IN = 4
 """Values that one task of a tree of sums adds."""
 MAX_ATTEMPTS = 4
-"""Times that one pass is begun when workers are lost."""
+"""Times that one pass is started when workers are lost."""
 RESTART_SECONDS = 60
 """Seconds to wait for a worker when all are lost."""
 
@@ -53,8 +46,8 @@ class DaskExecutor:
     ----------
     client : distributed.Client
     ready : callable, optional
-        Called before the first task: waits until the workers are ready, and returns what there is of memory and what
-        it is needed for, named where workers die.
+        Called before the first task: waits until the workers are ready, and returns words for the memory that they have
+        and need, for the error if workers die.
     ended : callable, optional
         Returns the exit status of the process with the scheduler; None while it runs.
     """
@@ -76,7 +69,7 @@ class DaskExecutor:
         Raises
         ------
         MemoryLimitError
-            If they then hold more than the plan has room for.
+            If they then hold more than the plan allows for.
         """
         if self._ready is None:
             return
@@ -93,7 +86,7 @@ class DaskExecutor:
         Raises
         ------
         DkrrError
-            If workers die again and again at the same task, or as raised by a task.
+            If workers die repeatedly at the same task, or as raised by a task.
         """
         self.wait_until_ready()
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
@@ -105,8 +98,8 @@ class DaskExecutor:
             window = WINDOW_PER_THREAD * self._n_threads()
             while queue and len(running) < window:
                 task = queue.pop()
-                # Dask runs larger priorities first. Ours are tuples; what counts is that the order of
-                # submission is the order of priority, which is Dask's own rule among equals.
+                # Dask's priorities are numbers, these are tuples: tasks are submitted in their order, in which Dask
+                # runs tasks of equal priority.
                 key = f"dkrr-{run_id}-{task.key}"
                 future = self.client.submit(execute_on_one_thread, task, key=key, pure=False)
                 running[future.key] = task
@@ -134,10 +127,9 @@ class DaskExecutor:
             self._refuse_a_lost_scheduler()
             raise
         finally:
-            if running and self.client.status == "running":  # else it is waited for, and raises another error
+            if running and self.client.status == "running":  # else it would wait, and raise another error
                 self.client.cancel(list(completed.futures), force=True)
-        if queue.unfinished:
-            raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
+        queue.check_finished()
         record.seconds = time.perf_counter() - start
         return record
 
@@ -150,7 +142,7 @@ class DaskExecutor:
         return RunRecord(time.perf_counter() - start, records)
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
-        """See `Executor.total`; the workers add the values up in a tree."""
+        """See `Executor.total`; the workers add the values in a tree."""
         self.wait_until_ready()
         start = time.perf_counter()
 
@@ -171,7 +163,7 @@ class DaskExecutor:
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
         resident.forget(run)
-        # Workers that are lost keep nothing, and their loss has an error of its own.
+        # Lost workers keep nothing, and their loss has an error of its own.
         with suppress(CancelledError, OSError):
             self.client.run(resident.forget, run)
 
@@ -179,7 +171,7 @@ class DaskExecutor:
         self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
 
     def _n_threads(self) -> int:
-        """Threads of all workers, asked for now and then: workers come and go, and to ask takes milliseconds."""
+        """Threads of all workers, which come and go; asked for once in ASK_SECONDS, since to ask takes milliseconds."""
         now = time.perf_counter()
         if now > self._asked_at + ASK_SECONDS:
             self._threads, self._asked_at = max(1, sum(self.client.nthreads().values())), now
@@ -187,7 +179,7 @@ class DaskExecutor:
 
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
         # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just
-        # died: distributed's Scheduler.replicate keeps to the workers that it began with.)
+        # died: distributed's Scheduler.replicate keeps to the workers that it started with.)
         vectors = self.client.scatter([shared], hash=False, direct=True)[0]
         places = self._workers_of_places()
         run_id, futures = uuid.uuid4().hex[:8], []
@@ -200,7 +192,7 @@ class DaskExecutor:
         return futures
 
     def _workers_of_places(self) -> list[str]:
-        """Address of the worker of every place; places keep theirs for as long as it lives."""
+        """Address of the worker of every place, which stays the same for as long as that worker lives."""
         threads = self.client.nthreads()
         now = [address for address in sorted(threads) for _ in range(threads[address])]
         if not self._places:
@@ -209,13 +201,13 @@ class DaskExecutor:
         for k, address in enumerate(self._places):
             if address not in threads and new:
                 self._places[k] = new.pop(0)
-        # Until its successor is there, a lost worker's places go to the same other one each time.
+        # Until its successor has started, a lost worker's places go to the same other one each time.
         return [
             address if address in threads or not now else now[k % len(now)] for k, address in enumerate(self._places)
         ]
 
     def _again(self, run: Callable[[], Any]) -> Any:
-        """Run, and run again where a lost worker took data with it that only this process can send again."""
+        """Run, and run again where a worker was lost with data that only this process can send again."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return run()
@@ -225,10 +217,10 @@ class DaskExecutor:
                 self._refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
                     if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._has_workers():
-                        raise  # of a task: its store, say
+                        raise  # an error of a task, for example of its store
                     raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
-                self._wait_for_per_worker()
+                self._wait_for_a_worker()
         raise AssertionError
 
     def _has_workers(self) -> bool:
@@ -237,15 +229,15 @@ class DaskExecutor:
         except OSError:
             return False
 
-    def _wait_for_per_worker(self) -> None:
+    def _wait_for_a_worker(self) -> None:
         try:
             self.client.wait_for_workers(1, timeout=RESTART_SECONDS)
-        except OSError as error:  # of time, or of a connection that is lost
+        except OSError as error:  # a timeout, or a lost connection
             self._refuse_a_lost_scheduler()
             raise self._died("a task of an iteration", 1, f", and none came back within {RESTART_SECONDS} s") from error
 
     def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
-        if future.status in ("cancelled", "lost"):  # by a scheduler that is lost itself, or that lost the worker
+        if future.status in ("cancelled", "lost"):  # the scheduler is lost, or it lost the worker
             self._refuse_a_lost_scheduler()
             return self._died(f"task {task.key}", 1)
         error = result[1] if isinstance(result, tuple) else future.exception()
@@ -256,7 +248,7 @@ class DaskExecutor:
         return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
     def _refuse_a_lost_scheduler(self) -> None:
-        """Raise at once if the process with the scheduler ended: nothing comes back, and no worker is to blame."""
+        """Raise if the process with the scheduler ended: then nothing comes back, whatever the workers do."""
         status = None if self._ended is None else self._ended()
         if status is not None:
             raise DkrrError(
@@ -265,7 +257,7 @@ class DaskExecutor:
             )
 
     def _known_of_memory(self) -> str:
-        """What the plan and the records of tasks say of the workers' memory, in brackets."""
+        """Words for the workers' memory from the plan and the records of tasks, in brackets."""
         held = f"{format_bytes(self._most_held)} the most held in tasks that ended" if self._most_held else ""
         known = ", ".join(part for part in (self._memory, held) if part)
         return known and f" ({known})"
@@ -296,158 +288,3 @@ def _add(parts: list[Any]) -> _Sum:
         value = np.array(part.value) if value is None else np.add(value, part.value, out=value)
         records += part.records if isinstance(part, _Sum) else [replace(part, value=None)]
     return _Sum(value, records)
-
-
-def ambient_client() -> Client | None:
-    """Return the client that the user has made, if any, and if its cluster would do the work (`process.may_use`)."""
-    try:
-        client = Client.current()
-    except ValueError:
-        return None
-    return client if process.may_use(client) else None
-
-
-def connect(address: str, timeout: str = "10s") -> Client:
-    """Client of a running scheduler, which becomes the ambient one.
-
-    Parameters
-    ----------
-    address : str
-    timeout : str
-        How long to wait for an answer.
-
-    Raises
-    ------
-    InputError
-        If none answers at that address.
-    """
-    try:
-        resolve_address(address)  # a client that finds out by itself stays the ambient one
-        return Client(address, timeout=timeout)
-    except (OSError, ValueError) as error:
-        raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
-
-
-def check_folder_is_shared(client: Client, folder: Path) -> None:
-    """Refuse before work starts if some worker does not see what this process has just written to a folder.
-
-    Raises
-    ------
-    StoreError
-        Naming the workers.
-    """
-    probe = folder / f".dkrr-{uuid.uuid4().hex}"
-    probe.touch()
-    try:
-        check_path_is_shared(client, probe, f"the store's folder {folder}")
-    finally:
-        probe.unlink()
-
-
-def check_path_is_shared(client: Client, path: Path, what: str) -> None:
-    """Refuse before work starts if some worker does not see a path that this process sees.
-
-    Raises
-    ------
-    StoreError
-        Naming the workers.
-    """
-    blind = [address for address, sees in client.run(os.path.exists, str(path)).items() if not sees]
-    if blind:
-        raise StoreError(
-            f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
-            f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
-        )
-
-
-def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run a function on a thread of every worker, all at the same time; results in the order of their addresses."""
-    futures = [
-        client.submit(function, *arguments, workers=[address], pure=False)
-        for address in sorted(client.scheduler_info(n_workers=-1)["workers"])
-    ]
-    return list(client.gather(futures))
-
-
-def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
-    """Time for an array to get from one worker to another; None if there is only one.
-
-    Parameters
-    ----------
-    client : Client
-    n_bytes : int
-        Of the array.
-    """
-    first, *others = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    if not others:
-        return None
-    array = client.submit(np.ones, n_bytes // 8, workers=[first], pure=False)
-    client.submit(len, array, workers=[first], pure=False).result()  # it is there
-    start = time.perf_counter()
-    client.submit(len, array, workers=[others[-1]], pure=False).result()
-    return time.perf_counter() - start
-
-
-@dataclass(frozen=True)
-class Held:
-    """Most that a worker holds before its first task, in bytes."""
-
-    environment: int
-    """With the libraries that every fit needs."""
-    ready: int
-    """With those of the fit's kernel and store as well."""
-
-
-def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
-    """Let every worker import what its tasks need, and ask what it holds then.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    kernel : Kernel
-        A user's own may import a library.
-    urls : sequence of str
-        Stores that tasks will open; those of another machine take libraries of their own.
-    modules : sequence of str
-        Modules that tasks will need.
-    """
-    # As bytes, which the worker makes a kernel of when it has measured itself.
-    held = client.run(_prepare, dumps(kernel), list(urls), list(modules))
-    environments, ready = zip(*held.values(), strict=True)
-    return Held(max(environments), max(ready))
-
-
-async def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
-    return await asyncio.to_thread(_held, kernel, urls, modules)  # the worker's loop goes on
-
-
-def _held(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
-    for name in modules:
-        importlib.import_module(name)
-    this = psutil.Process()
-    environment = this.memory_info().rss
-    loads(kernel)
-    for url in urls:
-        zarr_store(url)
-    return environment, this.memory_info().rss
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """What a worker of a running cluster reports."""
-
-    host: str
-    n_threads: int
-    memory_limit: int
-    """Bytes; 0 means none."""
-    resident_bytes: int
-    """What its process holds now."""
-
-
-def worker_resources(client: Client) -> list[WorkerInfo]:
-    """Return what every worker reports."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return [
-        WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
-        for w in workers
-    ]

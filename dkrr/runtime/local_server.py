@@ -1,4 +1,4 @@
-"""What the process that starts workers runs: a scheduler and workers, until its parent says stop or ends.
+"""Main function of the process that starts workers: a scheduler and workers, until its parent says stop or ends.
 
 It is run by path, and imports nothing of dkrr, NumPy or SciPy: the process needs none of them, and the fit waits.
 """
@@ -11,12 +11,12 @@ from contextlib import suppress
 
 
 def serve(writer: int) -> None:
-    """Start a scheduler and then workers: the main function of the process.
+    """Start a scheduler and then workers.
 
     Parameters
     ----------
     writer : int
-        Descriptor of the pipe that the scheduler's address is written to, as soon as it is there.
+        Descriptor of the pipe that the scheduler's address is written to, once it has started.
     """
     parent, stdin = os.getppid(), sys.stdin.buffer
     os.set_inheritable(writer, False)
@@ -40,7 +40,7 @@ def serve(writer: int) -> None:
         **options,
     ) as cluster:
         # The parent imports and connects while the workers start.
-        with suppress(BrokenPipeError):  # it waits no longer
+        with suppress(BrokenPipeError):  # the parent no longer waits
             os.write(writer, f"{cluster.scheduler_address}\n".encode())
         os.close(writer)
         cluster.scale(n_workers)

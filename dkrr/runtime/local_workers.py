@@ -2,8 +2,8 @@
 
 A process of their own starts and watches them, so that nothing in the caller's changes for the time of a fit: not
 Dask's configuration, the environment, logging, nor the way multiprocessing starts a process. Two fits at once do not
-meet, and a script without ``if __name__ == "__main__"`` is not imported by the workers, which would fit in each of
-them.
+disturb each other, and a script without ``if __name__ == "__main__"`` is not imported by the workers, which would fit
+in each of them.
 """
 
 import importlib
@@ -31,7 +31,7 @@ START_SECONDS = 60.0
 WORKER_START_SECONDS = 5.0
 """Seconds more for every worker: many that import at once share the cores and the disk."""
 ASK_SECONDS = 2.0
-"""Seconds between two looks at whether the process that starts the workers still runs."""
+"""Seconds between two checks that the process that starts the workers still runs."""
 STOP_SECONDS = 20.0
 """Seconds given to the workers to end, before they are killed."""
 
@@ -43,17 +43,17 @@ SETTINGS = {
     "distributed.worker.memory.terminate": 1.0,
     "distributed.scheduler.worker-saturation": 2.0,
     "distributed.diagnostics.nvml": False,
-    # Clocks, profiles and monitors wake every process 50 times a second, and a product that is interrupted begins
-    # again with cold caches: with every core at work, GEMM loses 5 to 8 % to them (measured).
+    # Clocks, profiles and monitors wake every process 50 times a second, and a product that is interrupted resumes
+    # with cold caches: with every core at work, GEMM loses 5 to 8 % to them (measured).
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.worker.profile.enabled": False,
 }
 
-# Modules are found where the caller finds them, the user's as well. The main module stays out of it: functions of it
+# Modules are found where the caller finds them, the user's as well. The main module is not imported: functions of it
 # reach the workers by value (cloudpickle).
-# First of all, Ctrl-C is for the caller, who then says stop; and a caller that has died has no use for a traceback.
+# First, Ctrl-C is ignored: the caller gets it and sends the word to stop. A caller that died gets no traceback.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
@@ -64,7 +64,7 @@ _CODE = (
 )
 _SERVER = str(Path(__file__).with_name("local_server.py"))
 OF_THE_CALLER = ("pool", "scheduler", "shuffle")
-"""Dask's settings of where the caller's own graphs are computed: threads, or a client, which others do not have."""
+"""Dask's settings for the caller's own graphs: threads, or a client, which other processes do not have."""
 
 
 class LocalWorkers:
@@ -85,7 +85,7 @@ class LocalWorkers:
 
     def __enter__(self) -> Self:
         self._reader, writer = os.pipe()
-        # The process inherits the mask of this thread: until it ignores Ctrl-C, that waits.
+        # The process inherits the mask of this thread: until it ignores Ctrl-C, the signal waits.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
@@ -119,7 +119,7 @@ class LocalWorkers:
         self._process.stdin.flush()
 
     def address(self) -> str:
-        """Address of the scheduler, as soon as it is there.
+        """Address of the scheduler, once it has started.
 
         Raises
         ------
@@ -142,12 +142,12 @@ class LocalWorkers:
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """Client of the scheduler, when all workers are there; not the ambient one.
+        """Client of the scheduler, once all workers have started; not the ambient one.
 
         Raises
         ------
         DkrrError
-            If the process ends, or the workers are not there in time.
+            If the process ends, or the workers have not started in time.
         """
         from distributed import Client  # while the other process imports it too
 
@@ -162,7 +162,7 @@ class LocalWorkers:
                 try:
                     client.wait_for_workers(self._n_workers, timeout=ASK_SECONDS)
                     break
-                except OSError as error:  # also those of time and of a lost connection
+                except OSError as error:  # also a timeout or a lost connection
                     if self.ended(0.0) is not None or time.monotonic() > deadline:
                         raise self._not_started() from error
             yield client
@@ -187,7 +187,7 @@ class LocalWorkers:
     def __exit__(self, *_: object) -> None:
         os.close(self._reader)
         assert self._process.stdin is not None
-        # A word, and not only the end of the pipe, of which a fork of this process may hold a copy.
+        # A word, and not only the end of the pipe, which a fork of this process may hold open.
         with suppress(OSError):
             self._process.stdin.write(b"stop")
             self._process.stdin.flush()
@@ -201,21 +201,21 @@ class LocalWorkers:
 
 
 def how_it_ended(status: int) -> str:
-    """What became of the process with the scheduler, with the likely cause."""
+    """Words for the end of the process with the scheduler, with the likely cause."""
     if status == -signal.SIGKILL:
         return "the process with the scheduler was killed, as the system does where memory runs out"
     return f"the process with the scheduler ended with status {status}; its messages are on stderr"
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that can be sent to another process; what lives in this one only is left out."""
+    """Settings that can be sent to another process; those that exist in this one only are left out."""
     kept: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):
             kept[name] = portable(value)
             continue
         with suppress(Exception):  # whatever the value's own methods raise
-            # Nor a class of the main module, which the other process does not import.
+            # Classes of the main module are left out too: the other process does not import it.
             if b"__main__" not in pickle.dumps(value):
                 kept[name] = value
     return kept
@@ -223,16 +223,9 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def local_client(n_workers: int, memory_bytes: int, scratch: str, modules: Sequence[str]) -> Iterator[Any]:
-    """Client of `LocalWorkers` that have imported what tasks need, for the time of a block; not the ambient one.
+    """Client of `LocalWorkers` that have imported the modules that tasks need; not the ambient one.
 
-    What is timed on them is then work alone.
-
-    Parameters
-    ----------
-    n_workers, memory_bytes, scratch
-        As for `LocalWorkers`.
-    modules : sequence of str
-        Modules that tasks need.
+    So what is timed on them does not include imports.
     """
     with LocalWorkers(n_workers, memory_bytes, scratch) as workers, workers.client() as client:
         client.run(_import, list(modules))

@@ -1,9 +1,9 @@
-"""What kind of process this is: whether it may start workers, and whether a client that it finds is its own.
+"""Kind of this process: whether it may start workers, and whether a client that it finds is its own.
 
 `posix_limits` is Python's module `resource`, or None where there is none.
 
 Three kinds must do the work of a fit themselves. A Dask task holds a slot of its worker: tasks that it sends to the
-same cluster and waits for may never get one. A process that multiprocessing or joblib started is one of several that
+same cluster and waits for may never run. A process that multiprocessing or joblib started is one of several that
 share the machine, and may be a daemon, which may have no children. A fork has the memory of its parent but none of its
 threads: event loops, clients and pools that it finds there never answer.
 """
@@ -29,7 +29,7 @@ else:
     posix_limits = resource
 
 ASK_SECONDS = 5.0
-"""Seconds between two looks at how many processes share the machine."""
+"""Seconds between two counts of the processes that share the machine."""
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "
@@ -48,9 +48,9 @@ MAX_FILE_BYTES = 2**16
 
 
 def read_system_file(path: str) -> bytes:
-    """Content of a file that the system makes up, as those in /proc; raises OSError.
+    """Content of a file that the system generates, as those in /proc; raises OSError.
 
-    Every fit reads some of them, and Python's buffers and paths take longer than the system does.
+    Every fit reads some of them, and Python's buffers and paths would take longer than the system does.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -60,11 +60,11 @@ def read_system_file(path: str) -> bytes:
 
 
 def this_process() -> psutil.Process:
-    """Return psutil's view of this process."""
+    """Psutil's view of this process."""
     return _process(os.getpid())
 
 
-@lru_cache(maxsize=1)  # it reads files of the system when it is made, and every fit asks
+@lru_cache(maxsize=1)  # making one reads files of the system, and every fit asks
 def _process(number: int) -> psutil.Process:
     return psutil.Process(number)
 
@@ -112,12 +112,7 @@ def _count_siblings(process: int, period: int) -> int:  # noqa: ARG001
 
 
 def may_use(client: Any) -> bool:
-    """Whether tasks sent by a client from here get done: it is not a task's own, and not that of a parent process.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    """
+    """Whether tasks that this thread sends by a client get done: it is not a task's own, nor of a parent process."""
     if _worker_of_task() is not None or not _is_of_this_process(client):
         return False
     # A thread that a task started does not know its task, but finds the client of the worker.
@@ -144,8 +139,8 @@ def _worker_of_task() -> Any:
 def _is_of_this_process(client: Any) -> bool:
     """Whether this process made a client and runs its event loop.
 
-    The client itself is asked, and no list is kept: it may be older than the first import of this module, and so may
-    the fork that finds it.
+    The client itself is asked, and no list is kept: the client may be older than the first import of this module, and
+    so may the fork that finds it.
     """
     try:
         maker = uuid.UUID(client.id[-36:]).clock_seq  # 14 bits of the process's id
@@ -153,7 +148,7 @@ def _is_of_this_process(client: Any) -> bool:
         maker = None
     if maker is not None and maker != os.getpid() & 0x3FFF:
         return False
-    # A thread of a fork may get the identifier that a thread of the parent had, so this alone does not tell.
+    # A thread of a fork may get the identifier that a thread of the parent had, so this alone does not suffice.
     loop_thread = getattr(client.loop.asyncio_loop, "_thread_id", None)
     return loop_thread is None or any(thread.ident == loop_thread for thread in threading.enumerate())
 
@@ -175,7 +170,7 @@ class _Fork:
         self.is_one = False
 
     def note(self) -> None:
-        """Take note of a fork, in the child and before anything else runs there."""
+        """Record a fork, in the child and before anything else runs there."""
         self.is_one = True
 
 

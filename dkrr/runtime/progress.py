@@ -1,7 +1,7 @@
 """Progress of long work, weighted by flops, with an estimate of the time left.
 
-On a terminal and in a notebook it is a live bar (rich). Elsewhere (a log file, a batch job) it is a line every
-tenth of the way, but not more often than every `LOG_SECONDS[0]` and at least every `LOG_SECONDS[1]`.
+On a terminal and in a notebook it is a live bar (rich). Elsewhere (a log file, a batch job) it is a line for every
+tenth of the work, at most one in `LOG_SECONDS[0]` and at least one in `LOG_SECONDS[1]`.
 """
 
 import sys
@@ -36,7 +36,7 @@ class Progress:
         name : str
             One of `dkrr.cost.STAGE_NAMES`.
         total_flops, done_flops : float
-            Of the whole, and of what an earlier run did.
+            Work of the whole stage, and the part that an earlier run has done.
         detail : str
             Which part of the stage this is, for the display.
         """
@@ -145,7 +145,7 @@ class LogProgress(Progress):
 
 
 def make_progress(show: bool | None) -> Progress:
-    """Display for the place we run in.
+    """Display that suits where this process runs.
 
     Parameters
     ----------

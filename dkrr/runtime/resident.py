@@ -1,6 +1,7 @@
-"""What a process keeps in memory from one task to the next: blocks of a matrix, rows of a factor.
+"""Objects that a process keeps in memory from one task to the next: blocks of a matrix, rows of a factor.
 
-Only ever a cache: a task that finds nothing here makes it again (on another worker, say, after one was lost).
+It is only a cache: a task that does not find an object computes it again (for example on another worker, after one was
+lost).
 """
 
 import os
@@ -13,19 +14,11 @@ T = TypeVar("T")
 _guard = Lock()
 _locks: dict[tuple[str, Hashable], Lock] = {}
 _kept: dict[str, dict[Hashable, Any]] = {}
+_reserved: dict[tuple[str, str], set[Hashable]] = {}
 
 
 def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
-    """Return what this process keeps under a name, made at the first call.
-
-    Parameters
-    ----------
-    run : str
-        What `forget` lets go of together.
-    name : hashable
-    make : callable
-        Makes it; called by one thread at a time for each name.
-    """
+    """Object that this process keeps under a name until `forget`; `make` is called once, by one thread."""
     with _guard:
         lock = _locks.setdefault((run, name), Lock())
     with lock:
@@ -37,14 +30,14 @@ def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
 
 
 def found(run: str, name: Hashable) -> Any:
-    """Return what is kept under a name, or None."""
+    """Object that is kept under a name, or None."""
     return _kept.get(run, {}).get(name)
 
 
 def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
     """Whether (kind, name) is kept already, or fewer than `most` of its kind are.
 
-    A task that was sent to another worker than planned must not add to what that one was planned to keep.
+    A task that was sent to another worker than planned must not exceed what that one was planned to keep.
     """
     with _guard:
         names = _reserved.setdefault((run, kind), set())
@@ -54,11 +47,8 @@ def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
         return False
 
 
-_reserved: dict[tuple[str, str], set[Hashable]] = {}
-
-
 def forget(run: str) -> None:
-    """Let go of everything that was kept for a run."""
+    """Release everything that was kept for a run."""
     with _guard:
         _kept.pop(run, None)
         for key in [k for k in _locks if k[0] == run]:
@@ -68,7 +58,7 @@ def forget(run: str) -> None:
 
 
 def _drop_all() -> None:
-    """Called in a fork: a thread of the parent may hold the locks, and its runs go on there."""
+    """Called in a fork: a thread of the parent may hold the locks, and the parent's runs continue there."""
     global _guard
     _guard = Lock()
     for of_parent in (_locks, _kept, _reserved):

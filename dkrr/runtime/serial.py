@@ -43,13 +43,18 @@ class ReadyQueue:
         return self._tasks[heapq.heappop(self._ready)[2]]
 
     def complete(self, key: str) -> None:
-        """Say that a task is done, which may make others ready."""
+        """Mark a task as done, which may make others ready."""
         self.unfinished -= 1
         self.n_running -= 1
         for follower in self._followers.pop(key, ()):
             self._waiting[follower].discard(key)
             if not self._waiting[follower]:
                 heapq.heappush(self._ready, (self._tasks[follower].priority, self._order[follower], follower))
+
+    def check_finished(self) -> None:
+        """Raise ValueError if tasks are left once nothing is ready and nothing runs."""
+        if self.unfinished:
+            raise ValueError(f"{self.unfinished} tasks wait for each other in a circle")
 
 
 class SerialExecutor:
@@ -63,8 +68,7 @@ class SerialExecutor:
             record.tasks.append(execute(task))
             queue.complete(task.key)
             progress.advance(task.flops)
-        if queue.unfinished:
-            raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
+        queue.check_finished()
         record.seconds = time.perf_counter() - start
         return record
 
@@ -84,14 +88,10 @@ class SerialExecutor:
 
 
 class ThreadExecutor(SerialExecutor):
-    """Runs tasks in threads of the calling process, each with one BLAS thread.
+    """Runs tasks in threads of the calling process, each with one BLAS thread; a context manager.
 
-    BLAS's own threads would wait for each other at every product, and for whatever else the cores do, and would not
-    share elementwise work. A context manager.
-
-    Parameters
-    ----------
-    n_threads : int
+    BLAS's own threads would wait for each other at every product, and for other programs on the cores, and would not
+    share elementwise work.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -113,7 +113,7 @@ class ThreadExecutor(SerialExecutor):
         def work() -> None:
             while True:
                 with changed:
-                    # Nothing is ready and nothing runs: what is left waits in a circle.
+                    # Where nothing is ready and nothing runs, the tasks that are left wait in a circle.
                     changed.wait_for(lambda: queue or failures or queue.n_running == 0)
                     if failures or not queue:
                         return
@@ -134,15 +134,14 @@ class ThreadExecutor(SerialExecutor):
         with blas.one_thread():
             try:
                 wait([self._pool.submit(work) for _ in range(min(self._n_threads, len(tasks)))])
-            except BaseException as error:  # Ctrl-C: no thread may begin another task
+            except BaseException as error:  # Ctrl-C: no thread may start another task
                 with changed:
                     failures.append(error)
                     changed.notify_all()
                 raise
         if failures:
             raise failures[0]
-        if queue.unfinished:
-            raise ValueError(f"{queue.unfinished} tasks wait for each other in a circle")
+        queue.check_finished()
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
@@ -153,7 +152,7 @@ class ThreadExecutor(SerialExecutor):
 
 
 def summed(record: RunRecord) -> tuple[Any, RunRecord]:
-    """Add the values of the tasks up, and drop them from their records."""
+    """Sum of the values of the tasks, and their record without the values."""
     total = record.tasks[0].value
     for task in record.tasks[1:]:
         total += task.value

@@ -1,4 +1,4 @@
-"""What a task is, and the record it leaves. Executors run lists of tasks; nothing here knows how."""
+"""Tasks, the records that they leave, and the protocol of the executors that run lists of them."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from dkrr.runtime.progress import Progress
 
 
 class Meter:
-    """Handed to every task function: where its time went and what it moved."""
+    """Time by kind of work, and bytes moved; passed to every task function."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -42,12 +42,12 @@ class Meter:
 
 
 TaskFunction = Callable[..., Any]
-"""f(meter, *arguments) → a small value or None. Safe to run twice, also at the same time."""
+"""f(meter, *arguments) → a small value or None; safe to run twice, also at the same time."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work that a worker does without talking to anyone: it reads and writes the store itself."""
+    """One piece of work that a worker does on its own: it reads and writes the store itself."""
 
     key: str
     """Unique within one run."""
@@ -151,14 +151,14 @@ class Executor(Protocol):
         ...
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
-        """Run tasks as `map` does and return the sum of their values, which never come together in one place.
+        """Run tasks as `map` does and return the sum of their values, which are never all in one place.
 
         The order of summation is that of the tasks, so that the same tasks give the same bits.
         """
         ...
 
     def forget(self, run: str) -> None:
-        """Let every process go of what it kept in memory for a run (see `resident`)."""
+        """Release what every process kept in memory for a run (see `resident`)."""
         ...
 
 
@@ -185,7 +185,7 @@ def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
 
 
 def execute_on_one_thread(task: Task) -> TaskRecord:
-    """Run one task beside others: Dask has as many threads as cores, so BLAS must not add its own."""
+    """Run one task beside others: Dask has as many threads as cores, so BLAS must use one."""
     with blas.one_thread():
         return execute(task)
 
@@ -202,7 +202,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
     Parameters
     ----------
     status : str
-        File of the system that tells it (Linux); without one it is asked otherwise.
+        File of the system that holds it (Linux); other systems are asked in other ways.
     """
     try:
         found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
@@ -219,7 +219,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
 
 
 def reset_peak() -> None:
-    """Let the peak start again from what is resident now (Linux; elsewhere it stays that of the whole process)."""
+    """Restart the peak from what is resident now (Linux; elsewhere it stays that of the whole process)."""
     with suppress(OSError):
         descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
         try:

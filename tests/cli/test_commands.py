@@ -130,7 +130,7 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["predict", "--model", "{}/nothing.zarr", "--x", "{}/x.npy", "--out", "{}/p.npy"], "does not exist"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "exists already"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/data.zarr", "--overwrite"], "is not an"),
-        (["calibrate", "--folder", "{}/nowhere"], "is not there"),
+        (["calibrate", "--folder", "{}/nowhere"], "expected an existing folder"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m", "--scheduler", "nowhere://127.0.0.1"],
             "no Dask",

@@ -13,7 +13,7 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.planning import make_plan
 from dkrr.planning.limits import WORKER_BASELINE_BYTES
 from dkrr.runtime import Progress, Task
-from dkrr.runtime.dask_executor import held_when_ready
+from dkrr.runtime.dask_client import held_when_ready
 from dkrr.runtime.local_workers import local_client
 from tests.planning.problems import GIB, MIB, cluster, direct
 

@@ -12,7 +12,7 @@ from dkrr import blas
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg import memory, sources
-from dkrr.linalg.condition import with_probe
+from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_bytes, memory_cost, memory_system
 from dkrr.linalg.residual import Solved, check_tiled, checked
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
@@ -91,7 +91,8 @@ class TestFormedAgain:
         X = solve(source, shift, MemoryMatrix(grid), B, executor)
         solved = Solved(source, grid, shift[:, None], B.copy(), X.copy(), d[:, None])
         check, _ = check_tiled(solved, None, executor, Progress(), 2)
-        expected = checked(B.copy(), shift[:, None], X.copy(), lambda v: A @ v, None, d)
+        probe = SolvedProbe.of_solution(B[:, -1], X[:, -1], d)
+        expected = checked(B.copy(), shift[:, None], X.copy(), lambda v: A @ v, None, probe)
         assert check.residual < 1e-14
         assert_allclose(check.squares, expected.squares, rtol=1e-12)
         assert_allclose(check.condition, expected.condition, rtol=1e-10)
@@ -142,7 +143,8 @@ class TestKept:
         factor = kept.beside()
         X = solve(kept, shift, factor, V)
         assert_array_equal(kept.multiply(V), expected)
-        check = checked(V.copy(), shift[:, None], X.copy(), kept.multiply, None, None)  # the last column is the probe
+        probe = SolvedProbe.of_solution(V[:, -1], X[:, -1], None)
+        check = checked(V.copy(), shift[:, None], X.copy(), kept.multiply, None, probe)
         assert check.residual < 1e-14
         assert_allclose(check.squares, (X[:, :1] * (A @ X[:, :1])).sum(axis=0), rtol=1e-12)
         assert_array_equal(substituted(factor, V), X)  # the factor is as it was

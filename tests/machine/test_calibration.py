@@ -74,7 +74,7 @@ def test_workers_of_a_client(tmp_path, workers):
 
 
 def test_a_folder_that_is_not_there():
-    with pytest.raises(InputError, match="/not/there is not there"):
+    with pytest.raises(InputError, match="folder is /not/there; expected an existing folder"):
         dkrr.calibrate("/not/there")
 
 

@@ -16,15 +16,14 @@ from distributed import Client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from dkrr.runtime import Progress, SerialExecutor, Task
-from dkrr.runtime.dask_executor import (
-    WINDOW_PER_THREAD,
-    DaskExecutor,
+from dkrr.runtime.dask_client import (
     ambient_client,
     check_folder_is_shared,
     check_path_is_shared,
     connect,
     worker_resources,
 )
+from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.runtime.local_workers import LocalWorkers, local_client
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released

@@ -80,7 +80,7 @@ import dask, numpy as np, dkrr
 from distributed import Client, LocalCluster
 from dkrr import blas
 from dkrr.runtime import process
-from dkrr.runtime.dask_executor import ambient_client
+from dkrr.runtime.dask_client import ambient_client
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 5))

@@ -1,0 +1,164 @@
+"""Clients of Dask, and what their workers have, hold and see."""
+
+import asyncio
+import importlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from distributed import Client
+from distributed.comm import resolve_address
+from distributed.protocol.pickle import dumps, loads
+
+from dkrr.errors import InputError, StoreError
+from dkrr.runtime import process
+from dkrr.tiles.chunks import zarr_store
+
+
+def ambient_client() -> Client | None:
+    """Client that the user has made, if its cluster would do the work (`process.may_use`)."""
+    try:
+        client = Client.current()
+    except ValueError:
+        return None
+    return client if process.may_use(client) else None
+
+
+def connect(address: str, timeout: str = "10s") -> Client:
+    """Connect to a running scheduler; the client becomes the ambient one.
+
+    Raises
+    ------
+    InputError
+        If no scheduler answers within `timeout`.
+    """
+    try:
+        resolve_address(address)  # a client that fails at this stays the ambient one
+        return Client(address, timeout=timeout)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
+
+
+def check_folder_is_shared(client: Client, folder: Path) -> None:
+    """Refuse before work starts if some worker does not see what this process has just written to a folder.
+
+    Raises
+    ------
+    StoreError
+        Naming the workers.
+    """
+    probe = folder / f".dkrr-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        check_path_is_shared(client, probe, f"the store's folder {folder}")
+    finally:
+        probe.unlink()
+
+
+def check_path_is_shared(client: Client, path: Path, what: str) -> None:
+    """Refuse before work starts if some worker does not see a path that this process sees.
+
+    Raises
+    ------
+    StoreError
+        Naming the workers.
+    """
+    blind = [address for address, sees in client.run(os.path.exists, str(path)).items() if not sees]
+    if blind:
+        raise StoreError(
+            f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
+            f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
+        )
+
+
+def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run a function on a thread of every worker, all at the same time; results in the order of their addresses."""
+    futures = [client.submit(function, *arguments, workers=[address], pure=False) for address in _addresses(client)]
+    return list(client.gather(futures))
+
+
+def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
+    """Time for an array of so many bytes to get from one worker to another; None if there is only one."""
+    first, *others = _addresses(client)
+    if not others:
+        return None
+    array = client.submit(np.ones, n_bytes // 8, workers=[first], pure=False)
+    client.submit(len, array, workers=[first], pure=False).result()  # the array has been made
+    start = time.perf_counter()
+    client.submit(len, array, workers=[others[-1]], pure=False).result()
+    return time.perf_counter() - start
+
+
+def _addresses(client: Client) -> list[str]:
+    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+
+
+@dataclass(frozen=True)
+class Held:
+    """Most that a worker holds before its first task, in bytes."""
+
+    environment: int
+    """With the libraries that every fit needs."""
+    ready: int
+    """With those of the fit's kernel and store as well."""
+
+
+def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
+    """Let every worker import what its tasks need, and ask what it holds then.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    kernel : Kernel
+        A user's own may import a library.
+    urls : sequence of str
+        Stores that tasks will open; those of another machine need libraries of their own.
+    modules : sequence of str
+        Modules that tasks will need.
+    """
+    # As bytes, which the worker turns into a kernel after it has measured itself.
+    held = client.run(_prepare, dumps(kernel), list(urls), list(modules))
+    environments, ready = zip(*held.values(), strict=True)
+    return Held(max(environments), max(ready))
+
+
+async def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
+    return await asyncio.to_thread(_held, kernel, urls, modules)  # the worker's event loop is not blocked
+
+
+def _held(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
+    for name in modules:
+        importlib.import_module(name)
+    this = psutil.Process()
+    environment = this.memory_info().rss
+    loads(kernel)
+    for url in urls:
+        zarr_store(url)
+    return environment, this.memory_info().rss
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Report of a worker of a running cluster."""
+
+    host: str
+    n_threads: int
+    memory_limit: int
+    """Bytes; 0: no limit."""
+    resident_bytes: int
+    """Memory that its process holds now."""
+
+
+def worker_resources(client: Client) -> list[WorkerInfo]:
+    """Report of every worker."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return [
+        WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
+        for w in workers
+    ]
