@@ -43,7 +43,7 @@ class MatrixOperator(Operator):
 
 @st.composite
 def grids(draw, most=30):
-    """Grids of all kinds: one row, one tile, ragged tiles and strips; at most seven tiles a side, each of them files."""
+    """Grids of all kinds: one row, one tile, ragged tiles and strips; at most seven tiles a side, which are files."""
     panel = draw(st.integers(1, 7))
     tile = panel * draw(st.integers(1, 4))
     return TileGrid(draw(st.integers(1, min(most, 7 * tile))), tile, panel)
