@@ -123,6 +123,7 @@ def test_format_seconds(seconds, text):
         (998 * 10**400, "about 1e403"),
         (3 * 10**4000, "about 3e4000"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_counts_of_any_size(count, text):
     assert format_count(count) == text

@@ -25,7 +25,7 @@ from dkrr.solvers import (
     Status,
     UniformNystroem,
 )
-from tests.kernels.cases import CASES
+from tests.kernels.cases import DISTINCT
 from tests.oracles import naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 from tests.runtime.clients import all_released
@@ -33,7 +33,7 @@ from tests.runtime.clients import all_released
 TOL = 1e-10
 N = 211  # a prime: no tile divides it
 ALPHA = [0.1, 0.7, 0.1]
-SEMIDEFINITE = [case for case in CASES if case.semidefinite]
+SEMIDEFINITE = [case for case in DISTINCT if case.semidefinite]
 PRECISIONS = ["float64", "mixed"]
 PRECONDITIONERS = ["auto", None, RPCholesky(31), UniformNystroem(31), GreedyCholesky(31), Float32Cholesky()]
 
@@ -104,7 +104,7 @@ def test_every_kernel(which, precision, place, factored):
 
 
 def test_the_textbook_formula():
-    case = next(c for c in CASES if c.kernel == RBF(gamma=0.37))
+    case = next(c for c in DISTINCT if c.kernel == RBF(gamma=0.37))
     X, y, weights = problem(case)
     for fit_intercept in (False, True):
         model = KernelRidge(alpha=ALPHA, kernel=case.kernel, fit_intercept=fit_intercept, **cg()).fit(X, y, weights)

@@ -10,11 +10,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.errors import InputError
 from dkrr.kernels import RBF, blocks
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS, pieces_below
-from tests.kernels.cases import CASES
+from tests.kernels.cases import DISTINCT
 
 TOLERANCES = {"float64": {"rtol": 1e-12, "atol": 1e-12}, "float32": {"rtol": 2e-5, "atol": 2e-5}}
 
-every_kernel = pytest.mark.parametrize("case", CASES, ids=str)
+every_kernel = pytest.mark.parametrize("case", DISTINCT, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
@@ -57,7 +57,7 @@ def test_symmetric_block(case, dtype):
     assert all(c.stop <= r.start for r, c, _ in pieces if r != c), "nothing above the diagonal but in the squares"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.non_negative], ids=str)
+@pytest.mark.parametrize("case", [case for case in DISTINCT if not case.non_negative], ids=str)
 def test_csr_equals_dense(case):
     X = np.where(np.random.default_rng(3).random((PIECE_ROWS + 9, 7)) < 0.3, case.rows(PIECE_ROWS + 9, 7), 0.0)
     Y = X[:17] + 1.0

@@ -322,11 +322,11 @@ def test_description_round_trip(kernel):
 
 @every_kind
 def test_workspace_is_an_upper_bound(kind):
-    X = random_graphs(60, kind, 14, largest=24, density=0.1)
+    X = random_graphs(40, kind, 14, largest=24, density=0.1)
     for kernel in (RandomWalk(safe_decay(X)), RandomWalk(0.1, 6)):
         rows = kernel.encode(X)
-        for left, right in ((rows, None), (rows, rows[:30].copy())):
-            out = np.empty((60, 60 if right is None else 30))
+        for left, right in ((rows, None), (rows, rows[:20].copy())):
+            out = np.empty((40, 40 if right is None else 20))
             tracemalloc.start()
             kernel(left, right, out=out)
             peak = tracemalloc.get_traced_memory()[1]
@@ -337,4 +337,4 @@ def test_workspace_is_an_upper_bound(kind):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak <= kernel.pieces_bytes(60, 60, GRAPH_WIDTH)
+        assert peak <= kernel.pieces_bytes(40, 40, GRAPH_WIDTH)

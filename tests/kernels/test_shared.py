@@ -27,12 +27,13 @@ from dkrr.kernels import (
 )
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ENTRIES, STRIP_ROWS
 from dkrr.rows import MemoryRows
-from tests.kernels.cases import CASES
+from tests.kernels.cases import CASES, DISTINCT
 from tests.oracles import naive_gram
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 
 every_kernel = pytest.mark.parametrize("case", CASES, ids=str)
+distinct_kernels = pytest.mark.parametrize("case", DISTINCT, ids=str)
 
 
 def thinned(X, seed=3):
@@ -55,7 +56,7 @@ def test_scikit_learn(case):
     assert_allclose(case.kernel(X, Y), case.reference(X, Y), **TOLERANCE)
 
 
-@every_kernel
+@distinct_kernels
 def test_symmetric_block(case):
     X = case.rows(STRIP_ROWS * 2 + 3, 4)
     K = case.kernel(X)
@@ -70,13 +71,13 @@ def test_diagonal(case):
     assert_allclose(case.kernel.diagonal(X), naive_gram(case.kernel, X).diagonal(), **TOLERANCE)
 
 
-@every_kernel
+@distinct_kernels
 def test_diagonal_of_more_rows_than_a_strip_has_entries(case):
     X = np.resize(case.rows(7, 2), (STRIP_ENTRIES + 5, 2))
     assert_array_equal(case.kernel.diagonal(X)[-7:], case.kernel.diagonal(X[-7:]))
 
 
-@every_kernel
+@distinct_kernels
 def test_blocking_does_not_matter(case):
     X, Y = case.rows(STRIP_ROWS + 29, 3), case.rows(STRIP_COLUMNS + 37, 3, seed=1)
     whole = case.kernel(X, Y)
@@ -85,7 +86,7 @@ def test_blocking_does_not_matter(case):
     assert_allclose(pieces, whole, **TOLERANCE)
 
 
-@every_kernel
+@distinct_kernels
 def test_out_and_strided_rows(case):
     X, Y = case.rows(19, 3), case.rows(23, 3, seed=1)
     frame = np.full((40, 60), np.nan)
@@ -110,13 +111,13 @@ def test_float32(case):
     assert_array_equal(symmetric, symmetric.T)
 
 
-@every_kernel
+@distinct_kernels
 def test_integer_rows(case):
     X = np.arange(12).reshape(4, 3)
     assert_allclose(case.kernel(X), naive_gram(case.kernel, X), **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.non_negative], ids=str)
+@pytest.mark.parametrize("case", [case for case in DISTINCT if not case.non_negative], ids=str)
 def test_csr_equals_dense(case):
     X, sparse_x = thinned(case.rows(140, 9))
     Y, sparse_y = thinned(case.rows(33, 9, seed=1), seed=4)
@@ -150,7 +151,7 @@ def test_description_round_trip(case):
     assert_array_equal(resolved(X), case.kernel(X))
 
 
-@every_kernel
+@distinct_kernels
 def test_thin_blocks(case):
     for n_rows, n_columns in ((1, 1), (1, 9), (9, 1), (0, 4), (4, 0)):
         X, Y = case.rows(n_rows, 3), case.rows(n_columns, 3, seed=1)
@@ -165,7 +166,7 @@ def test_cost_grows_with_features(case):
     assert many.gemm_flops + many.element_seconds > few.gemm_flops + few.element_seconds > 0
 
 
-@every_kernel
+@distinct_kernels
 def test_workspace_is_an_upper_bound(case):
     """Rows of float32 take most, since they are converted; many, wide and few of them."""
     for n_rows, n_columns, d, stored, computed in (
@@ -182,7 +183,7 @@ def test_workspace_is_an_upper_bound(case):
         assert peak_bytes(case.kernel, X, None, computed) <= case.kernel.workspace_bytes(n_rows, n_rows, d), n_rows
 
 
-@every_kernel
+@distinct_kernels
 def test_workspace_when_every_entry_is_refined(case):
     # Two points, many times each, and far apart: half of all distances are zero.
     X = np.repeat(1e7 * case.rows(2, 5), 600, axis=0)

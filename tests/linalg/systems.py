@@ -43,9 +43,10 @@ class MatrixOperator(Operator):
 
 @st.composite
 def grids(draw, most=30):
-    """Grids of all kinds: one row, one tile, ragged tiles and strips."""
+    """Grids of all kinds: one row, one tile, ragged tiles and strips; at most seven tiles a side, which are files."""
     panel = draw(st.integers(1, 7))
-    return TileGrid(draw(st.integers(1, most)), panel * draw(st.integers(1, 4)), panel)
+    tile = panel * draw(st.integers(1, 4))
+    return TileGrid(draw(st.integers(1, min(most, 7 * tile))), tile, panel)
 
 
 def positive_definite(n, seed=0):

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF
 from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows, as_rows
-from tests.kernels.cases import CASES
+from tests.kernels.cases import DISTINCT
 from tests.linalg.systems import positive_definite
 from tests.rows.sources import KINDS, numbers, table
 
@@ -34,7 +34,7 @@ def check(source, A, rtol=1e-12):
     assert_allclose(source.block(slice(0, n), picked), A[:, [22, 5]], rtol=rtol, atol=1e-13)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_every_kernel(case):
     X = case.rows(23, 4)
     check(GramColumns(case.kernel, MemoryRows(X)), case.kernel(X))

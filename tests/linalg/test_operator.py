@@ -31,7 +31,7 @@ from dkrr.planning import Rates
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from dkrr.tiles import TileGrid
-from tests.kernels.cases import CASES
+from tests.kernels.cases import DISTINCT
 from tests.linalg.systems import MANY, RAGGED, MatrixOperator, grids, positive_definite, tiles_of
 from tests.rows.sources import SPARSE, numbers, table
 
@@ -74,7 +74,7 @@ class Counting(TileSource):
 
 class TestProduct:
     @every_precision
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @pytest.mark.parametrize("case", DISTINCT, ids=str)
     def test_every_kernel(self, case, precision):
         X = case.rows(47, 4)
         V = np.random.default_rng(1).standard_normal((47, 3))

@@ -27,8 +27,8 @@ from dkrr.linalg.pivoted_cholesky import (
 )
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
-from tests.kernels.cases import CASES
 from tests.linalg.systems import positive_definite, rows_of
+from tests.kernels.cases import DISTINCT
 from tests.oracles import naive_greedy_pivots, naive_partial_cholesky
 
 METHODS = ["rpcholesky", "uniform", "greedy"]
@@ -88,7 +88,7 @@ class TestFactor:
         assert found.run not in resident._kept
 
     @every_method
-    @pytest.mark.parametrize("case", [case for case in CASES if case.semidefinite], ids=str)
+    @pytest.mark.parametrize("case", [case for case in DISTINCT if case.semidefinite], ids=str)
     def test_every_kernel(self, case, method):
         X = case.rows(60, 5)
         found = factor(GramColumns(case.kernel, MemoryRows(X)), method=method, slots=2)
