@@ -27,8 +27,8 @@ from dkrr.linalg.pivoted_cholesky import (
 )
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
-from tests.linalg.systems import positive_definite, rows_of
 from tests.kernels.cases import DISTINCT
+from tests.linalg.systems import positive_definite, rows_of
 from tests.oracles import naive_greedy_pivots, naive_partial_cholesky
 
 METHODS = ["rpcholesky", "uniform", "greedy"]
