@@ -138,10 +138,11 @@ class Context:
         """
         if self.in_memory:
             rows = data.rows
-            if not isinstance(rows, MemoryRows):
-                self.meter.bytes_read += rows.n_bytes
-                rows = MemoryRows(rows.read(0, rows.shape[0]))
-            scan(rows, "X")
+            with self.progress.measured("reading X"):
+                if not isinstance(rows, MemoryRows):
+                    self.meter.bytes_read += rows.n_bytes
+                    rows = MemoryRows(rows.read(0, rows.shape[0]))
+                scan(rows, "X")
             return rows
         rows = self.streamed_rows(data, rows_per_chunk)
         if not stay:
@@ -271,7 +272,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
     executor: Executor = SerialExecutor()
     slots = slots_per_process = chosen.place.slots
     if isinstance(storage, StoredArrays) and plan.execution == "dask":
-        executor, client = stack.enter_context(dask_workers(plan, storage.store))
+        with progress.measured("starting workers"):
+            executor, client = stack.enter_context(dask_workers(plan, storage.store))
         slots_per_process = resources.worker_threads
         slots = chosen.n_workers * slots_per_process
     elif chosen.uses_threads or chosen.task_threads > 1:

@@ -125,9 +125,10 @@ def _minimise(
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
-        objective = objective_at(alpha, path.point or start, path.references)
-        save = partial(_save_step, checkpoints, objective, path.done)
-        outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
+        with progress.measured("Newton steps"):
+            objective = objective_at(alpha, path.point or start, path.references)
+            save = partial(_save_step, checkpoints, objective, path.done)
+            outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
         outcome.state.messages += objective.messages
         point = Point(objective.point.coef, objective.point.intercept)  # scores and gradients are those of this λ
         found = PathPoint(point, outcome, time.perf_counter() - begun)

@@ -68,15 +68,17 @@ class NormalRows:
         self.n, self.dimension = data.n, self.phi.dimension(self._rows.shape[1])
         self._by_rows = TileGrid(self.n, block, block)
         kept = context.storage.vectors
-        self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
-        self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
+        with context.progress.measured("targets"):
+            self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
+            self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
         self._means, self._total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
 
     def check(self) -> None:
         """Refuse NaN and infinity in rows that have not been checked, where the passes do not look for them."""
         if self._context.in_memory:
-            scan(self._rows, "X", self._context.meter)
+            with self._context.progress.measured("checking X"):
+                scan(self._rows, "X", self._context.meter)
 
     def segments(self, count: int, *, by_blocks: bool = True) -> tuple[Segment, ...]:
         """Cut the rows into this many segments or fewer.

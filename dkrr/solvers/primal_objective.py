@@ -95,7 +95,8 @@ class PrimalObjective(Objective):
     def _evaluate(self, coef: Array) -> tuple[Array, Array, Array]:
         """Objective, its gradient, and the curvature of the likelihood."""
         tasks = [Task(f"likelihood-{k}", likelihood_pass, (self.passes, s)) for k, s in enumerate(self.segments)]
-        packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
+        with self.progress.measured("likelihood"):
+            packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
         self.record.add(record)
         values, gradient, curvature = self.passes.unpack(np.asarray(packed))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -173,7 +174,8 @@ class PrimalObjective(Objective):
         columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         if self.passes.curvature == "matrix":
             # A matrix is overwritten by its factor; what was solved for the decrements is there.
-            self._solve_directly(columns[~self._solved[columns]])
+            with self.progress.measured("factorisation"):
+                self._solve_directly(columns[~self._solved[columns]])
         else:
             self._iterate(columns, forcing)
         return like.per_system((self._gradient * self._direction).sum(axis=0))
