@@ -42,7 +42,7 @@ def check_names(model):
     assert missing <= (FORMED_AT_FIRST_USE if strategy.solver == "cg" else set())
 
 
-@pytest.mark.parametrize(("estimator", "form", "solver", "is_stored"), ways())
+@pytest.mark.parametrize(("estimator", "form", "solver", "is_stored"), list(ways()))
 def test_stages_have_one_name(estimator, form, solver, is_stored, tmp_path):
     store = tmp_path / "run.zarr" if is_stored else None
     model = fitted(estimator, store, X, kernel="linear", form=form, solver=SOLVERS[solver])
