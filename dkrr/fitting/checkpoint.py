@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.errors import StoreError
-from dkrr.solvers.conjugate_gradient import State, state_arrays, state_from_arrays
+from dkrr.solvers.iteration_state import State
 from dkrr.tiles import ChunkedArray, RunStore
 
 Array = NDArray[np.float64]
@@ -94,7 +94,7 @@ class Checkpoints(Snapshots):
     def load(self) -> State | None:
         """Return the last complete checkpoint; None if there is none, or it is damaged."""
         found = self.read()
-        return None if found is None else state_from_arrays(*found)
+        return None if found is None else State.from_arrays(*found)
 
     def save_in_time(self, state: State) -> None:
         """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
@@ -105,7 +105,7 @@ class Checkpoints(Snapshots):
         """Save now."""
         if self.pivots is not None:
             self.save_pivots(self.pivots())
-        self.write(*state_arrays(state))
+        self.write(*state.arrays())
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:

@@ -17,7 +17,8 @@ from dkrr.linalg.preconditioner import Identity, LowRank, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]

@@ -12,7 +12,8 @@ from dkrr.linalg.pivoted import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner, pays_no_more
 from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 from dkrr.solvers.settings import Pivoted, RPCholesky
 
 Array = NDArray[np.float64]

@@ -18,7 +18,8 @@ from dkrr.requests import FitRequest
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective, Point
+from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState
+from dkrr.solvers.objective import Objective, Point
 from dkrr.solvers.result import Residuals
 
 Array = NDArray[np.float64]

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.solvers import Status
-from dkrr.solvers.newton import PROBABILITY_POWER, NewtonOutcome, NewtonState, Point
+from dkrr.solvers.newton import PROBABILITY_POWER, NewtonOutcome, NewtonState
+from dkrr.solvers.objective import Point
 
 Array = NDArray[np.float64]
 

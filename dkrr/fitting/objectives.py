@@ -22,7 +22,8 @@ from dkrr.planning.problem import Form
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Objective, Point
+from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL
+from dkrr.solvers.objective import Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
 
 Array = NDArray[np.float64]

@@ -19,7 +19,8 @@ from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Iterative, Plan
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 
 Array = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult
-from dkrr.solvers.conjugate_gradient import CGOutcome
-from dkrr.solvers.newton import Point
+from dkrr.solvers.iteration_state import CGOutcome
+from dkrr.solvers.objective import Point
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]

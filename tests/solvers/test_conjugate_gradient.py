@@ -27,10 +27,9 @@ from dkrr.solvers.conjugate_gradient import (
     WINDOW,
     Iteration,
     cycles_in_low_precision,
-    ritz_values,
-    state_arrays,
-    state_from_arrays,
 )
+from dkrr.solvers.eigenvalues import ritz_values
+from dkrr.solvers.iteration_state import State
 from dkrr.solvers.result import Status
 from dkrr.solvers.settings import ConjugateGradient, GreedyCholesky, RPCholesky, UniformNystroem
 from dkrr.tiles import TileGrid
@@ -691,8 +690,8 @@ class TestHistory:
 
 def travelled(state):
     """A state that was written and read again."""
-    arrays, plain = state_arrays(state)
-    return state_from_arrays({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(plain)))
+    arrays, plain = state.arrays()
+    return State.from_arrays({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(plain)))
 
 
 class TestState:
