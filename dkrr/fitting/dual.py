@@ -37,7 +37,6 @@ def tightened(tol: float, reached: float, residual: float) -> float | None:
 
     Parameters
     ----------
-    tol : float
     reached : float
         Residual of u and v.
     residual : float
@@ -79,7 +78,7 @@ class DualRidge:
             yield RidgeSystem(g, alpha, columns, data.dual_shift(alpha), data.dual_right_sides(columns, self._means))
 
     def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
-        """Take the solution for some targets; the parts of their free constants, if there are any."""
+        """Take the solution for some targets, and return the parts of their free constants; None without any."""
         self._coef[:, columns], constants = self._data.dual_coefficients(beta)
         self._intercept[columns] = self._means[columns] + constants.sum(axis=0)
         return constants if self._data.fit_intercept else None
@@ -147,7 +146,7 @@ class DualRidge:
             return residuals, energies(x, product)
 
     def solution(self, outcome: CGOutcome | None = None) -> Solution:
-        """Return the whole, once all systems are solved."""
+        """Solution of all targets, once all systems are solved."""
         return Solution(
             dual_coef=self._coef,
             coef=None,

@@ -116,11 +116,11 @@ def _minimise(
     max_iter: int,
     start: Point | None,
 ) -> tuple[PathPoint, ...]:
-    """Solutions for all λ, each from the one before, and after the last checkpoint if there is one."""
+    """Solutions for all λ, each from the one before, from the last checkpoint on."""
     tol, checkpoints, progress = plan.problem.tol, context.checkpoints, context.progress
     path = PathState.resumed(checkpoints, tol, max_iter)
     if checkpoints is not None and path.newton is not None:
-        progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
+        progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
         n, m = plan.problem.side(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))

@@ -102,5 +102,5 @@ def _read_done(checkpoints: Checkpoints, plain: Sequence[dict[str, Any]]) -> tup
 
 
 def _told_of(damage: str) -> NewtonState | None:
-    """State of a run that begins with this message; None if there is none."""
+    """State of a run that begins with this message; None if it is empty."""
     return NewtonState(messages=[damage]) if damage else None

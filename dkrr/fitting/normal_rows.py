@@ -40,8 +40,6 @@ class NormalRows:
 
     Parameters
     ----------
-    data : FitData
-    context : Context
     block : int
         Rows that are read at once.
     group : str
@@ -110,17 +108,17 @@ class NormalRows:
         values = self._context.run_tasks(stage, tasks)
         return [values[t.key] for t in tasks]
 
-    def new_errors(self, room: Callable[[], Array]) -> Vectors:
-        """Vectors for the training errors, of the targets' shape; `room` gives such an array in memory."""
+    def new_errors(self, empty: Callable[[], Array]) -> Vectors:
+        """Vectors for the training errors, of the targets' shape; `empty` makes such an array in memory."""
         if self._context.in_memory:
-            return room()
+            return empty()
         return self._context.storage.vectors(self._group, "errors", self._by_rows, self._targets.shape[1])
 
-    def loaded_errors(self, errors: Vectors, room: Callable[[], Array]) -> Array:
+    def loaded_errors(self, errors: Vectors, empty: Callable[[], Array]) -> Array:
         """Errors in memory; what is stored of them is deleted."""
         if isinstance(errors, np.ndarray):
             return errors
-        found: Array = errors.load(room())
+        found: Array = errors.load(empty())
         self._context.storage.delete(f"{self._group}/errors")
         return found
 

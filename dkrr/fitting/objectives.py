@@ -76,7 +76,7 @@ def _dual(
 
     @cache
     def shared() -> tuple[Operator, NewtonPreconditioners, float]:
-        """What is made for the first λ only: a run that is resumed may have done all."""
+        """Made for the first λ only: a run that is resumed may have done all."""
         largest = float(np.abs(matrix.diagonal()).max())
         return matrix.operator(), preconditioners(), max(largest, 1e-300)
 

@@ -34,17 +34,17 @@ from dkrr.solvers.result import Residuals, Status
 Array = NDArray[np.float64]
 
 AIM = 0.9
-"""Part of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
+"""Fraction of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
 LOW_PRECISION_DROP = 10**-3.5
-"""What a cycle in float32 may reduce the residual by before it is computed again in float64."""
+"""Factor by which a cycle in float32 may reduce the residual before it is recomputed in float64."""
 ROUNDING = 1e-10
-"""Part of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
+"""Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 MIXED_ITERATION_FACTOR = 1.15
 """Iterations with products in float32 over those in float64: every cycle restarts (measured 1.07 to 1.2)."""
 DIGITS_PER_ITERATION = 3.3
 """Digits that an iteration gains with a complete factor in float32 as the preconditioner (measured: 3 to 4)."""
 ROUND_TRIPS_PER_ITERATION = 3
-"""To Dask's workers: one for A and two for a preconditioner whose factor they hold."""
+"""Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 WINDOW = 60
@@ -76,7 +76,7 @@ class Iteration:
         Called with the State after every iteration; it may save it.
     on_end : callable, optional
         Called with the last State.
-    wants_condition : bool
+    estimates_condition : bool
         Keep what the condition number is estimated from.
     """
 
@@ -91,7 +91,7 @@ class Iteration:
     progress: Progress = field(default_factory=Progress)
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
-    wants_condition: bool = True
+    estimates_condition: bool = True
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
@@ -103,7 +103,7 @@ class Iteration:
         start : ndarray of shape (n, m), optional
             First guess.
         state : State, optional
-            To go on from.
+            To resume from.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Iteration:
         self._b = self.right_sides if (self._sizes == 1).all() else self.right_sides / self._sizes
         norms = column_norms(self._b)
         self._norms = np.where(norms > 0, norms, 1.0)
-        self._traced = columns_to_trace(self.shift, self.right_sides.shape[1] if self.wants_condition else 0)
+        self._traced = columns_to_trace(self.shift, self.right_sides.shape[1] if self.estimates_condition else 0)
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
@@ -130,7 +130,7 @@ class Iteration:
         residuals, x = self._relative(state.residual), self._unscaled(state.x)
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
-            self._say(state, "the solution is too large for float64: divide the targets by a power of ten")
+            self._record_message(state, "the solution is too large for float64: divide the targets by a power of ten")
         return CGOutcome(
             x=x,
             residuals=residuals,
@@ -220,7 +220,7 @@ class Iteration:
         return float(np.max(after[cycle.columns] / before[cycle.columns]))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
-        """What follows a cycle that did not reach the tolerance; None: another one."""
+        """Status after a cycle that did not reach the tolerance; None: another one follows."""
         if ended == "curvature" and state.precision == "float64":
             raise NotPositiveDefiniteError(
                 f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
@@ -231,14 +231,16 @@ class Iteration:
             self._grow(state)
             return None
         if ended == "inexact":
-            self._say(state, "the preconditioner has lost its digits: its shift is raised")
+            self._record_message(state, "the preconditioner has lost its digits: its shift is raised")
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
         if ended in ("curvature", "lost") or not left <= USELESS_CYCLE:
             if state.precision == "float64":
                 return Status.STALLED
-            self._say(state, "products in float32 reduce the true residual no further: going on in float64")
+            self._record_message(
+                state, "products in float32 reduce the true residual no further: continuing in float64"
+            )
             state.precision = "float64"
             if self.deflate is not None:
                 # What is rounded to float32 here would be a direction of negative curvature there.
@@ -282,7 +284,7 @@ class Iteration:
         return self._b - self._multiply(x, np.arange(x.shape[1]), "float64")
 
     def _iterate(self, state: State) -> Literal["done", "stalled", "inexact", "lost", "limit", "curvature"]:
-        """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
+        """Continue the cycle until its goals are met; what it has found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
         open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
@@ -311,7 +313,7 @@ class Iteration:
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):
                 z = self._precondition(new, cycle.columns[open_])
-                # Polak and Ribière's formula forgives a preconditioner or products that are not quite linear.
+                # Polak and Ribière's formula tolerates a preconditioner or products that are not quite linear.
                 beta = ((new - old) * z).sum(axis=0) / cycle.product[open_]
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
@@ -347,13 +349,13 @@ class Iteration:
         before = self.preconditioner.rank
         if not self.preconditioner.grow():
             return
-        self._say(
+        self._record_message(
             state,
             f"slow convergence (relative residual {state.history[-1].largest:.1e} after {state.iteration} iterations): "
             f"the preconditioner's rank grows from {before:,} to {self.preconditioner.rank:,}",
         )
 
-    def _say(self, state: State, message: str) -> None:
+    def _record_message(self, state: State, message: str) -> None:
         state.messages.append(message)
         self.progress.note(message)
 
@@ -362,9 +364,9 @@ class Iteration:
         self._show(largest)
 
     def _show(self, largest: float) -> None:
-        """Progress is how much of the way to the tolerance is gone, in digits."""
+        """Show the digits gained, of those that the tolerance asks for."""
         way = min(max(-log(max(largest, 1e-300)), 0.0), -log(self.tol))
-        # Also where the residual rose: a log shows that the work goes on.
+        # Also where the residual rose: a log shows that work is being done.
         self.progress.advance(max(way - self._shown, 0.0))
         self._shown = max(way, self._shown)
 

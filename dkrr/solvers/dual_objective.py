@@ -254,7 +254,7 @@ class DualObjective(Objective):
             max_iter=self.max_iter,
             mixed=self.mixed,
             progress=Progress() if preconditioner.is_complete else self.progress,
-            wants_condition=False,
+            estimates_condition=False,
         )
         with self.progress.measured("conjugate gradient"):
             outcome = iteration.run()

@@ -93,7 +93,7 @@ def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
     Returns
     -------
     smallest, largest : float
-        NaN if there is no iteration.
+        NaN without an iteration.
 
     References
     ----------

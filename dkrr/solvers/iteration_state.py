@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class State:
-    """Everything that the iteration goes on from; what a checkpoint holds."""
+    """Everything that the iteration resumes from, and a checkpoint holds."""
 
     x: Array
     """Solution at the start of the cycle, (n, m), for right-hand sides divided by their `column_sizes`."""
@@ -77,14 +77,14 @@ class State:
 
 @dataclass
 class Cycle:
-    """Inside of a cycle, for the k right-hand sides that are not done."""
+    """State within a cycle, for the k right-hand sides that are not done."""
 
     columns: NDArray[np.intp]
     """Their numbers."""
     goal: Array
     """Norms at which they are done, (k,)."""
     correction: Array
-    """What is to be added to X, (n, k)."""
+    """Change of X so far, (n, k)."""
     residual: Array
     """By the recurrence, (n, k)."""
     direction: Array
@@ -98,7 +98,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class CGOutcome:
-    """What conjugate gradient found."""
+    """Result of conjugate gradient."""
 
     x: Array
     residuals: Array

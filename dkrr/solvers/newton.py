@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 LOOSEST = 0.1
 """Relative residual of a Newton system far from the solution."""
 SUFFICIENT = 1e-4
-"""Part of the decrease that the slope promises which a step must bring (Armijo)."""
+"""Fraction of the decrease that the slope promises which a step must bring (Armijo)."""
 ROUNDING = 1e-14
 """Relative differences of the objective below this mean nothing."""
 MAX_HALVINGS = 40
@@ -74,7 +74,7 @@ SECONDS_PER_STEP_IN_MEMORY: Mapping[tuple[str, str], float] = {
 
 @dataclass
 class NewtonState:
-    """What besides its point a run goes on from."""
+    """Everything but its point that a run resumes from."""
 
     step: int = 0
     history: list[NewtonStep] = field(default_factory=list)
@@ -275,7 +275,7 @@ class Newton:
 
 
 def _parts(squares: Array, values: Array) -> Array:
-    """½ gᵀH⁻¹g relative to the objective; 0 where there is nothing left of either."""
+    """½ gᵀH⁻¹g relative to the objective; 0 where both are 0."""
     return np.divide(squares, 2 * values, out=np.where(squares > 0, np.inf, 0.0), where=values > 0)
 
 

@@ -1,4 +1,4 @@
-"""What Newton's method minimises: a point, and the convex objective there, of one system or several."""
+"""Convex objective that Newton's method minimises, of one system or several, at a point."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ class Objective(ABC):
     references: Array
     """Norm of its gradient where all scores are 0, by which gradients are judged."""
     messages: list[str]
-    """What an iterative solver did on its way."""
+    """Reports of an iterative solver."""
     inner_iterations: int = 0
-    """Of the iterative solver, over all steps."""
+    """Iterations of the iterative solver, over all steps."""
     unit: float = 1.0
-    """What the objective has been divided by; reports are in units of the user."""
+    """Divisor of the objective; reports are in units of the user."""
 
     def check_finite(self) -> None:
         """Raise NotFiniteError if a value, a gradient or a reference is infinite or NaN."""
@@ -72,7 +72,7 @@ class Objective(ABC):
         """The point."""
 
     def verify(self, tol: float) -> bool:  # noqa: ARG002
-        """Compute values and gradients anew if they follow from a recurrence; whether they did.
+        """Recompute values and gradients if they follow from a recurrence, and return whether they did.
 
         Parameters
         ----------

@@ -71,7 +71,7 @@ class PrimalObjective(Objective):
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
         penalties = np.full(self.passes.dimension, 2 * self.alpha)
-        # The intercept is the last coefficient, where there is one.
+        # An intercept is the last coefficient.
         coef = np.vstack([start.coef, start.intercept]) if self.passes.fit_intercept else start.coef
         if self.passes.fit_intercept:
             penalties[-1] = 0.0
@@ -242,7 +242,7 @@ class PrimalObjective(Objective):
             tol=forcing,
             max_iter=self.max_iter,
             progress=self.progress,
-            wants_condition=False,
+            estimates_condition=False,
         ).run()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations
