@@ -19,7 +19,7 @@ from dkrr.planning.problem import Form, Spectrum
 from dkrr.rows import DaskRows, Rows
 from dkrr.rows.open import open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
-from dkrr.solvers.newton import Point
+from dkrr.solvers.objective import Point
 from dkrr.tiles import RunStore
 from dkrr.tiles.mapped import is_mapped
 

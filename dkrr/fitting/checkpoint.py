@@ -1,4 +1,4 @@
-"""Checkpoints of iterations in the run's store, so that a killed run goes on from the last one."""
+"""Checkpoints of iterations in the run's store, from the last of which a killed run resumes."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.errors import StoreError
-from dkrr.solvers.conjugate_gradient import State, state_arrays, state_from_arrays
+from dkrr.solvers.iteration_state import State
 from dkrr.tiles import ChunkedArray, RunStore
 
 Array = NDArray[np.float64]
@@ -30,11 +30,11 @@ class Snapshots:
 
     store: RunStore
     damage: str = ""
-    """What of an earlier run could not be read, and what follows from it."""
+    """Message about what could not be read of an earlier run; empty where nothing was damaged."""
     _turn: int = 0
 
     def read(self) -> tuple[dict[str, Array], dict[str, Any]] | None:
-        """Return the last complete ones; None if there are none, or they are damaged: nothing else depends on them."""
+        """Last complete ones; None without any, or if they are damaged: nothing else depends on them."""
         found = self.store.note("checkpoint")
         if found is None:
             return None
@@ -47,7 +47,7 @@ class Snapshots:
         except StoreError as error:
             # The error's own advice is about tiles, which are computed again one by one.
             what = str(error).split(": ")[0]
-            self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration begins anew"
+            self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration restarts"
             return None
         return arrays, json.loads(found["plain"])
 
@@ -65,18 +65,16 @@ class Snapshots:
             stored.fill(np.ascontiguousarray(array))
 
     def kept(self, name: str) -> dict[str, Array] | None:
-        """Return what `keep` saved; None if it was not, or is damaged."""
+        """Arrays that `keep` saved; None if it did not, or they are damaged."""
         keys = self.store.note(name)
         try:
             return None if keys is None else {k: ChunkedArray.open(self.store.at(f"{name}/{k}")).load() for k in keys}
         except StoreError as error:
-            self.damage = (
-                f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it begins anew"
-            )
+            self.damage = f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it restarts"
             return None
 
     def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
-        """Save; complete when it is noted in the store's description."""
+        """Save them; they are complete when the store's description names them."""
         self._fill(f"checkpoint-{self._turn}", arrays)
         self.store.set_note("checkpoint", {"turn": self._turn, "arrays": sorted(arrays), "plain": json.dumps(plain)})
         self._turn = 1 - self._turn
@@ -84,7 +82,7 @@ class Snapshots:
 
 @dataclass
 class Checkpoints(Snapshots):
-    """Of conjugate gradient, now and then, with the pivots of its preconditioner."""
+    """Checkpoints of conjugate gradient, with the pivots of its preconditioner."""
 
     pivots: Callable[[], NDArray[np.intp]] | None = None
     """Pivots of the preconditioner, which may have grown since the last checkpoint."""
@@ -92,9 +90,9 @@ class Checkpoints(Snapshots):
     _saved_at: float = field(default_factory=time.monotonic)
 
     def load(self) -> State | None:
-        """Return the last complete checkpoint; None if there is none, or it is damaged."""
+        """Last complete checkpoint; None without one, or if it is damaged."""
         found = self.read()
-        return None if found is None else state_from_arrays(*found)
+        return None if found is None else State.from_arrays(*found)
 
     def save_in_time(self, state: State) -> None:
         """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
@@ -105,7 +103,7 @@ class Checkpoints(Snapshots):
         """Save now."""
         if self.pivots is not None:
             self.save_pivots(self.pivots())
-        self.write(*state_arrays(state))
+        self.write(*state.arrays())
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:
@@ -121,7 +119,7 @@ class Checkpoints(Snapshots):
         return index
 
     def save_pivots(self, index: NDArray[np.intp]) -> None:
-        """Remember the pivots of the preconditioner, unless they are there: the factor is made again from them."""
+        """Save the pivots of the preconditioner, from which its factor is recomputed, unless they are saved already."""
         if len(index) == self._n_pivots:
             return
         name = f"pivots-{len(index)}"

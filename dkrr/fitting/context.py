@@ -52,7 +52,7 @@ class Context:
     """Highest resident memory of any process that did the work, once it is done."""
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
-    """What moved outside of tasks: the copy of X, and rows that processes read once and keep."""
+    """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
     run: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex}")
     """Name of what processes keep in memory until the end of the run."""
     _resident: list[Rows] = field(default_factory=list)
@@ -95,8 +95,6 @@ class Context:
 
         Parameters
         ----------
-        stage_name : str
-        tasks : list of Task
         done_flops : float
             Work of the stage that an earlier run has done.
         detail : str
@@ -109,7 +107,7 @@ class Context:
         return record.values()
 
     def add(self, record: RunRecord) -> None:
-        """Take what a run of tasks reports, but for what they returned, which may be large."""
+        """Take what a run of tasks reports, without what they returned, which may be large."""
         self.record.add(RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks]))
 
     def total(self, tasks: list[Task], shared: Any) -> Array:
@@ -123,9 +121,8 @@ class Context:
 
         Parameters
         ----------
-        data : FitData
         rows_per_chunk : int
-            Of a copy in the store.
+            Rows of a chunk of a copy in the store.
         stay : bool
             Whether every process reads them once and keeps them.
 
@@ -138,10 +135,11 @@ class Context:
         """
         if self.in_memory:
             rows = data.rows
-            if not isinstance(rows, MemoryRows):
-                self.meter.bytes_read += rows.n_bytes
-                rows = MemoryRows(rows.read(0, rows.shape[0]))
-            scan(rows, "X")
+            with self.progress.measured("reading X"):
+                if not isinstance(rows, MemoryRows):
+                    self.meter.bytes_read += rows.n_bytes
+                    rows = MemoryRows(rows.read(0, rows.shape[0]))
+                scan(rows, "X")
             return rows
         rows = self.streamed_rows(data, rows_per_chunk)
         if not stay:
@@ -169,13 +167,13 @@ class Context:
 
         Parameters
         ----------
-        rows : Rows
         fingerprint : callable
-            From the checksum of the rows to what must be the same for a run to go on.
+            From the checksum of the rows to what a run that resumes must share.
         rows_per_chunk : int
-            Of a copy in the store: where tiles and segments of rows begin at multiples of it, reads waste nothing.
+            Rows of a chunk of a copy in the store: where tiles and segments begin at multiples of it, reads waste
+            nothing.
         notes : dict, optional
-            What runs that go on take over.
+            What runs that resume take over.
 
         Raises
         ------
@@ -196,7 +194,7 @@ class Context:
                 rows = self._stage(rows, name, rows_per_chunk)
             checksum = self._scan(rows)
             if self.storage.keeps and self.client is not None:
-                # A plan that the workers have no room for must not be what the store holds from then on.
+                # A plan that the workers have no memory for must not be what the store holds from then on.
                 self.executor.wait_until_ready()  # type: ignore[attr-defined]
             store.claim(fingerprint(checksum), self.layout, notes)
         except BaseException:
@@ -238,19 +236,11 @@ class Context:
 
 @contextmanager
 def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[Context]:
-    """Open the storage, and start (or find) the workers, that a plan wants.
-
-    Parameters
-    ----------
-    plan : Plan
-    store : str or None
-        Store that the user gave; None: a temporary one, if any is needed.
-    progress : Progress
-    """
+    """Open the storage, and start (or find) the workers, of a plan; without a store it is temporary or in memory."""
     if plan.execution != "dask":
         reset_peak()
     with ExitStack() as stack:
-        stack.enter_context(blas.one_thread(_wants_one_blas_thread(plan)))
+        stack.enter_context(blas.one_thread(_needs_one_blas_thread(plan)))
         if plan.execution == "memory":
             context = _opened(plan, MemoryStorage(), stack, progress)
         else:
@@ -271,7 +261,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
     executor: Executor = SerialExecutor()
     slots = slots_per_process = chosen.place.slots
     if isinstance(storage, StoredArrays) and plan.execution == "dask":
-        executor, client = stack.enter_context(dask_workers(plan, storage.store))
+        with progress.measured("starting workers"):
+            executor, client = stack.enter_context(dask_workers(plan, storage.store))
         slots_per_process = resources.worker_threads
         slots = chosen.n_workers * slots_per_process
     elif chosen.uses_threads or chosen.task_threads > 1:
@@ -289,7 +280,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
     )
 
 
-def _wants_one_blas_thread(plan: Plan) -> bool:
+def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
     if plan.execution == "dask":
         return False

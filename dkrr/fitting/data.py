@@ -22,9 +22,9 @@ from dkrr.tiles.mapped import is_mapped, mapped_array
 Array = NDArray[np.float64]
 
 MEAN_BYTES = 2 * 2**20
-"""Of targets, in a temporary array while their means are found."""
+"""Bytes of targets in a temporary array while their means are found."""
 WEIGHTS_IN_RANGE = (1e-30, 1e30)
-"""Of the largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
+"""Largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
 MAX_EXPONENT = 960
 """Scaled weights and alphas stay within 2 to this power, and its inverse."""
 ORIGINS = "origins"
@@ -43,7 +43,7 @@ class FitData:
     feature_map: FeatureMap | None
     fit_intercept: bool
     centring: Centring | None = None
-    """What `about_the_rows` did to the kernel; None: nothing."""
+    """Change of the kernel by `about_the_rows`; None: unchanged."""
 
     @property
     def n(self) -> int:
@@ -51,7 +51,7 @@ class FitData:
         return self.rows.shape[0]
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """What must be the same for a run to be resumed."""
+        """Values that a run shares with the one that it resumes."""
         return {
             "X": rows_digest,
             "shape": list(self.rows.shape),
@@ -61,7 +61,7 @@ class FitData:
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a resumed run takes over from the one that began."""
+        """Values that a run takes over from the one that it resumes."""
         return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
 
 
@@ -171,7 +171,6 @@ class TrainingData(FitData):
         return alpha if scale is None else alpha * scale[:, None], constants
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """What must be the same for a run to be resumed."""
         return super().fingerprint(rows_digest) | {
             "y": digest_of(self.targets),
             "sample_weight": None if self.weights is None else digest_of(self.weights),
@@ -222,7 +221,6 @@ class LabelledData(FitData):
         return replace(self, weights=weights, alphas=alphas, unit=ldexp(1.0, exponent))
 
     def fingerprint(self, rows_digest: str) -> dict[str, Any]:
-        """What must be the same for a run to be resumed."""
         return super().fingerprint(rows_digest) | {
             "classes": digest_of(self.codes),
             "weight": None if self.weights is None else digest_of(self.weights * self.unit),

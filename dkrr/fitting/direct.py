@@ -1,10 +1,11 @@
 """Direct solutions of (A + diag(s)) X = B for one s after another, with A and its factors in memory or in a store."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +38,13 @@ class SystemSolution:
     """None where the caller checks by other means."""
 
 
-class DirectSystems(Protocol):
+class DirectSystems(ABC):
     """A matrix A that is factored with one diagonal after another."""
 
     diagonal: Array
     """Diagonal of A, of shape (n,)."""
 
+    @abstractmethod
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         """Solve (A + diag(s)) X = B.
 
@@ -60,19 +62,12 @@ class DirectSystems(Protocol):
         NotPositiveDefiniteError
             If a pivot is not positive.
         """
-        ...
 
 
-class MemorySystems:
+class MemorySystems(DirectSystems):
     """A in tiles of this process's memory, or formed again where it is used.
 
-    Parameters
-    ----------
-    source : TileSource
-        Tiles of A; with KeptTiles, a factor shares the squares on the diagonal with them.
-    grid : TileGrid
-    diagonal : ndarray of shape (n,)
-    context : Context
+    With KeptTiles as the source of its tiles, a factor shares the squares on the diagonal with them.
     """
 
     def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context) -> None:
@@ -86,7 +81,6 @@ class MemorySystems:
         return cls(kept, kept.grid, kept.diagonal, context)
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:  # noqa: ARG002
-        """See DirectSystems."""
         source, scaling = self.source, scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
         with tile_threads(self.grid, self._threads) as executor:
@@ -94,7 +88,7 @@ class MemorySystems:
                 factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
                 factor_in_memory(memory_system(source, shift, factor), executor)
                 x = substituted(factor, both)
-            del factor  # makes room for what the check needs
+            del factor  # the check needs its memory
             found, check = x[:, :-1], None
             probe = SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
             if settle is None:
@@ -125,7 +119,7 @@ def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Execu
 
 
 @dataclass
-class TiledSystems:
+class TiledSystems(DirectSystems):
     """A in tiles, its factors in a store: what an earlier run has finished there is kept."""
 
     source: TileSource
@@ -141,7 +135,6 @@ class TiledSystems:
         return n_update_parts(self.grid.n_tiles - 1, self.columns_per_task) - 1
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
-        """See DirectSystems."""
         grid, context, storage = self.grid, self.context, self.context.stored
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)

@@ -18,7 +18,8 @@ from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]
@@ -37,7 +38,6 @@ def tightened(tol: float, reached: float, residual: float) -> float | None:
 
     Parameters
     ----------
-    tol : float
     reached : float
         Residual of u and v.
     residual : float
@@ -79,7 +79,7 @@ class DualRidge:
             yield RidgeSystem(g, alpha, columns, data.dual_shift(alpha), data.dual_right_sides(columns, self._means))
 
     def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
-        """Take the solution for some targets; the parts of their free constants, if there are any."""
+        """Take the solution for some targets, and return the parts of their free constants; None without any."""
         self._coef[:, columns], constants = self._data.dual_coefficients(beta)
         self._intercept[columns] = self._means[columns] + constants.sum(axis=0)
         return constants if self._data.fit_intercept else None
@@ -147,7 +147,7 @@ class DualRidge:
             return residuals, energies(x, product)
 
     def solution(self, outcome: CGOutcome | None = None) -> Solution:
-        """Return the whole, once all systems are solved."""
+        """Solution of all targets, once all systems are solved."""
         return Solution(
             dual_coef=self._coef,
             coef=None,

@@ -266,7 +266,7 @@ class MultipliedGram(GramMatrix):
     def partial_factor(
         self, importance: Array | None, settings: Pivoted, is_enough: Callable[[PivotedCholesky], bool]
     ) -> PivotedCholesky:
-        """Factor K partially, from the pivots of an earlier run if there are any.
+        """Factor K partially, from the pivots that an earlier run saved.
 
         Parameters
         ----------

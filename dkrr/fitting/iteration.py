@@ -13,7 +13,8 @@ from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 from dkrr.solvers.settings import Pivoted, RPCholesky
 
 Array = NDArray[np.float64]
@@ -38,8 +39,6 @@ def pivot_rule(
 
     Parameters
     ----------
-    strategy : Iterative
-    plan : Plan
     shift, tol : float
         Smallest s, and the relative residual of the systems that the factor is to precondition.
     n_products : float
@@ -75,15 +74,7 @@ def iteration_of(
 
 
 def resumed(context: Context, iteration: Iteration, run: Callable[[State | None], CGOutcome]) -> CGOutcome:
-    """Run an iteration from the last checkpoint, if one can be read, and save others on the way.
-
-    Parameters
-    ----------
-    context : Context
-    iteration : Iteration
-    run : callable
-        Runs it from a state, or from the start.
-    """
+    """Run an iteration from the last checkpoint, if one can be read, or from the start (None), and save others."""
     checkpoints, state, damage = context.checkpoints, None, ""
     if checkpoints is not None:
         iteration.on_iteration, iteration.on_end = checkpoints.save_in_time, checkpoints.save

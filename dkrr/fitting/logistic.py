@@ -18,7 +18,8 @@ from dkrr.requests import FitRequest
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState, Objective, Point
+from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState
+from dkrr.solvers.objective import Objective, Point
 from dkrr.solvers.result import Residuals
 
 Array = NDArray[np.float64]
@@ -115,19 +116,20 @@ def _minimise(
     max_iter: int,
     start: Point | None,
 ) -> tuple[PathPoint, ...]:
-    """Solutions for all λ, each from the one before, and after the last checkpoint if there is one."""
+    """Solutions for all λ, each from the one before, from the last checkpoint on."""
     tol, checkpoints, progress = plan.problem.tol, context.checkpoints, context.progress
     path = PathState.resumed(checkpoints, tol, max_iter)
     if checkpoints is not None and path.newton is not None:
-        progress.note(checkpoints.damage or f"going on after Newton step {path.newton.step}")
+        progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
         n, m = plan.problem.side(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
-        objective = objective_at(alpha, path.point or start, path.references)
-        save = partial(_save_step, checkpoints, objective, path.done)
-        outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
+        with progress.measured("Newton steps"):
+            objective = objective_at(alpha, path.point or start, path.references)
+            save = partial(_save_step, checkpoints, objective, path.done)
+            outcome = Newton(objective, tol, max_iter, progress, save).run(path.newton)
         outcome.state.messages += objective.messages
         point = Point(objective.point.coef, objective.point.intercept)  # scores and gradients are those of this λ
         found = PathPoint(point, outcome, time.perf_counter() - begun)

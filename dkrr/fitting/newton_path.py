@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.solvers import Status
-from dkrr.solvers.newton import PROBABILITY_POWER, NewtonOutcome, NewtonState, Point
+from dkrr.solvers.newton import PROBABILITY_POWER, NewtonOutcome, NewtonState
+from dkrr.solvers.objective import Point
 
 Array = NDArray[np.float64]
 
@@ -101,5 +102,5 @@ def _read_done(checkpoints: Checkpoints, plain: Sequence[dict[str, Any]]) -> tup
 
 
 def _told_of(damage: str) -> NewtonState | None:
-    """State of a run that begins with this message; None if there is none."""
+    """State of a run that begins with this message; None if it is empty."""
     return NewtonState(messages=[damage]) if damage else None

@@ -41,8 +41,6 @@ class NormalRows:
 
     Parameters
     ----------
-    data : FitData
-    context : Context
     block : int
         Rows that are read at once.
     group : str
@@ -69,15 +67,17 @@ class NormalRows:
         self.n, self.dimension = data.n, self.phi.dimension(self._rows.shape[1])
         self._by_rows = TileGrid(self.n, block, block)
         kept = context.storage.vectors
-        self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
-        self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
+        with context.progress.measured("targets"):
+            self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
+            self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
         self._means, self._total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
 
     def check(self) -> None:
         """Refuse NaN and infinity in rows that have not been checked, where the passes do not look for them."""
         if self._context.in_memory:
-            scan(self._rows, "X", self._context.meter)
+            with self._context.progress.measured("checking X"):
+                scan(self._rows, "X", self._context.meter)
 
     def segments(self, count: int, *, by_blocks: bool = True) -> tuple[Segment, ...]:
         """Cut the rows into this many segments or fewer.
@@ -109,17 +109,17 @@ class NormalRows:
         values = self._context.run_tasks(stage, tasks)
         return [values[t.key] for t in tasks]
 
-    def new_errors(self, room: Callable[[], Array]) -> Vectors:
-        """Vectors for the training errors, of the targets' shape; `room` gives such an array in memory."""
+    def new_errors(self, empty: Callable[[], Array]) -> Vectors:
+        """Vectors for the training errors, of the targets' shape; `empty` makes such an array in memory."""
         if self._context.in_memory:
-            return room()
+            return empty()
         return self._context.storage.vectors(self._group, "errors", self._by_rows, self._targets.shape[1])
 
-    def loaded_errors(self, errors: Vectors, room: Callable[[], Array]) -> Array:
+    def loaded_errors(self, errors: Vectors, empty: Callable[[], Array]) -> Array:
         """Errors in memory; what is stored of them is deleted."""
         if isinstance(errors, np.ndarray):
             return errors
-        found: Array = errors.load(room())
+        found: Array = errors.load(empty())
         self._context.storage.delete(f"{self._group}/errors")
         return found
 

@@ -26,9 +26,6 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
 
     Parameters
     ----------
-    data : TrainingData
-    rows : Rows
-        The training rows.
     coef : ndarray of shape (n, t)
         α.
     squares : ndarray of shape (t,)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,6 @@ from dkrr.fitting.data import LabelledData
 from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram, direct_gram
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
-from dkrr.fitting.storage import Storage
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
@@ -23,7 +22,8 @@ from dkrr.planning.problem import Form
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Objective, Point
+from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL
+from dkrr.solvers.objective import Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class StepFactors(ByCompleteFactors):
     """Factors of K + diag(s), deleted after their step."""
 
     matrix: FactoredGram
-    storage: Storage
+    context: Context
     _groups: list[str] = field(default_factory=list)
 
     def solvers(self, shifts: Array, models: NDArray[np.intp]) -> list[Solve]:
@@ -49,11 +49,17 @@ class StepFactors(ByCompleteFactors):
             for model, shift in zip(models, np.ascontiguousarray(shifts.T), strict=True)
         ]
         self._groups += groups
-        return self.matrix.factors(groups, shifts, "newton", [f"model {model + 1}" for model in models])
+        details = [f"model {model + 1}" for model in models]
+        with self.context.progress.measured("factorisation"):
+            return [partial(self._apply, s) for s in self.matrix.factors(groups, shifts, "newton", details)]
+
+    def _apply(self, solve: Solve, residuals: Array) -> Array:
+        with self.context.progress.measured("substitution"):
+            return solve(residuals)
 
     def end_step(self) -> None:
         while self._groups:
-            self.storage.delete(self._groups.pop())
+            self.context.storage.delete(self._groups.pop())
 
 
 def _dual(
@@ -70,7 +76,7 @@ def _dual(
 
     @cache
     def shared() -> tuple[Operator, NewtonPreconditioners, float]:
-        """What is made for the first λ only: a run that is resumed may have done all."""
+        """Made for the first λ only: a run that is resumed may have done all."""
         largest = float(np.abs(matrix.diagonal()).max())
         return matrix.operator(), preconditioners(), max(largest, 1e-300)
 
@@ -97,13 +103,13 @@ def _dual(
 def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
     """Systems with K, by complete factors."""
     matrix = direct_gram(data, strategy, context)
-    return _dual(matrix, lambda: StepFactors(matrix, context.storage), data, plan, context)
+    return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 def dual_factored(strategy: Float32Factor, data: LabelledData, plan: Plan, context: Context) -> Made:
     """Systems with K, by conjugate gradient with complete factors in float32."""
     matrix = Float32Gram(data, strategy, context)
-    return _dual(matrix, lambda: StepFactors(matrix, context.storage), data, plan, context)
+    return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 def dual_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context: Context) -> Made:

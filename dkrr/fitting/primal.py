@@ -18,12 +18,13 @@ from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.linalg.residual import relative
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Iterative, Plan
-from dkrr.solvers.conjugate_gradient import CGOutcome, Iteration, State
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
 
 Array = NDArray[np.float64]
 
 ONLY_ROUNDING = 8 * float(np.finfo(float).eps)
-"""Part of ‖φⱼ‖‖y‖ below which φⱼᵀy is rounding of its terms."""
+"""Fraction of ‖φⱼ‖‖y‖ below which φⱼᵀy is rounding of its terms."""
 
 
 def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
@@ -31,7 +32,6 @@ def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
 
     Parameters
     ----------
-    data : TrainingData
     moments : ndarray of shape (D, t)
         Overwritten.
     diagonal : ndarray of shape (D,)
@@ -58,14 +58,14 @@ def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
 
 
 class PrimalRidge:
-    """What all ways to solve in the primal form have in common."""
+    """Common part of all ways to solve in the primal form."""
 
     def __init__(self, data: TrainingData, plan: Plan, context: Context) -> None:
         self._data, self._plan, self._context, self._means = data, plan, context, data.target_means()
         self._less = self._means if data.fit_intercept else None
 
     def _solution(self, rows: FormedRows | StreamedRows, errors: Vectors, coef: Array, **found: Any) -> Solution:
-        """Return the whole, with the dual coefficients, which take the place of the training errors."""
+        """Solution with the dual coefficients, which take the place of the training errors."""
         data = self._data
         return Solution(
             dual_coef=self._dual_coef(rows.loaded_errors(errors, data.room_for_errors)),
@@ -112,7 +112,7 @@ class DirectPrimal(PrimalRidge):
         self._probes.append(found.probe)
 
     def solution(self) -> Solution:
-        """Return the whole, once all systems are solved."""
+        """Solution of all targets, once all systems are solved."""
         errors = self._rows.new_errors(self._data.room_for_errors)
         residual, condition = self._checked(errors)
         return self._solution(self._rows, errors, self._coef, residual=residual, condition=condition)
@@ -154,7 +154,7 @@ class IteratedPrimal(PrimalRidge):
         return iteration.run(state=state)
 
     def solution(self, outcome: CGOutcome) -> Solution:
-        """Return the whole, with the training errors by these coefficients."""
+        """Solution of all targets, with the training errors by these coefficients."""
         errors, residual = self._rows.new_errors(self._data.room_for_errors), float(outcome.residuals.max())
         self._rows.residuals(outcome.x, errors)
         return self._solution(

@@ -1,4 +1,4 @@
-"""What a fit found: the solution, and the fitted value and the result that are made of it."""
+"""Solution of a fit, and the fitted value and the result that are made of it."""
 
 import math
 import time
@@ -20,8 +20,8 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult
-from dkrr.solvers.conjugate_gradient import CGOutcome
-from dkrr.solvers.newton import Point
+from dkrr.solvers.iteration_state import CGOutcome
+from dkrr.solvers.objective import Point
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]
@@ -32,7 +32,7 @@ SHIFT_ROWS = 1024
 
 @dataclass(frozen=True)
 class Solution:
-    """What was found of one model, before it becomes a fitted value."""
+    """Answer of one model, before it becomes a fitted value."""
 
     dual_coef: Array | None
     """α, of shape (n, t); None where the primal form does not determine it (some λ is 0)."""
@@ -47,16 +47,16 @@ class Solution:
     condition: float = math.nan
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
-    """What an iterative solver reports besides."""
+    """Report of an iterative solver."""
     squares: Array | None = None
     """αᵀKα as computed, of shape (t,)."""
     messages: tuple[str, ...] = ()
-    """What was done other than planned."""
+    """Differences from the plan."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What a fit gives for one model."""
+    """Fitted value and report of one model."""
 
     model: FittedFunction
     result: SolveResult
@@ -98,16 +98,12 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
 def solved(
     data: TrainingData, plan: Plan, solution: Solution, sizes: Array | None, context: Context, begun: float
 ) -> Solved:
-    """Return the fitted value and the result of a solution.
+    """Fitted value and result of a solution.
 
     Parameters
     ----------
-    data : TrainingData
-    plan : Plan
-    solution : Solution
     sizes : ndarray of shape (t,), optional
         Powers of two that the targets of `data` have been divided by.
-    context : Context
     begun : float
         Start of the fit, by `time.perf_counter`.
 
@@ -143,7 +139,7 @@ def _norms(
 
 
 def _multiplied(model: FittedFunction, dual_coef: Array | None, sizes: Array) -> tuple[FittedFunction, Array | None]:
-    """Return the function and the α of targets that are larger by these powers of two, of shape (t,)."""
+    """Function and α of targets that are larger by these powers of two, of shape (t,)."""
     with np.errstate(over="ignore", under="ignore"):
         alpha = None if dual_coef is None else dual_coef * sizes
         changed = replace(
@@ -177,7 +173,7 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
 
 
 def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:
-    """Return what predicts, in the plan's form; it keeps the owner of a temporary folder only if it reads from it."""
+    """Fitted value in the form of the predictions; it keeps the owner of a temporary folder only if it reads there."""
     coef, feature_map, rows, keep = None, None, None, None
     if solution.coef is not None:
         coef, feature_map = solution.coef, data.feature_map

@@ -39,7 +39,7 @@ LOSSES: Mapping[Loss, LossFit] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """What was planned and found."""
+    """Plan of a fit, and its models."""
 
     plan: Plan
     solved: tuple[Solved, ...]
@@ -49,8 +49,8 @@ class Fit:
 def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     """Plan a fit and carry it out.
 
-    Where the planner chose conjugate gradient and it does not converge, a direct solver takes its place if there is
-    room for one.
+    Where the planner chose conjugate gradient and it does not converge, a direct solver takes its place if
+    one fits in memory.
 
     Parameters
     ----------

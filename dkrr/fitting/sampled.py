@@ -40,7 +40,7 @@ def drawn(value: Value, rows: Rows) -> Value:
     Returns
     -------
     Kernel or FeatureMap
-        The value itself if there is nothing to draw.
+        The value itself if nothing is to be drawn.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def about_the_rows(data: Data, store: str | None = None) -> Data:
     data : FitData
         Some rows are read. The kernel is resolved.
     store : str, optional
-        Store of the fit. A run that is there goes on with its own origins, whatever container holds the rows now.
+        Store of the fit. A run that it holds resumes with its own origins, whatever container holds the rows now.
     """
     kernel, d = data.kernel, data.rows.shape[1]
     is_linear = any(isinstance(part, Linear) for part in parts_of(kernel))
@@ -134,11 +134,6 @@ def by_name(value: Value, context: Context) -> Value:
     """Return a kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
 
     A whitening of 2,000 centres is 32 MB, which every task would carry. Nothing changes where tasks do not travel.
-
-    Parameters
-    ----------
-    value : Kernel or FeatureMap
-    context : Context
     """
     if context.client is None:
         return value

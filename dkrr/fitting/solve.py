@@ -22,8 +22,8 @@ from dkrr.planning.problem import Form
 from dkrr.requests import FitRequest
 from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.conjugate_gradient import CGOutcome
 from dkrr.solvers.direct import in_terms_of_alpha
+from dkrr.solvers.iteration_state import CGOutcome
 
 Array = NDArray[np.float64]
 

@@ -4,9 +4,10 @@ import shutil
 import tempfile
 import time
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +18,30 @@ from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 
 
-class Storage(Protocol):
+class Storage(ABC):
     """Arrays of one run by group and name, and small values by name."""
 
     keeps: bool
     """They stay after the run, for one that resumes it."""
 
+    @abstractmethod
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> Vectors:
         """Array of shape (n, width), in chunks of tile rows if it is stored; filled if `data` is given."""
-        ...
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete a group, or one array."""
-        ...
 
+    @abstractmethod
     def note(self, name: str) -> Any:
-        """Value that was noted under a name; None if there is none."""
-        ...
+        """Value that was noted under a name; None if none was."""
 
+    @abstractmethod
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types."""
-        ...
 
 
-class MemoryStorage:
+class MemoryStorage(Storage):
     """Storage in this process's memory."""
 
     keeps = False
@@ -49,23 +50,20 @@ class MemoryStorage:
         self._notes: dict[str, Any] = {}
 
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> NDArray[np.float64]:  # noqa: ARG002
-        """See Storage; the data themselves if they are given."""
         return np.empty((grid.n, width)) if data is None else np.asarray(data, np.float64).reshape(grid.n, width)
 
     def delete(self, name: str) -> None:
-        """See Storage; arrays in memory are deleted with what refers to them."""
+        """See base class; arrays in memory are deleted with what refers to them."""
 
     def note(self, name: str) -> Any:
-        """See Storage."""
         return self._notes.get(name)
 
     def set_note(self, name: str, value: Any) -> None:
-        """See Storage."""
         self._notes[name] = value
 
 
 @dataclass
-class StoredArrays:
+class StoredArrays(Storage):
     """Storage in a Zarr store."""
 
     store: RunStore
@@ -74,7 +72,7 @@ class StoredArrays:
     """Groups that exist."""
 
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> ChunkedArray:
-        """See Storage; what an earlier run left there is kept unless `data` is given."""
+        """See base class; what an earlier run has written is kept unless `data` is given."""
         self._begin(group)
         array = ChunkedArray.create(self.store.at(f"{group}/{name}"), (grid.n, width), (grid.tile, width))
         if data is not None:
@@ -92,16 +90,13 @@ class StoredArrays:
             self._groups.add(group)
 
     def delete(self, name: str) -> None:
-        """See Storage."""
         self.store.delete(name)
         self._groups.discard(name)
 
     def note(self, name: str) -> Any:
-        """See Storage."""
         return self.store.note(name)
 
     def set_note(self, name: str, value: Any) -> None:
-        """See Storage."""
         self.store.set_note(name, value)
 
 

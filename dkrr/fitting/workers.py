@@ -42,12 +42,12 @@ def check_store_is_shared(client: Any, url: str) -> None:
 
 @contextmanager
 def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
-    """Executor and client of the workers that a plan wants: those of the ambient client, or of a cluster of its own.
+    """Executor and client of the workers of a plan: those of the ambient client, or of a cluster of its own.
 
     Raises
     ------
     InputError
-        If the plan is for the workers of a client, and there is none.
+        If the plan is for the workers of a client that is no longer current.
     StoreError
         If the store is on a disk that some worker does not see.
     """
@@ -86,7 +86,7 @@ def _checked_workers(
 
 
 def _memory(plan: Plan, held: Any) -> str:
-    """What there is of memory and what it is needed for, if workers hold no more than there is room for.
+    """Message about the memory of workers and its use, if they hold no more than the plan allows.
 
     Raises
     ------

@@ -258,6 +258,7 @@ def _dual_in_memory(p: Problem, resources: Resources, *, keeps: bool) -> Direct:
         stages=(
             *gram_in_memory_stages(p, resources, peak, 1 if keeps else 1 + len(p.alphas)),
             Stage("factorisation", solving, peak_bytes=peak),
+            Stage("true residual", 0.0),
         ),
         tiling=Tiling(grid.tile, grid.panel),
         row_block=p.n,
@@ -292,7 +293,7 @@ def _memory_task_bytes(p: Problem, grid: TileGrid, m: int, *, keeps: bool) -> in
     return form + 8 * grid.tile**2 + 8 * 8 * grid.tile * m
 
 
-def gram_in_memory_stages(p: Problem, resources: Resources, peak_bytes: int, n_times: int) -> tuple[Stage, Stage]:
+def gram_in_memory_stages(p: Problem, resources: Resources, peak_bytes: int, n_times: int) -> tuple[Stage, ...]:
     """Reading X into memory, and forming the Gram matrix there so many times."""
     reading, threads = rates_of_rows(p, resources, 1, peak_bytes, on_workers=False), resources.local_threads
     formed = gram_cost(p.entry(resources.rates), p.n * (p.n + 1) / 2 * n_times)
@@ -301,6 +302,7 @@ def gram_in_memory_stages(p: Problem, resources: Resources, peak_bytes: int, n_t
     return (
         Stage("reading X", _loaded_bytes(p) / reading.read_bytes, checked_bytes(p)),
         Stage("Gram matrix", resources.rates.seconds(formed, threads), peak_bytes=peak_bytes),
+        *symmetry_stages(p),
     )
 
 
@@ -333,6 +335,7 @@ def primal_in_memory(p: Problem, resources: Resources) -> Direct:
             Stage("normal matrix", forming, cost.read_bytes, peak_bytes=peak),
             targets,
             Stage("factorisation", solving, peak_bytes=peak),
+            *unpriced_stages(p),
         ),
         tiling=Tiling(grid.tile, grid.panel),
         row_parts=parts,
@@ -388,7 +391,11 @@ def dual_tiled(p: Problem, systems: Systems, choice: TileChoice) -> Direct:
     return Direct(
         form="dual",
         place=place,
-        stages=(*sharing_stages(p, place, rates), *(s.times(systems.n_factors, peak) for s in per_system)),
+        stages=(
+            *sharing_stages(p, place, rates),
+            *symmetry_stages(p),
+            *(s.times(systems.n_factors, peak) for s in per_system),
+        ),
         tiling=choice.tiling,
         row_block=grid.tile,
     )
@@ -436,6 +443,8 @@ def primal_tiled(p: Problem, systems: Systems, choice: TileChoice) -> Direct:
             Stage("normal matrix", form, forming.read_bytes, summed, summed + 8 * p.n, peak),
             factored.times(systems.n_factors, peak),
             substituted.times(systems.n_factors, peak),
+            Stage("diagonal", 0.0),
+            *unpriced_stages(p),
         ),
         tiling=choice.tiling,
         row_parts=row_parts,
@@ -470,6 +479,17 @@ def sharing_stages(p: Problem, place: Place, rates: Rates) -> tuple[Stage, Stage
         Stage("checking X", 0.0, 0 if place.is_memory else checked_bytes(p)),
         Stage("copying X", 2 * staged / rates.write_bytes, 0.0, staged, staged),
     )
+
+
+def symmetry_stages(p: Problem) -> tuple[Stage, ...]:
+    """Comparing a precomputed matrix with its mirror image, next to whose other work that takes no time."""
+    return (Stage("checking symmetry", 0.0),) if p.kernel.is_precomputed else ()
+
+
+def unpriced_stages(p: Problem) -> tuple[Stage, ...]:
+    """Passes over the rows that take no time next to those which form the normal matrix."""
+    means = (Stage("feature means", 0.0),) if p.fit_intercept else ()
+    return (*means, Stage("training errors", 0.0))
 
 
 def system_seconds(choice: TileChoice, m: int, peak_bytes: float, form_seconds: float) -> tuple[float, float]:

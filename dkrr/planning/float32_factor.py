@@ -17,6 +17,7 @@ from dkrr.planning.direct import (
     layout_of,
     on_tiles,
     sharing_stages,
+    symmetry_stages,
     tile_choices,
     tiles_line,
     where_line,
@@ -115,7 +116,12 @@ def dual_factored(p: Problem, systems: Systems, choice: TileChoice) -> Float32Fa
     return Float32Factor(
         form="dual",
         place=place,
-        stages=(*sharing_stages(p, place, rates), factored.times(groups, peak), iterated.times(groups, peak)),
+        stages=(
+            *sharing_stages(p, place, rates),
+            *symmetry_stages(p),
+            factored.times(groups, peak),
+            iterated.times(groups, peak),
+        ),
         tiling=choice.tiling,
         keeps_rows=keeps_rows,
         iterations=iterations,

@@ -50,6 +50,7 @@ from dkrr.planning.direct import (
     rates_of_rows,
     rows_at_once,
     sharing_stages,
+    symmetry_stages,
 )
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import TYPICAL_CONDITION, Form, Problem
@@ -486,7 +487,7 @@ def _dual_sharing(
     # What processes keep is read once, and never from the cache again.
     each = reading_seconds(p, resources, place, peak_bytes)
     read = Stage("reading X", kept * each, kept, checkpoint, 2 * checkpoint)
-    return start, check.plus(check.read_bytes * each), copy, read
+    return start, check.plus(check.read_bytes * each), copy, read, *symmetry_stages(p)
 
 
 def is_held(p: Problem, place: Place) -> bool:
@@ -668,6 +669,7 @@ def _primal(p: Problem, systems: Systems, resources: Resources, place: Place) ->
         place=place,
         stages=(
             start,
+            Stage("checking X", 0.0),  # a pass, which is among those of the iterations
             copy,
             mapped_target_stage(p, resources, place.n_workers, peak).plus(moved, 1.5 * copied, copied, copied),
             Stage("conjugate gradient", seconds, x_read, checkpoint, 2 * checkpoint, peak),

@@ -151,7 +151,8 @@ def newton(p: Problem, inner: Inner, passes: Stage | None = None, *more: Stage) 
     # What every step takes, however small.
     local = SECONDS_PER_STEP_IN_MEMORY[inner.form, inner.solver]
     calls = p.n_steps * (local if inner.place.is_memory else SECONDS_PER_STEP)
-    stages = (*inner.stages, *more, replace(passes, seconds=passes.seconds + calls))
+    targets = [Stage("targets", 0.0)] if inner.form == "primal" else []
+    stages = (*inner.stages, *targets, *more, replace(passes, seconds=passes.seconds + calls))
     return Newton(form=inner.form, place=inner.place, stages=stages, inner=inner, n_steps=p.n_steps)
 
 
@@ -189,7 +190,7 @@ def dual_by_iteration(p: Problem, resources: Resources) -> Iterator[Newton]:
         more_iterations=COUPLED_ITERATIONS if p.is_coupled else 0,
     )
     for inner in dual_iterative(p, systems, resources):
-        yield newton(p, inner)
+        yield newton(p, inner, None, Stage("likelihood", 0.0))
 
 
 def _systems(p: Problem, shift: float) -> Systems:
@@ -211,7 +212,7 @@ def dual_in_memory(p: Problem, r: Resources) -> Newton:
     """K and its factors in the memory of the calling process."""
     n, m, steps = p.n, p.n_targets, p.n_steps
     # A product passes over K, a substitution twice over a factor; independent models have both to themselves.
-    products = steps * (PASSES_PER_STEP + _inner_iterations(p)) * (1 if p.is_coupled else m)
+    products = steps * (1 if p.is_coupled else m)
     substitutions = steps * m * (_inner_iterations(p) + 1)
     grid = memory_grid(n)
     one = memory_bytes(grid, keeps=False)
@@ -236,7 +237,13 @@ def dual_in_memory(p: Problem, r: Resources) -> Newton:
         keeps_matrix=True,
     )
     scores = Cost(element_seconds=steps * n * m * SECONDS_PER_SCORE)
-    return newton(p, inner, stage("Newton steps", once.times(products)), stage("likelihood", scores))
+    return newton(
+        p,
+        inner,
+        stage("Newton steps", once.times(products * PASSES_PER_STEP)),
+        stage("conjugate gradient", once.times(products * _inner_iterations(p))),
+        stage("likelihood", scores),
+    )
 
 
 def _dual_tiled(p: Problem, choice: TileChoice, itemsize: int) -> Newton:
@@ -247,29 +254,43 @@ def _dual_tiled(p: Problem, choice: TileChoice, itemsize: int) -> Newton:
     fast = choice._replace(resources=replace(r, rates=rates if itemsize == 8 else rates.faster(2.0)))
     whole = dual_tiled(p, _systems(p, 0.0), fast)
     product = rates.seconds(pass_cost(p.entry(rates), p.n**2 / 2, m, "float64", 0.0)) / place.slots
+    product_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2
     iterations = _inner_iterations(p) + (2 if itemsize == 4 else 0)
     apply = apply_cost(grid, 1, itemsize, place.slots if r.cluster_is_running else None)
-    products = steps * (PASSES_PER_STEP + iterations)
-    x_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2 * products
-    applied = Stage("conjugate gradient", rates.seconds(apply), apply.read_bytes).times(steps * m * iterations)
     checkpoint = 3 * 8 * p.n * m if p.keeps_store else 0
     peak, kept = _tiled_bytes(p, choice, itemsize, whole.peak_bytes), (1 + len(p.alphas)) * checkpoint
-    multiplied = Stage("Newton steps", products * product, x_read, steps * checkpoint, kept, peak)
-    return newton(p, _of_itemsize(p, whole, choice, itemsize, steps * iterations), multiplied, applied)
+    passes, products = steps * PASSES_PER_STEP, steps * iterations
+    stages = {s.name: replace(s, written_bytes=s.written_bytes * itemsize / 8) for s in whole.stages}
+    checked = stages.pop("true residual")
+    applied = Stage("substitution", rates.seconds(apply), apply.read_bytes).times(products * m)
+    stages["substitution"] = stages["substitution"].plus(applied.seconds, applied.read_bytes)
+    # Factors of one column after the other, with those of a softmax in the store at once.
+    more = ((m if p.is_coupled else 1) * factor_bytes(grid, itemsize)) - factor_bytes(grid)
+    stages["factorisation"] = stages["factorisation"].plus(0.0, disk=more)
+    return newton(
+        p,
+        _of_itemsize(whole, choice, itemsize, tuple(stages.values()), products),
+        Stage(
+            "Newton steps",
+            passes * product + checked.seconds,
+            passes * product_read + checked.read_bytes,
+            steps * checkpoint,
+            kept,
+            peak,
+        ),
+        Stage("conjugate gradient", products * product, products * product_read),
+        Stage("likelihood", 0.0),
+    )
 
 
-def _of_itemsize(p: Problem, whole: Direct, choice: TileChoice, itemsize: int, iterations: int) -> Inner:
-    """Factorisations of one column after the other, with those of a softmax in the store at once."""
-    factors = (p.n_targets if p.is_coupled else 1) * factor_bytes(choice.grid, itemsize)
-    stages = [replace(s, written_bytes=s.written_bytes * itemsize / 8) for s in whole.stages]
-    k = next(k for k, s in enumerate(stages) if s.name == "factorisation")
-    stages[k] = replace(stages[k], disk_bytes=stages[k].disk_bytes + factors - factor_bytes(choice.grid))
+def _of_itemsize(whole: Direct, choice: TileChoice, itemsize: int, stages: tuple[Stage, ...], iterations: int) -> Inner:
+    """Way to factor with numbers of this size."""
     if itemsize == 8:
-        return replace(whole, stages=tuple(stages))
+        return replace(whole, stages=stages)
     return Float32Factor(
         form="dual",
         place=choice.place,
-        stages=tuple(stages),
+        stages=stages,
         tiling=choice.tiling,
         keeps_rows=False,
         iterations=iterations,
@@ -321,7 +342,6 @@ def _primal_direct(p: Problem, r: Resources, place: Place) -> Newton:
         place=place,
         stages=(
             *sharing_stages(p, place, r.rates),
-            Stage("normal matrix", passes * products / place.slots),
             Stage("factorisation", passes * solve),
         ),
         tiling=Tiling(dimension, dimension),
@@ -329,7 +349,8 @@ def _primal_direct(p: Problem, r: Resources, place: Place) -> Newton:
         row_block=block,
     )
     peak = _primal_bytes(p, place, block, 8 * dimension, roots, matrices)
-    return newton(p, inner, *_passes(p, r, place, p.n * float(dimension), passes, passes, peak))
+    steps, likelihood = _passes(p, r, place, p.n * float(dimension), passes, passes, peak)
+    return newton(p, inner, steps, likelihood.plus(passes * products / place.slots))
 
 
 def _primal_by_iteration(p: Problem, r: Resources, place: Place) -> Newton:
@@ -365,15 +386,15 @@ def _row_parts(p: Problem, block: int, most: int) -> int:
 def _passes(
     p: Problem, r: Resources, place: Place, entries: float, evaluations: int, reads: int, peak_bytes: int
 ) -> tuple[Stage, Stage]:
-    """Scores and likelihood of all rows, so many times, and reading X as often as anything needs it."""
+    """Steps with their checkpoints; scores and likelihood of all rows, and reading X as often as anything needs it."""
     x_read = 0.0 if is_held(p, place) else float(reads + 1) * p.stored_bytes
     checkpoint = 8 * _dimension(p) * p.n_targets if p.keeps_store else 0
-    seconds = evaluations * stream_seconds(p, entries, p.n_targets) / place.slots
-    seconds += x_read * reading_seconds(p, r, place, peak_bytes)
+    scored = stream_seconds(p, entries, p.n_targets) + p.n * p.n_targets * SECONDS_PER_SCORE
+    seconds = evaluations * scored / place.slots + x_read * reading_seconds(p, r, place, peak_bytes)
     kept = 2 * checkpoint + (0 if place.is_memory else 16 * p.n)
     return (
-        Stage("Newton steps", seconds, x_read, p.n_steps * checkpoint, kept, peak_bytes),
-        Stage("likelihood", evaluations * p.n * p.n_targets * SECONDS_PER_SCORE / place.slots),
+        Stage("Newton steps", 0.0, 0.0, p.n_steps * checkpoint, kept, peak_bytes),
+        Stage("likelihood", seconds, x_read),
     )
 
 

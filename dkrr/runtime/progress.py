@@ -6,6 +6,8 @@ tenth of the work, at most one in `LOG_SECONDS[0]` and at least one in `LOG_SECO
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -40,9 +42,20 @@ class Progress:
         detail : str
             Which part of the stage this is, for the display.
         """
-        self._stage, self._stage_began = name, time.monotonic()
+        self._measuring = self.measured(name)
+        self._measuring.__enter__()
         self.begin(f"{name}, {detail}" if detail else name, max(total_flops, 1.0), done_flops)
         return self
+
+    @contextmanager
+    def measured(self, name: str) -> Iterator[None]:
+        """Measure a stage that is not displayed; stages within it are not counted twice."""
+        within, began = sum(self._seconds.values()), time.monotonic()
+        try:
+            yield
+        finally:
+            inside = sum(self._seconds.values()) - within
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began - inside
 
     def take_stages(self) -> tuple[Stage, ...]:
         """Return the stages that ended since the last call, with the time that each took in all."""
@@ -67,8 +80,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        seconds = time.monotonic() - self._stage_began
-        self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + seconds
+        self._measuring.__exit__(None, None, None)
         self.end(failed=error is not None)
 
 

@@ -18,99 +18,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, log, nan
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.operator import Operator, Precision, column_norms, column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.runtime import Progress
+from dkrr.solvers.eigenvalues import columns_to_trace, condition_number, extremes_of
+from dkrr.solvers.iteration_state import CGOutcome, Cycle, State
 from dkrr.solvers.result import Residuals, Status
 
 Array = NDArray[np.float64]
 
 AIM = 0.9
-"""Part of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
+"""Fraction of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
 LOW_PRECISION_DROP = 10**-3.5
-"""What a cycle in float32 may reduce the residual by before it is computed again in float64."""
+"""Factor by which a cycle in float32 may reduce the residual before it is recomputed in float64."""
 ROUNDING = 1e-10
-"""Part of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
+"""Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 MIXED_ITERATION_FACTOR = 1.15
 """Iterations with products in float32 over those in float64: every cycle restarts (measured 1.07 to 1.2)."""
 DIGITS_PER_ITERATION = 3.3
 """Digits that an iteration gains with a complete factor in float32 as the preconditioner (measured: 3 to 4)."""
 ROUND_TRIPS_PER_ITERATION = 3
-"""To Dask's workers: one for A and two for a preconditioner whose factor they hold."""
+"""Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
-MAX_TRACED = 4
-"""Columns whose coefficients are kept to estimate eigenvalues from."""
 WINDOW = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
 products in float32 must make it smaller at all, or they are given up."""
-
-
-@dataclass
-class State:
-    """Everything that the iteration goes on from; what a checkpoint holds."""
-
-    x: Array
-    """Solution at the start of the cycle, (n, m), for right-hand sides divided by their `column_sizes`."""
-    residual: Array
-    """True residual at the start of the cycle, (n, m); NaN before the first."""
-    precision: Precision
-    iteration: int = 0
-    history: list[Residuals] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
-    cycle: "Cycle | None" = None
-    """None between cycles."""
-    extremes: Array | None = None
-    """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
-    are traced, (2, t); None before the first."""
-
-
-@dataclass
-class Cycle:
-    """Inside of a cycle, for the k right-hand sides that are not done."""
-
-    columns: NDArray[np.intp]
-    """Their numbers."""
-    goal: Array
-    """Norms at which they are done, (k,)."""
-    correction: Array
-    """What is to be added to X, (n, k)."""
-    residual: Array
-    """By the recurrence, (n, k)."""
-    direction: Array
-    """Next direction, (n, k)."""
-    product: Array
-    """rᵀz, (k,)."""
-    traced: list[Array] = field(default_factory=list)
-    """For every iteration the step lengths and rᵀz before them of the columns that are traced, (2, t); NaN where one
-    had converged."""
-
-
-@dataclass(frozen=True)
-class CGOutcome:
-    """What conjugate gradient found."""
-
-    x: Array
-    residuals: Array
-    """True relative residual of every right-hand side, (m,)."""
-    status: Status
-    iterations: int
-    rank: int
-    """Columns of the preconditioner's factor in the end."""
-    history: tuple[Residuals, ...]
-    messages: tuple[str, ...]
-    condition: float = nan
-    """Estimate of the 2-norm condition number of A + diag(s), the largest of all shifts; NaN where nothing is known.
-
-    It is made from what the iteration computes anyway, and is about right where A is positive semidefinite and the
-    right-hand sides have a part in the direction of the smallest eigenvalue (noise has); else it is too small."""
 
 
 @dataclass
@@ -137,7 +76,7 @@ class Iteration:
         Called with the State after every iteration; it may save it.
     on_end : callable, optional
         Called with the last State.
-    wants_condition : bool
+    estimates_condition : bool
         Keep what the condition number is estimated from.
     """
 
@@ -152,7 +91,7 @@ class Iteration:
     progress: Progress = field(default_factory=Progress)
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
-    wants_condition: bool = True
+    estimates_condition: bool = True
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
@@ -164,7 +103,7 @@ class Iteration:
         start : ndarray of shape (n, m), optional
             First guess.
         state : State, optional
-            To go on from.
+            To resume from.
 
         Raises
         ------
@@ -177,7 +116,7 @@ class Iteration:
         self._b = self.right_sides if (self._sizes == 1).all() else self.right_sides / self._sizes
         norms = column_norms(self._b)
         self._norms = np.where(norms > 0, norms, 1.0)
-        self._traced = self._columns_to_trace()
+        self._traced = columns_to_trace(self.shift, self.right_sides.shape[1] if self.estimates_condition else 0)
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
@@ -191,7 +130,7 @@ class Iteration:
         residuals, x = self._relative(state.residual), self._unscaled(state.x)
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
-            self._say(state, "the solution is too large for float64: divide the targets by a power of ten")
+            self._record_message(state, "the solution is too large for float64: divide the targets by a power of ten")
         return CGOutcome(
             x=x,
             residuals=residuals,
@@ -209,48 +148,15 @@ class Iteration:
         with np.errstate(over="ignore"):
             return x * self._sizes
 
-    def _columns_to_trace(self) -> NDArray[np.intp]:
-        """Columns from which the extreme eigenvalues are estimated: some of those with the smallest shifts."""
-        m = self.right_sides.shape[1] if self.wants_condition else 0
-        order = np.argsort(self.shift[0], kind="stable") if self.shift.shape[1] > 1 else np.arange(m)
-        return np.asarray(order[: min(m, MAX_TRACED)], np.intp)
-
-    def _estimate_extremes(self, state: State, cycle: Cycle) -> None:
-        """Record what a cycle shows of the eigenvalues of A + diag(s).
-
-        Those of M⁻¹ (A + s) times those of M bound them; the smallest is not below s, since A is taken to be positive
-        semidefinite, and not above ‖(A + s) x‖ / ‖x‖.
-        """
-        if not len(self._traced):
-            return
-        low, high = self.preconditioner.extremes(self._traced)
-        if not np.isfinite(low).any():
-            return
-        ritz = np.array([ritz_values(*column) for column in np.array(cycle.traced).transpose(2, 1, 0)]).T
-        found = np.array([ritz[0] * low, np.minimum(np.maximum(ritz[1], 1.0), 2.0) * high])
-        if self.preconditioner.is_scaling:
-            found[1] = ritz[1]
-        if state.extremes is None:
-            state.extremes = np.full_like(found, nan)
-        state.extremes = np.array([np.fmin(state.extremes[0], found[0]), np.fmax(state.extremes[1], found[1])])
-
     def _condition(self, state: State) -> float:
-        if state.extremes is None or not len(self._traced):
-            return nan
         k = self._traced
+        if state.extremes is None or not len(k):
+            return nan
+        # (A + s) x, without the products that it would take.
+        images = self._b[:, k] - state.residual[:, k]
+        deflated = None if self.deflate is None else self._w_a_w[k] / (self.deflate @ self.deflate)
         least = self._shift_of(k).min(axis=0)
-        lengths = column_norms(state.x[:, k])
-        sizes = column_norms(self._b[:, k] - state.residual[:, k])
-        low, high = state.extremes
-        if self.preconditioner.is_scaling and not isinstance(self.preconditioner, Identity):
-            ratios = np.divide(high, low, out=np.full(len(k), nan), where=low > 0)
-            return float(np.fmax.reduce(np.maximum(ratios, 1.0))) if np.isfinite(ratios).any() else nan
-        low = np.fmin(low, np.divide(sizes, lengths, out=np.full(len(k), nan), where=lengths > 0))
-        if self.deflate is not None:
-            # The direction that the cycles were kept free of.
-            high = np.fmax(high, self._w_a_w[k] / (self.deflate @ self.deflate))
-        ratios = np.divide(high, np.maximum(low, least), out=np.full(len(k), nan), where=np.maximum(low, least) > 0)
-        return float(np.fmax.reduce(np.maximum(ratios, 1.0))) if np.isfinite(ratios).any() else nan
+        return condition_number(state.extremes, self.preconditioner, state.x[:, k], images, least, deflated)
 
     def _first_state(self, start: Array | None) -> State:
         b = self._b
@@ -300,8 +206,8 @@ class Iteration:
         cycle = state.cycle
         assert cycle is not None
         state.cycle = None
-        if cycle.traced:
-            self._estimate_extremes(state, cycle)
+        if cycle.traced and len(self._traced):
+            state.extremes = extremes_of(cycle.traced, self.preconditioner, self._traced, state.extremes)
         x = state.x.copy()
         x[:, cycle.columns] += cycle.correction
         residual = self._true_residual(x)
@@ -314,7 +220,7 @@ class Iteration:
         return float(np.max(after[cycle.columns] / before[cycle.columns]))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
-        """What follows a cycle that did not reach the tolerance; None: another one."""
+        """Status after a cycle that did not reach the tolerance; None: another one follows."""
         if ended == "curvature" and state.precision == "float64":
             raise NotPositiveDefiniteError(
                 f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
@@ -325,14 +231,16 @@ class Iteration:
             self._grow(state)
             return None
         if ended == "inexact":
-            self._say(state, "the preconditioner has lost its digits: its shift is raised")
+            self._record_message(state, "the preconditioner has lost its digits: its shift is raised")
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS
         if ended in ("curvature", "lost") or not left <= USELESS_CYCLE:
             if state.precision == "float64":
                 return Status.STALLED
-            self._say(state, "products in float32 reduce the true residual no further: going on in float64")
+            self._record_message(
+                state, "products in float32 reduce the true residual no further: continuing in float64"
+            )
             state.precision = "float64"
             if self.deflate is not None:
                 # What is rounded to float32 here would be a direction of negative curvature there.
@@ -376,7 +284,7 @@ class Iteration:
         return self._b - self._multiply(x, np.arange(x.shape[1]), "float64")
 
     def _iterate(self, state: State) -> Literal["done", "stalled", "inexact", "lost", "limit", "curvature"]:
-        """Go on with the cycle until its goals are met; what of it has been found is in its correction."""
+        """Continue the cycle until its goals are met; what it has found is in its correction."""
         cycle = state.cycle
         assert cycle is not None
         open_ = np.flatnonzero(np.linalg.norm(cycle.residual, axis=0) > cycle.goal)
@@ -405,7 +313,7 @@ class Iteration:
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):
                 z = self._precondition(new, cycle.columns[open_])
-                # Polak and Ribière's formula forgives a preconditioner or products that are not quite linear.
+                # Polak and Ribière's formula tolerates a preconditioner or products that are not quite linear.
                 beta = ((new - old) * z).sum(axis=0) / cycle.product[open_]
                 cycle.product[open_] = (new * z).sum(axis=0)
                 cycle.direction[:, open_] = z + beta * direction[:, going]
@@ -441,13 +349,13 @@ class Iteration:
         before = self.preconditioner.rank
         if not self.preconditioner.grow():
             return
-        self._say(
+        self._record_message(
             state,
             f"slow convergence (relative residual {state.history[-1].largest:.1e} after {state.iteration} iterations): "
             f"the preconditioner's rank grows from {before:,} to {self.preconditioner.rank:,}",
         )
 
-    def _say(self, state: State, message: str) -> None:
+    def _record_message(self, state: State, message: str) -> None:
         state.messages.append(message)
         self.progress.note(message)
 
@@ -456,43 +364,11 @@ class Iteration:
         self._show(largest)
 
     def _show(self, largest: float) -> None:
-        """Progress is how much of the way to the tolerance is gone, in digits."""
+        """Show the digits gained, of those that the tolerance asks for."""
         way = min(max(-log(max(largest, 1e-300)), 0.0), -log(self.tol))
-        # Also where the residual rose: a log shows that the work goes on.
+        # Also where the residual rose: a log shows that work is being done.
         self.progress.advance(max(way - self._shown, 0.0))
         self._shown = max(way, self._shown)
-
-
-def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
-    """Extreme eigenvalues of Lanczos's tridiagonal matrix, from the coefficients of conjugate gradient.
-
-    Parameters
-    ----------
-    steps : ndarray of shape (k,)
-        Step lengths.
-    products : ndarray of shape (k,)
-        rᵀz before each of them. From the first NaN on, both are ignored.
-
-    Returns
-    -------
-    smallest, largest : float
-        NaN if there is no iteration.
-
-    References
-    ----------
-    G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th ed., 2013, section 11.3.
-    """
-    used = np.flatnonzero(~(np.isfinite(steps) & np.isfinite(products) & (steps > 0) & (products > 0)))
-    k = int(used[0]) if len(used) else len(steps)
-    if k == 0:
-        return nan, nan
-    steps, beta = steps[:k], products[1:k] / products[: k - 1]
-    diagonal = 1.0 / steps
-    diagonal[1:] += beta / steps[:-1]
-    if not np.isfinite(diagonal).all():
-        return nan, nan
-    values = scipy.linalg.eigvalsh_tridiagonal(diagonal, np.sqrt(beta) / steps[:-1])
-    return max(float(values[0]), 0.0), float(values[-1])
 
 
 def _check_product(curvature: Array, direction: Array) -> None:
@@ -512,47 +388,3 @@ def _check_product(curvature: Array, direction: Array) -> None:
 def cycles_in_low_precision(tol: float) -> int:
     """True residuals that a mixed solve computes, each a product in float64."""
     return max(1, ceil(log(tol) / log(LOW_PRECISION_DROP)))
-
-
-def state_arrays(state: State) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and plain values that a checkpoint writes."""
-    arrays = {"x": state.x, "residual": state.residual}
-    plain: dict[str, Any] = {
-        "precision": state.precision,
-        "iteration": state.iteration,
-        "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in state.history],
-        "messages": state.messages,
-        "columns": None,
-    }
-    if state.extremes is not None:
-        arrays["extremes"] = state.extremes
-    if (c := state.cycle) is not None:
-        arrays |= {"correction": c.correction, "recurrence": c.residual, "direction": c.direction}
-        if c.traced:
-            arrays["traced"] = np.concatenate(c.traced)
-        plain |= {"columns": c.columns.tolist(), "goal": c.goal.tolist(), "product": c.product.tolist()}
-    return arrays, plain
-
-
-def state_from_arrays(arrays: dict[str, Array], plain: dict[str, Any]) -> State:
-    """Undo `state_arrays`."""
-    state = State(
-        arrays["x"],
-        arrays["residual"],
-        plain["precision"],
-        plain["iteration"],
-        [Residuals(*line) for line in plain["history"]],
-        list(plain["messages"]),
-        extremes=arrays.get("extremes"),
-    )
-    if plain["columns"] is not None:
-        state.cycle = Cycle(
-            np.array(plain["columns"], np.intp),
-            np.array(plain["goal"]),
-            arrays["correction"],
-            arrays["recurrence"],
-            arrays["direction"],
-            np.array(plain["product"]),
-            np.split(traced, len(traced) // 2) if (traced := arrays.get("traced")) is not None else [],
-        )
-    return state

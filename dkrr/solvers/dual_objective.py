@@ -15,7 +15,7 @@ from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_size
 from dkrr.linalg.roots import Root
 from dkrr.runtime import Progress
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import Mask, Objective, Point
+from dkrr.solvers.objective import Mask, Objective, Point
 
 Array = NDArray[np.float64]
 
@@ -111,13 +111,15 @@ class DualObjective(Objective):
 
     def _values(self, coef: Array, intercept: Array, scores: Array) -> Array:
         penalty = self.alpha * (coef * (scores - intercept)).sum(axis=0)
-        return self.labels.values(scores) + self.labels.likelihood.per_system(penalty)
+        with self.progress.measured("likelihood"):
+            return self.labels.values(scores) + self.labels.likelihood.per_system(penalty)
 
     def _move(self, coef: Array, intercept: Array, scores: Array) -> None:
         """Take a point, with its values and derivatives by the scores."""
         self._coef, self._intercept, self._scores = coef, intercept, scores
         self.values = self._values(coef, intercept, scores)
-        self._gradient = self.labels.gradient(scores)
+        with self.progress.measured("likelihood"):
+            self._gradient = self.labels.gradient(scores)
         self._residual = self._gradient + 2 * self.alpha * coef
         self._root: Root | None = None
 
@@ -178,7 +180,8 @@ class DualObjective(Objective):
     def _own_root(self) -> Root:
         """C at the point, of rows of weight 1."""
         if self._root is None:
-            self._root = self.labels.likelihood.root(self._scores, None)
+            with self.progress.measured("likelihood"):
+                self._root = self.labels.likelihood.root(self._scores, None)
         return self._root
 
     def _penalty(self) -> Penalty:
@@ -242,7 +245,7 @@ class DualObjective(Objective):
         preconditioner = self.preconditioners.for_systems(curvature, shift, columns)
         # Once more: where next to nothing is left of a right-hand side, most of it is outside.
         right_sides = curvature.within(right_sides)
-        outcome = Iteration(
+        iteration = Iteration(
             operator=CurvatureOperator(self.gram, curvature),
             shift=np.array([[shift]]),
             right_sides=right_sides,
@@ -251,8 +254,10 @@ class DualObjective(Objective):
             max_iter=self.max_iter,
             mixed=self.mixed,
             progress=Progress() if preconditioner.is_complete else self.progress,
-            wants_condition=False,
-        ).run()
+            estimates_condition=False,
+        )
+        with self.progress.measured("conjugate gradient"):
+            outcome = iteration.run()
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages
         x = curvature.project(root.unstack(outcome.x))

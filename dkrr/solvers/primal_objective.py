@@ -15,7 +15,7 @@ from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import Mask, Objective, Point
+from dkrr.solvers.objective import Mask, Objective, Point
 from dkrr.tiles import MemoryMatrix
 
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ class PrimalObjective(Objective):
 
     def __post_init__(self, start: Point, known: Array | None) -> None:
         penalties = np.full(self.passes.dimension, 2 * self.alpha)
-        # The intercept is the last coefficient, where there is one.
+        # An intercept is the last coefficient.
         coef = np.vstack([start.coef, start.intercept]) if self.passes.fit_intercept else start.coef
         if self.passes.fit_intercept:
             penalties[-1] = 0.0
@@ -94,7 +94,8 @@ class PrimalObjective(Objective):
     def _evaluate(self, coef: Array) -> tuple[Array, Array, Array]:
         """Objective, its gradient, and the curvature of the likelihood."""
         tasks = [Task(f"likelihood-{k}", likelihood_pass, (self.passes, s)) for k, s in enumerate(self.segments)]
-        packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
+        with self.progress.measured("likelihood"):
+            packed, record = self.executor.total(tasks, np.ascontiguousarray(coef))
         self.record.add(record)
         values, gradient, curvature = self.passes.unpack(np.asarray(packed))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -172,7 +173,8 @@ class PrimalObjective(Objective):
         columns = np.flatnonzero(is_open) if like.n_systems > 1 else np.arange(like.n_columns)
         if self.passes.curvature == "matrix":
             # A matrix is overwritten by its factor; what was solved for the decrements is there.
-            self._solve_directly(columns[~self._solved[columns]])
+            with self.progress.measured("factorisation"):
+                self._solve_directly(columns[~self._solved[columns]])
         else:
             self._iterate(columns, forcing)
         return like.per_system((self._gradient * self._direction).sum(axis=0))
@@ -239,7 +241,7 @@ class PrimalObjective(Objective):
             tol=forcing,
             max_iter=self.max_iter,
             progress=self.progress,
-            wants_condition=False,
+            estimates_condition=False,
         ).run()
         self.record.add(operator.record)
         self.inner_iterations += outcome.iterations

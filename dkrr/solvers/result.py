@@ -25,7 +25,7 @@ class Status(Enum):
         "more memory, or use solver='cholesky'"
     )
     MAX_ITERATIONS = (
-        "stopped at max_iter with a true residual above what was asked for: raise max_iter (with store= a fit goes on "
+        "stopped at max_iter with a true residual above what was asked for: raise max_iter (with store= a fit resumes "
         "where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
     )
 
@@ -74,7 +74,7 @@ system is close to singular."""
 
 @dataclass(frozen=True)
 class SolveResult:
-    """What a fit did and how good its answer is."""
+    """Report of a fit: its work, and how good its answer is."""
 
     status: Status
     residual: float
@@ -83,13 +83,14 @@ class SolveResult:
     that of the largest b for its length). Of kernel logistic regression the largest norm of
     the gradient of the penalised objective in the kernel's space, relative to that where all scores are 0."""
     iterations: int
-    """Of conjugate gradient (0 for a direct solver); of kernel logistic regression the steps of Newton's method."""
+    """Iterations of conjugate gradient (0 for a direct solver); for kernel logistic regression, steps of Newton's
+    method."""
     seconds: float
     """Wall time of the fit."""
     bytes_read: int
     """From the store, by all workers."""
     bytes_written: int
-    """To the store, by all workers."""
+    """Bytes written to the store, by all workers."""
     peak_bytes: int
     """Highest resident memory of any process that did the work (of a user's workers: since they started)."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
@@ -110,15 +111,15 @@ class SolveResult:
     """What an iterative solver did on its way (growth of the preconditioner, changes of precision), and what rounding
     leaves uncertain: coefficients, `norm_`."""
     steps: tuple[NewtonStep, ...] = field(default=(), repr=False)
-    """Of kernel logistic regression: Newton's method, step by step."""
+    """Steps of Newton's method, for kernel logistic regression."""
     inner_iterations: int = 0
-    """Of conjugate gradient within all Newton steps."""
+    """Iterations of conjugate gradient within all Newton steps."""
     decrement: float = nan
-    """Of kernel logistic regression: bound of ½ gᵀH⁻¹g (half of Newton's decrement) relative to the objective, which is
-    how far that is above its minimum; in the primal form with conjugate gradient an estimate from the last step.
+    """For kernel logistic regression, bound of ½ gᵀH⁻¹g (half of Newton's decrement) relative to the objective, which
+    is how far that is above its minimum; in the primal form with conjugate gradient an estimate from the last step.
     Largest of the models; infinite where the gradient is too large already."""
     probability_change: float = nan
-    """Of kernel logistic regression: bound of what one more step of Newton's method would change in any probability of
+    """For kernel logistic regression, bound of what one more step of Newton's method would change in any probability of
     a training row with a weight, 1 at most; an estimate where `decrement` is one."""
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     """Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
@@ -128,7 +129,7 @@ class SolveResult:
 
 
 def caution(condition: float, form: str) -> tuple[str, ...]:
-    """Message about coefficients whose digits may be wrong; none if there are no such."""
+    """Message about coefficients whose digits may be wrong; empty without such."""
     error = condition * sys.float_info.epsilon
     if not error > CAUTION_ABOVE:
         return ()

@@ -1,4 +1,4 @@
-"""What a user asks of the iterative solver: values without any work in them."""
+"""Settings of the iterative solver: values that do no work."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,7 +11,7 @@ from dkrr.linalg.pivoted_cholesky import PivotRule
 
 @dataclass(frozen=True)
 class Pivoted:
-    """What the preconditioners by a partial Cholesky factor have in common.
+    """Common settings of preconditioners by a partial Cholesky factor.
 
     Parameters
     ----------
@@ -28,9 +28,13 @@ class Pivoted:
 
     def __post_init__(self) -> None:
         if self.rank is not None and not _is_whole(self.rank, 1):
-            raise InputError(f"rank={self.rank!r} must be a whole number, at least 1, or None")
+            raise InputError(
+                f"rank is {self.rank!r}; expected a whole number of at least 1, or None: None finds the rank that pays"
+            )
         if not _is_whole(self.random_state, 0):
-            raise InputError(f"random_state={self.random_state!r} must be a whole number, at least 0")
+            raise InputError(
+                f"random_state is {self.random_state!r}; expected a whole number of at least 0: any seed serves"
+            )
 
 
 class RPCholesky(Pivoted):
@@ -101,11 +105,13 @@ class ConjugateGradient:
         if self.precision not in ("auto", "mixed", "float64"):
             raise InputError(f"precision={self.precision!r} is unknown; use 'auto', 'mixed' or 'float64'")
         if not _is_whole(self.max_iter, 1):
-            raise InputError(f"max_iter={self.max_iter!r} must be a whole number, at least 1")
+            raise InputError(
+                f"max_iter is {self.max_iter!r}; expected a whole number of at least 1: it bounds the iterations"
+            )
 
     @property
     def rank(self) -> int | None:
-        """Rank of the preconditioner's factor that was asked for; None: nobody said."""
+        """Rank of the preconditioner's factor that was asked for; None: left open."""
         return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
 
 

@@ -114,7 +114,7 @@ def test_in_time(store, monkeypatch):
 
 
 def test_damaged(store):
-    """Nothing depends on a checkpoint: a run begins anew, and says so."""
+    """Nothing depends on a checkpoint: a run restarts, and says so."""
     _, found = states()
     Checkpoints(store).save(found[3])
     Checkpoints(store).save_pivots(np.array([5, 0, 46]))

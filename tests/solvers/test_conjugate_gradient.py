@@ -27,10 +27,9 @@ from dkrr.solvers.conjugate_gradient import (
     WINDOW,
     Iteration,
     cycles_in_low_precision,
-    ritz_values,
-    state_arrays,
-    state_from_arrays,
 )
+from dkrr.solvers.eigenvalues import ritz_values
+from dkrr.solvers.iteration_state import State
 from dkrr.solvers.result import Status
 from dkrr.solvers.settings import ConjugateGradient, GreedyCholesky, RPCholesky, UniformNystroem
 from dkrr.tiles import TileGrid
@@ -398,7 +397,7 @@ class TestCondition:
         shift = SHIFTS["one number"]
         wanted = Iteration(Counting(A), shift, B).run()
         found = Iteration(
-            Counting(A), shift, B, wants_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))
+            Counting(A), shift, B, estimates_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))
         ).run()
         assert np.isnan(found.condition) and wanted.condition >= 1.0
         assert seen and not any(seen)
@@ -537,7 +536,7 @@ class TestFailure:
         operator = Noisy(A)
         found = Iteration(operator, SHIFTS["one number"], B, tol=1e-9, mixed=True, max_iter=5000).run()
         assert found.status is Status.CONVERGED
-        assert found.messages == ("products in float32 reduce the true residual no further: going on in float64",)
+        assert found.messages == ("products in float32 reduce the true residual no further: continuing in float64",)
         precisions = [p for p, m in operator.products if m]
         assert precisions[0] == "float32"
         last = max(k for k, p in enumerate(precisions) if p == "float32")
@@ -579,7 +578,7 @@ class TestFailure:
         found = Iteration(Counting(A), shift, B, tol=1e-6, max_iter=3000, mixed=True).run()
         alone = Iteration(Counting(A), shift, B, tol=1e-6, max_iter=3000).run()
         assert found.status is alone.status is Status.CONVERGED
-        assert "going on in float64" in found.messages[0]
+        assert "continuing in float64" in found.messages[0]
         assert found.iterations <= 2 * alone.iterations + 10 * WINDOW
 
 
@@ -691,8 +690,8 @@ class TestHistory:
 
 def travelled(state):
     """A state that was written and read again."""
-    arrays, plain = state_arrays(state)
-    return state_from_arrays({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(plain)))
+    arrays, plain = state.arrays()
+    return State.from_arrays({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(plain)))
 
 
 class TestState:
@@ -785,7 +784,7 @@ class TestSettings:
     @pytest.mark.parametrize("rank", [0, -1, 2.5, True, "many"])
     @pytest.mark.parametrize("kind", [RPCholesky, UniformNystroem, GreedyCholesky])
     def test_rank(self, kind, rank):
-        with pytest.raises(InputError, match=f"rank={rank!r} must be a whole number, at least 1, or None"):
+        with pytest.raises(InputError, match=f"rank is {rank!r}; expected a whole number of at least 1, or None"):
             kind(rank=rank)
 
     def test_ranks_that_are_fine(self):
@@ -808,7 +807,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("value", [0, -5, 1.5, True, None])
     def test_max_iterations(self, value):
-        with pytest.raises(InputError, match="max_iter=.* must be a whole number"):
+        with pytest.raises(InputError, match="max_iter is .*; expected a whole number"):
             ConjugateGradient(max_iter=value)
 
     def test_are_values(self):

@@ -1,0 +1,116 @@
+"""How far conjugate gradient has come: the state that a checkpoint holds, and the outcome."""
+
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.linalg.operator import Precision
+from dkrr.solvers.result import Residuals, Status
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class State:
+    """Everything that the iteration resumes from, and a checkpoint holds."""
+
+    x: Array
+    """Solution at the start of the cycle, (n, m), for right-hand sides divided by their `column_sizes`."""
+    residual: Array
+    """True residual at the start of the cycle, (n, m); NaN before the first."""
+    precision: Precision
+    iteration: int = 0
+    history: list[Residuals] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    cycle: "Cycle | None" = None
+    """None between cycles."""
+    extremes: Array | None = None
+    """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
+    are traced, (2, t); None before the first."""
+
+    def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Arrays and plain values that a checkpoint writes."""
+        arrays = {"x": self.x, "residual": self.residual}
+        plain: dict[str, Any] = {
+            "precision": self.precision,
+            "iteration": self.iteration,
+            "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in self.history],
+            "messages": self.messages,
+            "columns": None,
+        }
+        if self.extremes is not None:
+            arrays["extremes"] = self.extremes
+        if (c := self.cycle) is not None:
+            arrays |= {"correction": c.correction, "recurrence": c.residual, "direction": c.direction}
+            if c.traced:
+                arrays["traced"] = np.concatenate(c.traced)
+            plain |= {"columns": c.columns.tolist(), "goal": c.goal.tolist(), "product": c.product.tolist()}
+        return arrays, plain
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Array], plain: dict[str, Any]) -> "State":
+        """Undo `arrays`."""
+        state = cls(
+            arrays["x"],
+            arrays["residual"],
+            plain["precision"],
+            plain["iteration"],
+            [Residuals(*line) for line in plain["history"]],
+            list(plain["messages"]),
+            extremes=arrays.get("extremes"),
+        )
+        if plain["columns"] is not None:
+            state.cycle = Cycle(
+                np.array(plain["columns"], np.intp),
+                np.array(plain["goal"]),
+                arrays["correction"],
+                arrays["recurrence"],
+                arrays["direction"],
+                np.array(plain["product"]),
+                np.split(traced, len(traced) // 2) if (traced := arrays.get("traced")) is not None else [],
+            )
+        return state
+
+
+@dataclass
+class Cycle:
+    """State within a cycle, for the k right-hand sides that are not done."""
+
+    columns: NDArray[np.intp]
+    """Their numbers."""
+    goal: Array
+    """Norms at which they are done, (k,)."""
+    correction: Array
+    """Change of X so far, (n, k)."""
+    residual: Array
+    """By the recurrence, (n, k)."""
+    direction: Array
+    """Next direction, (n, k)."""
+    product: Array
+    """rᵀz, (k,)."""
+    traced: list[Array] = field(default_factory=list)
+    """For every iteration the step lengths and rᵀz before them of the columns that are traced, (2, t); NaN where one
+    had converged."""
+
+
+@dataclass(frozen=True)
+class CGOutcome:
+    """Result of conjugate gradient."""
+
+    x: Array
+    residuals: Array
+    """True relative residual of every right-hand side, (m,)."""
+    status: Status
+    iterations: int
+    rank: int
+    """Columns of the preconditioner's factor in the end."""
+    history: tuple[Residuals, ...]
+    messages: tuple[str, ...]
+    condition: float = nan
+    """Estimate of the 2-norm condition number of A + diag(s), the largest of all shifts; NaN where nothing is known.
+
+    It is made from what the iteration computes anyway, and is about right where A is positive semidefinite and the
+    right-hand sides have a part in the direction of the smallest eigenvalue (noise has); else it is too small."""
