@@ -120,7 +120,7 @@ def test_a_table_of_text_graphs_and_numbers(tmp_path):
     [
         (BagOfWords(), ["", " "], InputError, "none of the 2 documents has a term"),
         (BagOfWords(), ["a word", None], InputTypeError, r"document 1 \(counted from 0\) is missing"),
-        (RandomWalk(decay=9.0), molecules(2)[0], InputError, "decay is 9, but"),
+        (RandomWalk(decay=9.0), molecules(2)[0], InputError, "decay is 9; expected less than"),
         (RandomWalk(decay=0.1), ["no graph", "either"], InputTypeError, "graph 0: is of type builtins.str"),
     ],
 )
