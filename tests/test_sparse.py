@@ -221,5 +221,5 @@ def test_saved_model_of_graphs(tmp_path, part, value):
     dkrr.save(model, tmp_path / "m.zarr")
     stored = zarr.open_array(str(tmp_path / "m.zarr" / "rows" / part), mode="r+")
     stored[1] = value
-    with pytest.raises((StoreError, InputError), match=r"damaged|no encoded graph"):
+    with pytest.raises((StoreError, InputError), match=r"damaged|not an encoded graph"):
         dkrr.load(tmp_path / "m.zarr").predict(graphs)
