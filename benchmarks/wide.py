@@ -28,7 +28,6 @@ from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.planning import Rates
-from dkrr.planning.direct import tile_grid
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.schedule import (
@@ -40,6 +39,7 @@ from dkrr.planning.schedule import (
     step_flops,
 )
 from dkrr.planning.simulation import Cluster, Queue, SimulatedRun
+from dkrr.planning.tilings import tile_grid
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
@@ -175,7 +175,7 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.direct._columns_per_task", return_value=[columns_per_task])
+    fixed = mock.patch("dkrr.planning.tilings._columns_per_task", return_value=[columns_per_task])
     try:
         with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)

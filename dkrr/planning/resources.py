@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, inf, log
 from typing import Literal, Self
 
+from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
@@ -276,6 +277,13 @@ class Resources:
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 
+    def caller_and_workers(self, *, wants_tiles: bool) -> list[Place]:
+        """Places of work that threads of the calling process do as well as workers."""
+        if self.cluster_is_running:
+            return [self.on_workers()]
+        caller = self.in_caller("serial" if wants_tiles else "memory", self.local_threads, self.local_threads)
+        return [caller] if self.confined else [caller, self.on_workers()]
+
     def cache_bytes(self, n_workers: int, peak_bytes: float, *, on_workers: bool = True) -> float:
         """Memory of one machine that is left for the system's cache of files.
 
@@ -293,14 +301,14 @@ class Resources:
         here = self.local_baseline_bytes if on_workers and not self.cluster_is_running else 0
         return max(0.0, self.memory_bytes - here - ceil(n_workers / self.n_hosts) * peak_bytes)
 
-    def in_caller(self, execution: Execution, threads: int) -> Place:
-        """The calling process, with this many tasks at once."""
+    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Place:
+        """The calling process, with this many tasks at once, and the buffers of BLAS's threads."""
         return Place(
             execution=execution,
             n_workers=1,
             slots=threads,
             threads=threads,
-            baseline_bytes=self.local_baseline_bytes,
+            baseline_bytes=self.local_baseline_bytes + blas_threads * BYTES_PER_THREAD,
             limit_bytes=self.local_limit_bytes,
             usable_bytes=self.local_limit_bytes,
             start_seconds=0.0,

@@ -115,6 +115,17 @@ class Strategy(ABC):
     def layout(self) -> dict[str, Any]:
         """How the run is cut, for the runs that resume it; the fields of Layout."""
 
+    def layout_of(self, tiling: Tiling, row_parts: int = 1) -> dict[str, Any]:
+        """Fields of Layout."""
+        return {
+            "form": self.form,
+            "tile": tiling.tile,
+            "panel": tiling.panel,
+            "columns_per_task": tiling.columns_per_task,
+            "row_parts": row_parts,
+            "solver": self.solver,
+        }
+
     def doubt(self, problem: Problem, direct_seconds: float) -> str:  # noqa: ARG002
         """Why it must not be chosen unasked where a direct solver takes so long; empty if it may."""
         return ""
@@ -206,7 +217,7 @@ class Strategy(ABC):
         return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self)}
 
 
-def of_processes(place: Place) -> str:
+def count_of_processes(place: Place) -> str:
     """Number of Dask's workers, in parentheses; empty for the calling process."""
     return f" ({plural(place.n_workers, 'process', 'es')})" if place.execution == "dask" else ""
 

@@ -161,7 +161,7 @@ def test_least_squares_says_which_form_is_impossible(data):
 
 
 def test_memory_limit_that_cannot_be_met_names_one_that_can(data):
-    with pytest.raises(MemoryLimitError, match=r"smallest memory_limit that would do is .* \((\d+) bytes\)") as caught:
+    with pytest.raises(MemoryLimitError, match=r"smallest memory_limit that suffices is .* \((\d+) bytes\)") as caught:
         KernelRidge(kernel="rbf", memory_limit="10MiB").fit(data.X, data.y)
     assert "Nothing was computed" in str(caught.value)
     enough = int(str(caught.value).split(" bytes)")[0].rsplit("(", 1)[1])
