@@ -215,7 +215,7 @@ class TestEveryPlan:
         elif c.execution != "memory":
             assert f"{c.tiling.tile:,} × {c.tiling.tile:,} in panels of {c.tiling.panel}" in text
         for other in plan.rejected[:4]:
-            comparison = "slower" if other.seconds > EQUAL_TIME * c.seconds else "no faster"
+            comparison = "slower" if other.seconds > EQUAL_TIME * c.seconds else "not faster"
             assert f"{other.summary()}: {other.refused or comparison}" in text
 
     def check_dict(self, plan):
