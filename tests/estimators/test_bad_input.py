@@ -63,8 +63,8 @@ def test_first_bad_value_of_y_is_named(data):
         ({"kernel": "rbf", "form": "primal"}, "finite feature map"),
         ({"tile": 0}, "tile is 0; expected"),
         ({"tile": 2.5}, "tile is 2.5; expected"),
-        ({"memory_limit": "lots"}, "memory_limit='lots'.*4GiB"),
-        ({"memory_limit": -5}, "memory_limit=-5"),
+        ({"memory_limit": "lots"}, "memory_limit is 'lots'.*4GiB"),
+        ({"memory_limit": -5}, "memory_limit is -5"),
     ],
 )
 def test_bad_settings(data, change, message):
