@@ -30,7 +30,7 @@ from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
-from dkrr.planning.iteration import RowPasses, TileProducts
+from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak

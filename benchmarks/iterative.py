@@ -25,7 +25,7 @@ from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.operator import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
-from dkrr.planning.iteration import cg_tile
+from dkrr.planning.iteration_dual import cg_tile
 from dkrr.rows import MemoryRows
 from dkrr.runtime import ThreadExecutor
 from dkrr.runtime.task import peak_resident_bytes

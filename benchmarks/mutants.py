@@ -48,7 +48,9 @@ MODULES = {
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
-    "dkrr/planning/direct.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/tilings.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/direct_dual.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/direct_primal.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/tiles/chunks.py": ["tests/tiles/test_chunks.py"],
     "dkrr/arguments.py": [
         "tests/planning/test_newton.py",

@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.clusters import SimulatedRun, WideCluster, promised_seconds, simulate_factorisation
 from benchmarks.machine import describe_machine
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
 from dkrr.errors import DkrrError
@@ -28,18 +29,11 @@ from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.planning import Rates
-from dkrr.planning.direct import tile_grid
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME
-from dkrr.planning.schedule import (
-    TaskCosts,
-    estimated_seconds,
-    formed_entries,
-    simulate_factorisation,
-    step_bytes,
-    step_flops,
-)
-from dkrr.planning.simulation import Cluster, Queue, SimulatedRun
+from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
+from dkrr.planning.simulation import Queue
+from dkrr.planning.tilings import tile_grid
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
@@ -175,7 +169,7 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.direct._columns_per_task", return_value=[columns_per_task])
+    fixed = mock.patch("dkrr.planning.tilings._columns_per_task", return_value=[columns_per_task])
     try:
         with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)
@@ -243,7 +237,7 @@ def compare(run: Run, one: Run | None) -> dict[str, Any]:
     What is not factorisation is not simulated: the busy time of those stages with one worker is divided by the workers
     (the substitution by two, which is all its chain can use), and the time between stages is taken as it was there.
     """
-    cluster = Cluster(run.workers)
+    cluster = WideCluster(run.workers)
     own = simulate_factorisation(run.grid, run.columns_per_task, run.costs, cluster)
     measured = run.stages["factorisation"]["seconds"]
     record: dict[str, Any] = {
@@ -300,13 +294,13 @@ class Setting:
     costs: TaskCosts
     worker_bytes: int
     max_tasks: int
-    queue: Queue = Cluster.queue
+    queue: Queue = WideCluster.queue
     store_read_bytes: float = math.inf
     store_write_bytes: float = math.inf
 
-    def cluster(self, workers: int) -> Cluster:
+    def cluster(self, workers: int) -> WideCluster:
         """Workers of one core on this store, without trouble."""
-        return Cluster(
+        return WideCluster(
             workers,
             queue=self.queue,
             store_read_bytes=self.store_read_bytes,
@@ -320,7 +314,7 @@ class Best:
 
     grid: TileGrid
     columns_per_task: int
-    cluster: Cluster
+    cluster: WideCluster
     seconds: float
     efficiency: float
     tasks: int
@@ -332,7 +326,7 @@ class Best:
     peak_write_rate: float
 
     @classmethod
-    def of(cls, grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> Self:
+    def of(cls, grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: WideCluster) -> Self:
         """Simulate it."""
         o = simulate_factorisation(grid, columns_per_task, costs, cluster)
         return cls(
@@ -392,7 +386,7 @@ def best(n: int, workers: int, setting: Setting, parts: tuple[int, ...] = TASK_C
     cluster = setting.cluster(workers)
 
     def promise(layout: tuple[TileGrid, int]) -> float:
-        return estimated_seconds(*layout, setting.costs, cluster)
+        return promised_seconds(*layout, setting.costs, cluster)
 
     layouts = sorted(_layouts(n, setting, parts), key=promise)[:SHORTLIST]
     if not layouts:
@@ -439,7 +433,7 @@ def _setting_options(command: Any) -> Any:
         click.option(
             "--queue",
             type=click.Choice(["submission", "priority"]),
-            default=Cluster.queue,
+            default=WideCluster.queue,
             show_default=True,
             help="Which of the tasks on Dask's scheduler goes first.",
         ),

@@ -1,4 +1,4 @@
-"""What a piece of work costs, before it is done: operations, bytes and memory. Rates turn it into seconds."""
+"""Projected cost of a piece of work: operations, bytes and memory. Rates convert it to seconds."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -23,12 +23,12 @@ STAGE_NAMES = (
     "true residual",
     "training errors",
 )
-"""Every stage of a fit, about in the order in which they come."""
+"""Every stage of a fit, about in the order in which they run."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One named part of a fit, projected or measured."""
+    """One named stage of a fit, projected or measured."""
 
     name: str
     """One of STAGE_NAMES."""
@@ -38,17 +38,17 @@ class Stage:
     written_bytes: float = 0.0
     """Bytes written to the store."""
     disk_bytes: int = 0
-    """Most space that its results take in the store."""
+    """Peak space of its results in the store."""
     peak_bytes: int = 0
-    """Most memory of any process that works, while it lasts."""
+    """Peak memory of any process that works during the stage."""
 
     def times(self, factor: float, peak_bytes: int = 0) -> Self:
-        """Return the stage of doing this `factor` times, with results that take no more space."""
+        """Stage that runs this `factor` times, with results that take no more space."""
         seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
         return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
 
     def plus(self, seconds: float, read: float = 0.0, written: float = 0.0, disk: int = 0) -> Self:
-        """Return the stage with more to do and to keep."""
+        """Stage with more work and more results."""
         read, written, disk = self.read_bytes + read, self.written_bytes + written, self.disk_bytes + disk
         return type(self)(self.name, self.seconds + seconds, read, written, disk, self.peak_bytes)
 
@@ -71,15 +71,15 @@ class Cost:
     fresh_bytes: float = 0.0
     """Bytes of memory that a process fills for the first time."""
     dense_flops: float = 0.0
-    """Floating-point operations of factorisations in memory ..."""
+    """Floating-point operations of factorisations in memory."""
     dense_side: int = 0
-    """... and the rows of the largest of their matrices."""
+    """Rows of the largest matrix factored in memory."""
 
     def __add__(self, other: Self) -> Self:
         values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return type(self)(**(values | {"dense_side": max(self.dense_side, other.dense_side)}))
 
     def times(self, factor: float) -> Self:
-        """Return the cost of doing this `factor` times."""
+        """Cost of this work `factor` times."""
         values = {f.name: getattr(self, f.name) * factor for f in fields(self)}
         return type(self)(**(values | {"n_tasks": round(values["n_tasks"]), "dense_side": self.dense_side}))

@@ -27,7 +27,7 @@ _FACTORS = {
 
 
 def parse_bytes(value: Any, name: str = "memory_limit") -> int:
-    """Turn ``"4GiB"``, ``"500 MB"`` or a number into a number of bytes.
+    """Number of bytes that ``"4GiB"``, ``"500 MB"`` or a number stands for.
 
     Parameters
     ----------
@@ -41,22 +41,23 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
     InputError
         If the text is not a number with a known unit, or the number is not positive.
     """
+    expected = f"{name} is {value!r}; expected a positive number of bytes: write for example '4GiB' or '500 MB'"
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _FACTORS:
-            raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
+            raise InputError(expected)
         number = float(match[1]) * _FACTORS[match[2]]
     elif isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InputError(f"{name}={value!r} is not a number of bytes; write for example '4GiB' or '500 MB'")
+        raise InputError(expected)
     else:
         number = float(value)
     if not 1 <= number < 2**63:
-        raise InputError(f"{name}={value!r} must be a positive number of bytes")
+        raise InputError(expected)
     return int(number)
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Write a number of bytes with a binary unit and three digits: ``1.25 GiB``."""
+    """Number of bytes with a binary unit and three digits: ``1.25 GiB``."""
     size = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 999.5 or unit == "TiB":
@@ -66,7 +67,7 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration with the two units that matter: ``850 ms``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Duration in its one or two largest units: ``850 ms``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if not math.isfinite(seconds):
         return "an unknown time"
     if seconds < 0.9995:
@@ -83,7 +84,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """Write a whole number: all its digits up to a thousand millions of millions, then about how many there are."""
+    """Whole number: all its digits below 10¹⁵, otherwise its leading digits and the power of ten."""
     if count < 10**15:
         return f"{count:,}"
     digits = math.log10(count)  # of a whole number of any size, which no float holds

@@ -43,13 +43,13 @@ def test_parse(text, n_bytes):
     ["", "GB", "4 XB", "4GiB!", "-4GB", "four", "4 4", "1,000", "nan", "1e", "4 i b", None, True, [4], 4j, b"4"],
 )
 def test_not_a_number_of_bytes(value):
-    with pytest.raises(InputError, match="memory_limit=.*not a number of bytes; write for example '4GiB'"):
+    with pytest.raises(InputError, match="memory_limit is .*; expected a positive number of bytes: write .* '4GiB'"):
         parse_bytes(value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, "0", "0.1 B", float("nan"), float("inf"), 2**63, "1e30 TB"])
 def test_not_positive(value):
-    with pytest.raises(InputError, match="limit=.*must be a positive number of bytes"):
+    with pytest.raises(InputError, match="limit is .*; expected a positive number of bytes"):
         parse_bytes(value, "limit")
 
 

@@ -10,24 +10,15 @@ from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_byte
 from dkrr.linalg.inverse import apply_cost
 from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.sources import gram_cost
-from dkrr.planning.direct import (
-    TileChoice,
-    cache_bytes,
-    dual_tiled_bytes,
-    layout_of,
-    on_tiles,
-    sharing_stages,
-    symmetry_stages,
-    tile_choices,
-    tiles_line,
-    where_line,
-)
+from dkrr.planning.direct_dual import tiled_bytes
+from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
 from dkrr.planning.iteration import refuse_columns_of_gram, why_iterative
 from dkrr.planning.limits import RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.planning.strategy import Settings, Strategy, Systems, Tiling
+from dkrr.planning.tilings import TileChoice, place_line, short_place, tile_choices, tiles_line
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.solvers.conjugate_gradient import DIGITS_PER_ITERATION
 
@@ -59,14 +50,14 @@ class Float32Factor(Strategy):
 
     def summary(self) -> str:
         how = "conjugate gradient with a float32 factor"
-        return f"{self.form}, {how}, {on_tiles(self.place)}, tiles of {self.tiling.tile:,}"
+        return f"{self.form}, {how}, {short_place(self.place)}, tiles of {self.tiling.tile:,}"
 
     def lines(self, problem: Problem) -> list[str]:
         how = (
             f"conjugate gradient to a true residual of {problem.tol:.0e}, preconditioned by a tiled Cholesky factor in "
             f"float32; about {self.iterations} iterations (an estimate)"
         )
-        return [f"  solver      {how}", where_line(self.place), tiles_line(self.tiling, self.form, problem)]
+        return [f"  solver      {how}", place_line(self.place), tiles_line(self.tiling, self.form, problem)]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
         return [
@@ -75,7 +66,7 @@ class Float32Factor(Strategy):
         ]
 
     def layout(self) -> dict[str, Any]:
-        return layout_of(self, self.tiling)
+        return self.layout_of(self.tiling)
 
 
 def factored_iterations(tol: float) -> int:
@@ -90,7 +81,7 @@ def dual_factored(p: Problem, systems: Systems, choice: TileChoice) -> Float32Fa
     """
     resources, place, grid, columns = choice
     rates, m, groups = resources.rates, systems.n_right_sides, systems.n_factors
-    needed = dual_tiled_bytes(p, place, grid, m + 1)
+    needed = tiled_bytes(p, place, grid, m + 1)
     doubled = {name: 2 * getattr(rates, name) for name in ("read_bytes", "cold_read_bytes", "write_bytes")}
     fast = replace(rates.faster(2.0), **doubled)
     cache, stored = cache_bytes(resources, place, needed), factor_bytes(grid, 4)

@@ -7,7 +7,7 @@ start."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
 LOCAL_FRACTION = 0.92
-"""Fraction of a worker's limit that a plan may use where dkrr starts the workers: nothing else lives in them, and they
+"""Fraction of a worker's limit that a plan may use where dkrr starts the workers: they hold nothing else, and
 neither spill nor pause."""
 CLUSTER_FRACTION = 0.70
 """Fraction of a worker's limit that a plan may use of a user's workers: Dask pauses a worker at 0.80 of its limit and
@@ -15,4 +15,4 @@ kills it at 0.95."""
 AVAILABLE_FRACTION = 0.80
 """Fraction of the memory available now that is used where no limit is given."""
 RESIDENT_ROWS_FRACTION = 1 / 4
-"""Most of a process's memory that X may take where every process keeps it."""
+"""Largest fraction of a process's memory that X may take where every process keeps it."""

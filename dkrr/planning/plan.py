@@ -20,7 +20,7 @@ class Plan:
     resources: Resources
     chosen: Strategy
     prediction: Form
-    """Form in which the model predicts: primal costs O(D) a row, dual O(n d)."""
+    """Form in which the model predicts: primal costs O(D) per row, dual O(n d)."""
     reasons: tuple[str, ...]
     rejected: tuple[Strategy, ...]
     """The other candidates, best first."""
@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def execution(self) -> Execution:
-        """Where the work is done."""
+        """Kind of place where the work is done."""
         return self.chosen.execution
 
     @property
@@ -94,7 +94,7 @@ class Plan:
             f"{solver}{alphas}",
             *where,
             f"  time        about {format_seconds(c.seconds)}",
-            f"  memory      at most {format_bytes(c.peak_bytes)} a process (limit {format_bytes(c.limit_bytes)})",
+            f"  memory      at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})",
             f"  disk        {'none' if c.place.is_memory else disk}",
             "  because",
             *(f"    - {reason}" for reason in self.reasons),
@@ -119,16 +119,16 @@ def _matrix(p: Problem, form: Form) -> str:
 
 def _rejection(rejected: Strategy, chosen: Strategy) -> str:
     ratio = rejected.seconds / max(chosen.seconds, 1e-9)
-    compared = f"slower, {ratio:.2g} × the time" if ratio > 1.03 else "no faster, and moves more bytes"
+    compared = f"slower, {ratio:.2g} × the time" if ratio > 1.03 else "not faster, and moves more bytes"
     why = rejected.refused or compared
-    cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} a process"
+    cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} per process"
     return f"{rejected.summary()}: {why} ({cost})"
 
 
 def _describe(p: Problem) -> str:
     description = p.kernel.to_dict()
     name = description.pop("kernel")
-    if "feature_map" in description:  # the kernel of a map: what it is a map of says more
+    if "feature_map" in description:  # the kernel of a map: the kernel that the map approximates is more informative
         description = dict(description["feature_map"])
         name = description.pop("feature_map")
     parameters = ", ".join(

@@ -13,37 +13,33 @@ from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
 from dkrr.units import format_bytes, format_count, format_seconds
 
 TINY_SECONDS = 0.1
-"""Work in memory below this is not compared with tiles, which it beats: pricing them would take as long."""
+"""Work in memory below this is not compared with tiles, which are slower: pricing them would take as long."""
 
 EQUAL_TIME = 1.03
-"""Projected times that differ by less are alike; then the disk decides, and after it the bytes that are read."""
+"""Ratio of projected times below which they count as equal; the disk decides then, and after it the bytes that are
+read."""
 MORE_DISK = 1.25
-"""Needs of disk that differ by less are alike."""
+"""Ratio of disk space below which it counts as equal."""
 
-NOT_SMALL = "there is a Dask client, and the work is not small"
+NOT_SMALL = "a Dask client exists, and the work is not small"
 
 MAX_DIMENSION = 10**12
-"""Features of which even the coefficients of one target are out of the question (8 TB)."""
+"""Features of which the coefficients of one target alone would take 8 TB."""
 MAX_AUTO_DIMENSION = 2_000_000
-"""Features beyond which a normal matrix is out of the question and not even priced."""
+"""Features beyond which a normal matrix is too large and not even priced."""
 
 
 def make_plan(problem: Problem, resources: Resources) -> Plan:
     """Cheapest way that stays within the limits.
 
-    Parameters
-    ----------
-    problem : Problem
-    resources : Resources
-
     Raises
     ------
     MemoryLimitError
-        If no candidate fits in memory; names the smallest limit that would do.
+        If no candidate fits in memory; names the smallest limit that suffices.
     DiskSpaceError
         If those that fit in memory do not fit in the store.
     InputError
-        If the form that was asked for does not exist for this kernel.
+        If the requested form does not exist for this kernel.
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
@@ -53,7 +49,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     _check_layout(problem)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
     if problem.solver is None:
-        candidates = _without_doubtful(candidates, problem)
+        candidates = _refuse_doubtful(candidates, problem)
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, problem, resources)
@@ -70,7 +66,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
 
 
 def _cheapest(fitting: list[Strategy]) -> Strategy:
-    """Fastest; of those about as fast the one that needs least disk, then the one that reads least."""
+    """Fastest; among those about as fast the one that needs least disk, then the one that reads least."""
     if len(fitting) == 1:  # as where the first that is priced is as fast as any
         return fitting[0]
     fastest = min(c.seconds for c in fitting)
@@ -84,7 +80,7 @@ def _check_layout(problem: Problem) -> None:
     layout = problem.layout
     if layout is not None and not layout.is_of(problem.solver):
         raise StoreError(
-            f"the store holds a run that began with solver={layout.solver!r}, and another was asked for; give the same "
+            f"the store holds a run that began with solver={layout.solver!r}, but another was requested; give the same "
             f"solver, or another store="
         )
 
@@ -102,8 +98,8 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
     return found
 
 
-def _without_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
-    """Refuse what nobody asked for where a direct solver may well be faster."""
+def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
+    """Refuse iterative solvers whose estimate may be wrong where a direct solver is possible."""
     direct = min((c.seconds for c in candidates if c.solver == "cholesky" and not c.refused), default=None)
     if direct is None:
         return candidates
@@ -119,43 +115,48 @@ def prediction_form(problem: Problem) -> Form:
 
 def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
     """Forms that are possible, and why the others are not."""
-    dimension, forms, reasons = problem.dimension, list[Form](), list[str]()
+    dimension = problem.dimension
     wanted = problem.form or (problem.layout.form if problem.layout else None)
-    if problem.layout is not None and (
-        wanted != problem.layout.form or (problem.layout.form == "primal" and dimension is None)
-    ):
+    _check_form(problem, wanted)
+    if wanted is not None:
+        return [wanted], []
+    if dimension is None:
+        return ["dual"], []
+    against: dict[Form, str] = {"primal": "", "dual": ""}
+    n = problem.n if problem.n_counting is None else problem.n_counting
+    rank = n - (1 if problem.fit_intercept else 0)  # of centred rows
+    is_singular = 0.0 in problem.alphas
+    if is_singular and dimension > rank:
+        against["primal"] = (
+            f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
+        )
+    elif dimension > MAX_AUTO_DIMENSION:
+        against["primal"] = f"primal is too large: D = {format_count(dimension)} features"
+    if is_singular and dimension < n:
+        against["dual"] = f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {n:,}"
+    return [form for form, why in against.items() if not why], [why for why in against.values() if why]
+
+
+def _check_form(problem: Problem, wanted: Form | None) -> None:
+    """Refuse a form that the kernel or the store does not have."""
+    dimension, layout = problem.dimension, problem.layout
+    if layout is not None and (wanted != layout.form or (layout.form == "primal" and dimension is None)):
         raise StoreError(
-            f"the store holds a run in {problem.layout.form} form, which this problem does not have or was not asked "
-            f"for; give form='auto' or another store="
+            f"the store holds a run in {layout.form} form, which this problem does not have or which was not "
+            f"requested; give form='auto' or another store="
         )
-    if wanted == "primal" and dimension is None:
-        raise InputError(
-            f"form='primal' needs a kernel with a finite feature map; "
-            f"{type(problem.kernel).__name__} has none. Use form='dual' or form='auto'"
-        )
-    counting = problem.n if problem.n_counting is None else problem.n_counting
-    rank = counting - (1 if problem.fit_intercept else 0)  # of centred rows
-    singular = 0.0 in problem.alphas and wanted is None and dimension is not None
-    if wanted != "dual" and dimension is not None:
-        if singular and dimension > rank:
-            reasons.append(
-                f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
-            )
-        elif dimension > MAX_AUTO_DIMENSION and wanted is None:
-            reasons.append(f"primal is out of the question: D = {format_count(dimension)} features")
-        else:
-            if dimension > MAX_DIMENSION:
-                raise PlanError(
-                    f"form='primal' is out of the question: D = {format_count(dimension)} features; use form='dual' or "
-                    f"form='auto'. Nothing was computed"
-                )
-            forms.append("primal")
     if wanted != "primal":
-        if singular and dimension is not None and dimension < counting:
-            reasons.append(f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {counting:,}")
-        else:
-            forms.append("dual")
-    return forms, reasons
+        return
+    if dimension is None:
+        raise InputError(
+            f"form is 'primal'; expected a kernel with a finite feature map, which {type(problem.kernel).__name__} "
+            f"does not have: use form='dual' or form='auto'"
+        )
+    if dimension > MAX_DIMENSION:
+        raise PlanError(
+            f"form is 'primal'; expected at most {MAX_DIMENSION:,} features, not D = {format_count(dimension)}: use "
+            f"form='dual' or form='auto'. Nothing was computed"
+        )
 
 
 def _checked(c: Strategy, resources: Resources) -> Strategy:
@@ -170,14 +171,13 @@ def _checked(c: Strategy, resources: Resources) -> Strategy:
 
 
 def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
-    """Say what is short: disk if memory would do, else memory."""
+    """Report what is too small: the tiles, the disk if the memory is enough, or the memory."""
     possible = [c for c in candidates if c.refused != NOT_SMALL]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         raise PlanError(
-            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): "
-            f"even tiles of {TILE_SIZES[-1]:,} rows would be more than {MAX_TILES_PER_SIDE} a side. Nothing was "
-            f"computed"
+            f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): even tiles of "
+            f"{TILE_SIZES[-1]:,} rows would be more than {MAX_TILES_PER_SIDE} per side. Nothing was computed"
         )
     in_memory = [c for c in possible if c.fits]
     if in_memory:
@@ -191,22 +191,36 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
     if resources.cluster_is_running:
         possible = [c for c in possible if c.execution == "dask"] or possible
     needed, least = min(((_needed_limit(c, resources), c) for c in possible), key=lambda pair: pair[0])
-    if resources.cluster_is_running:
-        allowed = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
-        remedy = f"Start workers with a memory limit of at least {format_bytes(1.005 * needed)} ({needed} bytes) each"
-    elif resources.confined:
-        allowed = f"{format_bytes(resources.local_limit_bytes)} are allowed; the work must be done {resources.confined}"
-        limit, name = resources.confined_limit(needed)
-        remedy = f"The smallest {name} that would do is {format_bytes(1.005 * limit)} ({limit} bytes)"
-    else:
-        total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
-        given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
-        allowed = f"{given} is {format_bytes(total)} for {resources.n_workers} workers together"
-        remedy = f"The smallest memory_limit that would do is {format_bytes(1.005 * needed)} ({needed} bytes)"
     raise MemoryLimitError(
         f"no plan fits in memory: the smallest ({least.summary()}) needs {format_bytes(least.peak_bytes)} in one "
-        f"process, and {allowed}. {remedy}. Nothing was computed"
+        f"process, and {_allowed_and_remedy(needed, resources)}. Nothing was computed"
     )
+
+
+def _allowed_and_remedy(needed: int, resources: Resources) -> str:
+    """Memory that is allowed, and the limit that is enough."""
+    if resources.cluster_is_running:
+        return (
+            f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}. Start workers with a "
+            f"memory limit of at least {_exactly(needed)} each"
+        )
+    if resources.confined:
+        limit, name = resources.confined_limit(needed)
+        return (
+            f"{format_bytes(resources.local_limit_bytes)} are allowed; the work must be done {resources.confined}. "
+            f"The smallest {name} that suffices is {_exactly(limit)}"
+        )
+    total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
+    given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
+    return (
+        f"{given} is {format_bytes(total)} for {resources.n_workers} workers together. The smallest memory_limit that "
+        f"suffices is {_exactly(needed)}"
+    )
+
+
+def _exactly(n_bytes: int) -> str:
+    """Bytes in words, rounded up, and as a number."""
+    return f"{format_bytes(1.005 * n_bytes)} ({n_bytes} bytes)"
 
 
 def _needed_limit(c: Strategy, resources: Resources) -> int:
@@ -219,41 +233,41 @@ def _needed_limit(c: Strategy, resources: Resources) -> int:
 
 
 def _best_of_each_kind(candidates: list[Strategy], chosen: Strategy) -> list[Strategy]:
-    """Best of each kind and outcome, so that the explanation stays short."""
+    """Best candidate of each kind, possible and refused, so that the explanation stays short."""
     best: dict[tuple[tuple[type, str, str], bool], Strategy] = {}
     for c in sorted(candidates, key=lambda c: (bool(c.refused), c.seconds)):
         best.setdefault((c.kind, bool(c.refused)), c)
     possible = {chosen.kind, *(kind for kind, is_refused in best if not is_refused)}
-    # A refused tile size says nothing where another of the same kind works.
+    # A refused tile size is of no interest where another one of the same kind is possible.
     kept = [c for c in best.values() if c.summary() != chosen.summary() and not (c.refused and c.kind in possible)]
     return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
 
 
 def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidates: list[Strategy]) -> list[str]:
-    p, dimension = problem, problem.dimension
     reasons = _shortages(resources, chosen)
-    if p.layout is not None:
-        reasons.append("the store holds a run that began with this form and these tiles; it goes on")
-    if p.form is not None:
-        reasons.append(f"form='{p.form}' was asked for")
-    elif dimension is None:
-        reasons.append("dual, since the kernel has no finite feature map")
-    else:
-        best = {
-            form: min((c.seconds for c in candidates if c.form == form and not c.refused), default=None)
-            for form in ("primal", "dual")
-        }
-        other = "dual" if chosen.form == "primal" else "primal"
-        time = best[other]
-        against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
-        reasons.append(f"{chosen.form}, since D = {format_count(dimension)} features against n = {p.n:,} rows{against}")
+    if problem.layout is not None:
+        reasons.append("the store holds a run that began with this form and these tiles; the run resumes")
+    reasons.append(_form_reason(problem, chosen, candidates))
     if resources.confined:
         reasons.append(resources.confined)
     return reasons + chosen.reasons(problem, chosen, candidates)
 
 
+def _form_reason(problem: Problem, chosen: Strategy, candidates: list[Strategy]) -> str:
+    """Why the chosen form."""
+    if problem.form is not None:
+        return f"form='{problem.form}' was requested"
+    if problem.dimension is None:
+        return "dual, since the kernel has no finite feature map"
+    other = "dual" if chosen.form == "primal" else "primal"
+    time = min((c.seconds for c in candidates if c.form == other and not c.refused), default=None)
+    against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
+    features = format_count(problem.dimension)
+    return f"{chosen.form}, since D = {features} features against n = {problem.n:,} rows{against}"
+
+
 def _shortages(resources: Resources, chosen: Strategy) -> list[str]:
-    """What a plan takes that is not here, where it may be meant for another machine or another time."""
+    """Disk and memory that this machine lacks now, as a plan may be meant for another machine or another time."""
     reasons, free, limit = [], resources.disk_free_bytes, resources.worker_limit_bytes * resources.n_workers
     if free is not None and chosen.disk_bytes > free:
         reasons.append(

@@ -1,4 +1,4 @@
-"""What is to be solved, as far as its cost depends on it."""
+"""Sizes and settings of a problem that its cost depends on."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -18,32 +18,32 @@ Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
 PART_BYTES = 16 * PART_ENTRIES
-"""Bytes of the entries of a part of sparse rows, with indices of 8 bytes."""
+"""Bytes of the entries of sparse rows that are read at once (`Rows.parts`), with indices of 8 bytes."""
 TYPICAL_CONDITION = 300.0
-"""Of ΦᵀWΦ scaled to a unit diagonal: correlated features, of which there are fewer than rows."""
+"""Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
     """How the eigenvalues of K / n fall, the constant deflated.
 
-    The defaults stand for data that nobody has seen and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
+    The defaults are for unknown data and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
     a thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
     """
 
     largest: float = 0.2
     thousandth: float = 7e-5
     decay: float = 2.0
-    """Power of their number with which they fall."""
+    """Power of their number with which eigenvalues fall."""
 
     def eigenvalue(self, rank: int) -> float:
-        """Of K / n, the largest that a factor of this rank leaves."""
+        """Largest eigenvalue of K / n that a factor of this rank leaves."""
         return self.largest if rank == 0 else min(self.largest, self.thousandth * (rank / 1000) ** -self.decay)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run that has begun cut its matrix; a run that goes on keeps it."""
+    """How a run that has begun cut its matrix; the run that resumes it keeps it."""
 
     form: Form
     tile: int
@@ -74,7 +74,7 @@ class Problem:
     """Distinct values of λ; one factorisation each."""
     fit_intercept: bool = False
     n_counting: int | None = None
-    """Rows whose weight is not zero; None: all."""
+    """Number of rows whose weight is not zero; None: all."""
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
     heavy_row_bytes: int | None = None
@@ -86,15 +86,15 @@ class Problem:
     is_sparse: bool = False
     """X is sparse."""
     x_is_shared: bool = False
-    """X is in a store that workers can read; otherwise they get a copy of it."""
+    """X is in a store that workers can read; otherwise it is copied for them."""
     x_in_memory: bool = True
     """X is in this process's memory already."""
     y_in_memory: bool = True
     """The targets are in this process's memory already."""
     y_is_mapped: bool = False
-    """The targets lie in a mapped file, and so will the training errors, which become the dual coefficients."""
+    """The targets are in a mapped file, and so will be the training errors, which become the dual coefficients."""
     read_overhead_bytes: int = 0
-    """Most bytes that reading a block of X needs besides the block."""
+    """Peak memory for reading a block of X, besides the block."""
     keeps_store: bool = False
     """The user gave a store, to be kept and resumed from."""
     form: Form | None = None
@@ -102,27 +102,20 @@ class Problem:
     tile: int | None = None
     """None: the planner chooses."""
     layout: Layout | None = None
-    """Of the run that this one goes on with."""
+    """Layout of the run that this one resumes."""
     solver: Cholesky | ConjugateGradient | None = None
     """None: the planner chooses."""
     tol: float = 1e-8
-    """True relative residual asked of an iterative solver."""
+    """True relative residual required of an iterative solver."""
     spectrum: Spectrum = Spectrum()
-    """Of K / n: typical, or estimated on a sample of the rows."""
+    """Spectrum of K / n: typical, or estimated on a sample of the rows."""
     loss: Loss = "squared"
     is_coupled: bool = False
     """All columns of a classification are one softmax."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
-        """Problem of fitting these rows; `settings` are the other fields.
-
-        Parameters
-        ----------
-        rows : Rows
-        kernel : Kernel
-        **settings
-        """
+        """Problem of fitting these rows; `settings` are the other fields."""
         n, d = rows.shape
         kernel = kernel.resolved(d)
         return cls(
@@ -166,7 +159,7 @@ class Problem:
         return self.is_sparse and self.feature_map is not None and self.feature_map.keeps_sparse
 
     def bytes_of_any(self, k: int) -> int:
-        """Most bytes of any k rows, wherever they are."""
+        """Largest total of bytes of any k rows."""
         k, table = min(k, self.n), self.heaviest_bytes
         if not table:
             return k * self.most_bytes_of_row
@@ -175,7 +168,7 @@ class Problem:
         return min(table[step + int(k > 1 << step)], -(-table[step] * k >> step))
 
     def bytes_of_part(self, height: int) -> int:
-        """Bytes of a row of a part that is read at once of `height` consecutive rows (`Rows.parts`), on average."""
+        """Average bytes of a row where `height` consecutive rows are read in parts (`Rows.parts`)."""
         if not self.is_sparse:
             return self.bytes_of_row
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
@@ -183,7 +176,7 @@ class Problem:
         return ceil(min(windows, self.bytes_of_any(height), part) / height)
 
     def csr_bytes(self, height: int) -> int | None:
-        """The same where X is sparse, for the price of a kernel's memory; None where it is dense."""
+        """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""
         return self.bytes_of_part(height) if self.is_sparse else None
 
     @property
@@ -207,17 +200,17 @@ class Problem:
 
     @property
     def y_bytes_to_come(self) -> int:
-        """Memory of the calling process for targets that are not there yet, and for the training errors."""
+        """Memory of the calling process for targets not yet in memory, and for the training errors."""
         return 0 if self.y_is_mapped else self.y_bytes * (1 if self.y_in_memory else 2)
 
     @property
     def wants_tiles(self) -> bool:
-        """The user asked for tiles, by a store that can be resumed or by their size."""
+        """The user requested tiles, by a store that can be resumed or by their size."""
         return self.keeps_store or self.tile is not None
 
     @property
     def settings(self) -> Cholesky | ConjugateGradient | None:
-        """Solver that was asked for, or that began the run in the store; None: the planner chooses."""
+        """Solver that was requested, or that began the run in the store; None: the planner chooses."""
         if self.solver is not None or self.layout is None:
             return self.solver
         return Cholesky() if self.layout.solver == "cholesky" else ConjugateGradient()

@@ -1,10 +1,11 @@
-"""What there is to work with: processes, memory, disk, and their rates."""
+"""Resources of a fit: processes, memory, disk, and their rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, inf, log
 from typing import Literal, Self
 
+from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
@@ -23,16 +24,17 @@ class KernelRate:
     n_features: int
     precision: Precision
     entry_seconds: float
-    """To compute one entry k(x, z) of a large block, on one core while the others do the same."""
+    """Time to compute one entry k(x, z) of a large block, on one core while the others do the same."""
 
 
 DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
 FLOAT32_ELEMENTS = 0.6
-"""Elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not measured."""
+"""Time of elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not
+measured."""
 SPARSE_FLOP_SECONDS = 0.25e-9
-"""An operation of a product of CSR rows, counting two for each stored entry of one row, whatever the other one has in
-that column (measured: 0.1 to 0.3 with 50 entries in 1,000 columns, 200 in two million, and text)."""
+"""Time of an operation in a product of CSR rows, counting two for each stored entry of one row, whatever the other row
+has in that column (measured: 0.1 to 0.3 ns with 50 entries in 1,000 columns, 200 in two million, and text)."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,13 @@ class Rates:
     """Floating-point operations per second of a float64 matrix product."""
     float32_gemm_flops: float = 100e9
     syrk_flops: float = 48e9
-    """Of the update of a diagonal tile by a panel."""
+    """Rate of the update of a diagonal tile by a panel."""
     trsm_flops: float = 30e9
-    """Of the division of a tile by a triangle as wide as a panel."""
+    """Rate of the division of a tile by a triangle as wide as a panel."""
     potrf_flops: float = 38e9
-    """Of the Cholesky factorisation of one tile."""
+    """Rate of the Cholesky factorisation of one tile."""
     dense_flops: float = 40e9
-    """Of the Cholesky factorisation of DENSE_SIDE rows in memory, by each thread of the calling process."""
+    """Rate of the Cholesky factorisation of DENSE_SIDE rows in memory, for each thread of the calling process."""
     memory_bytes: float = 7e9
     """Bytes per second of a matrix in memory that are multiplied by a vector, from both sides."""
     fresh_bytes: float = 1.5e9
@@ -66,18 +68,18 @@ class Rates:
     task_seconds: float = 3e-3
     """Time from the end of one task to the start of the next on the same worker."""
     chain_seconds: float = 0.011
-    """From the end of a task to the start of one that waits for it (the client sends every 10 ms)."""
+    """Time from the end of a task to the start of one that waits for it (the client sends every 10 ms)."""
     round_trip_seconds: float = 0.02
-    """To send vectors to all workers and get the sum of what they made of them."""
+    """Time to send vectors to all workers and to receive the sum of their results."""
     network_bytes: float = 0.5e9
-    """Bytes per second from one worker to another. Shown, and not in any price: workers meet in the store."""
+    """Bytes per second from one worker to another. Shown, but not in any price: workers exchange data in the store."""
     cluster_start_seconds: float = 1.5
-    """To start and stop a local cluster."""
+    """Time to start and stop a local cluster."""
     kernels: tuple[KernelRate, ...] = ()
-    """What was measured of kernels; of others the constants of `dkrr.kernels.costs` are believed."""
+    """Measured kernels; for others the constants of `dkrr.kernels.costs` are used."""
 
     def seconds(self, cost: Cost, threads: int = 1) -> float:
-        """Time that one process with this many BLAS threads needs for work that nothing else overlaps."""
+        """Time of one process with this many BLAS threads, where nothing overlaps."""
         return (
             cost.gemm_flops / (self.gemm_flops * threads)
             + cost.dense_flops / (self._dense_flops(cost.dense_side) * threads)
@@ -90,25 +92,19 @@ class Rates:
         )
 
     def _dense_flops(self, side: int) -> float:
-        """Rate of a factorisation of another size: that of small ones falls, as what is not GEMM does not."""
+        """Rate of a factorisation of another size: lower for small ones, with a smaller fraction of GEMM."""
         overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
         return min(self.dense_flops, self.gemm_flops / (1.0 + overhead / max(side, 1)))
 
     def entry(
         self, kernel: Kernel, n_features: int, precision: Precision = "float64", stored: int | None = None
     ) -> EntryCost:
-        """Cost of one entry of a kernel; an operation in float32 counts as the part of one in float64 that it takes.
+        """Cost of one entry of a kernel; an operation in float32 counts as a fraction of one in float64.
 
-        Parameters
-        ----------
-        kernel : Kernel
-        n_features : int
-        precision : {"float64", "float32"}
-        stored : int, optional
-            Stored entries of a CSR row; None means dense rows.
+        Rows of CSR have `stored` entries each; None means dense rows.
         """
         if stored is not None and kernel.sparse_parts:
-            # What is measured is dense; and SciPy's products gain next to nothing from float32.
+            # Measured rates are of dense rows, and SciPy's products are hardly faster in float32.
             cost = kernel.entry_cost(kernel.sparse_width(n_features, stored))
             return EntryCost(0.0, cost.element_seconds + SPARSE_FLOP_SECONDS * cost.gemm_flops)
         cost = self._uncalibrated(kernel, n_features, precision)
@@ -127,27 +123,21 @@ class Rates:
         cost = kernel.entry_cost(n_features)
         if precision == "float64":
             return cost
-        share = self.gemm_flops / self.float32_gemm_flops
-        return EntryCost(share * cost.gemm_flops, FLOAT32_ELEMENTS * cost.element_seconds)
+        ratio = self.gemm_flops / self.float32_gemm_flops
+        return EntryCost(ratio * cost.gemm_flops, FLOAT32_ELEMENTS * cost.element_seconds)
 
     def _seconds(self, cost: EntryCost) -> float:
         return cost.gemm_flops / self.gemm_flops + cost.element_seconds
 
     def reading(self, cold: float) -> Self:
-        """Return the rates with which a part of all that is read comes from the disk itself.
-
-        Parameters
-        ----------
-        cold : float
-            The part, 0 to 1.
-        """
+        """Rates where a fraction of all that is read comes from the disk itself."""
         if cold <= 0.0:
             return self
         slow = min(self.cold_read_bytes, self.read_bytes)
         return replace(self, read_bytes=1.0 / ((1.0 - cold) / self.read_bytes + cold / slow))
 
     def faster(self, factor: float) -> Self:
-        """Return the rates of cores that compute this many times as fast, with the same store and Dask."""
+        """Rates of cores that compute this many times as fast, with the same store and Dask."""
         flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}
         return replace(self, **flops)
 
@@ -164,9 +154,9 @@ def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
-    """Part of files that the disk itself must deliver where the system's cache has room for so many bytes.
+    """Fraction of files that the disk itself must deliver where the system's cache holds so many bytes.
 
-    Of files that are read again and again, in the same order, the cache keeps what it can.
+    Files are read repeatedly in the same order, and the cache keeps as much of them as it can.
     """
     return max(0.0, 1.0 - cache_bytes / n_bytes) if n_bytes > 0 else 0.0
 
@@ -185,7 +175,7 @@ class Place:
     baseline_bytes: int
     limit_bytes: int
     usable_bytes: int
-    """What a plan may use of the limit."""
+    """Memory of the limit that a plan may use."""
     start_seconds: float
 
     @property
@@ -196,15 +186,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Share:
-    """Part of a worker's memory limit that one of the fits may take which run in its tasks."""
+    """Fraction of a worker's memory limit for each of the fits that run in its tasks."""
 
     n_sharing: int
-    """Fits that may run at once."""
+    """Number of fits that may run at once."""
     fraction: float
-    """Part of the limit that all of them may take together."""
+    """Fraction of the limit that all of them may take together."""
 
     def of(self, limit: int, held: int) -> int:
-        """Bytes that the process may hold for one fit, of a limit of which `held` bytes are taken already."""
+        """Bytes that the process may hold for one fit, where `held` bytes of the limit are taken already."""
         return held + max(0, int(self.fraction * limit) - held) // self.n_sharing
 
     def limit_for(self, needed: int, held: int) -> int:
@@ -219,42 +209,42 @@ class Resources:
     local_threads: int
     """Cores of the calling process."""
     local_limit_bytes: int
-    """Most memory the calling process may hold, if the work is done there."""
+    """Memory that the calling process may hold, if the work is done there."""
     local_baseline_bytes: int
-    """What the calling process holds already."""
+    """Memory that the calling process holds already."""
     n_workers: int
     """Worker processes."""
     worker_threads: int
     """Tasks that one worker process runs at once."""
     worker_limit_bytes: int
-    """Most memory one worker process may hold."""
+    """Memory that one worker process may hold."""
     worker_baseline_bytes: int
-    """What a worker process holds before its first task, libraries included."""
+    """Memory that a worker process holds before its first task, libraries included."""
     usable_fraction: float
-    """Part of a worker's limit that a plan may use; the rest is for what Python and the allocator keep."""
+    """Fraction of a worker's limit that a plan may use; Python and the allocator keep the rest."""
     cluster_is_running: bool = False
     """The workers are those of a client that the user made."""
     disk_free_bytes: int | None = None
     """Free space where the store is; None: not known."""
     enforce_disk: bool = True
-    """False for a plan without data: it is priced even where the disk is too small, and says so."""
+    """False for a plan without data: it is priced even where the disk is too small, and the plan reports that."""
     confined: str = ""
     """Why all the work must be done in the calling process; empty: it may be done on workers."""
     share: Share | None = None
     """How the limit of the calling process follows from that of the Dask worker that it is; None: from another."""
     memory_bytes: int | None = None
     """Memory of one machine that the processes of a fit and the system's cache of files share; None: not known, and
-    everything that is read is believed to be in the cache."""
+    the cache is assumed to hold everything that is read."""
     n_hosts: int = 1
-    """Machines that the workers are on."""
+    """Number of machines that the workers run on."""
     process_limit_bytes: int | None = None
-    """Most memory that one worker may hold, however few there are (``ulimit``); None: no such limit."""
+    """Memory that one worker may hold, however few workers run (``ulimit``); None: no such limit."""
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
 
     def confined_limit(self, needed: int) -> tuple[int, str]:
-        """Smallest limit with which the calling process may hold so many bytes, and what sets it."""
+        """Smallest limit with which the calling process may hold so many bytes, and the name of the limit."""
         if self.share is None:
             return needed, "memory_limit"
         return self.share.limit_for(needed, self.local_baseline_bytes), "memory limit of the worker"
@@ -276,31 +266,31 @@ class Resources:
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 
-    def cache_bytes(self, n_workers: int, peak_bytes: float, *, on_workers: bool = True) -> float:
-        """Memory of one machine that is left for the system's cache of files.
+    def caller_and_workers(self, *, wants_tiles: bool) -> list[Place]:
+        """Places of work that threads of the calling process do as well as workers."""
+        if self.cluster_is_running:
+            return [self.on_workers()]
+        caller = self.in_caller("serial" if wants_tiles else "memory", self.local_threads, self.local_threads)
+        return [caller] if self.confined else [caller, self.on_workers()]
 
-        Parameters
-        ----------
-        n_workers : int
-            Processes that work.
-        peak_bytes : float
-            Most memory of each.
-        on_workers : bool
-            They are not the calling process, which holds what it holds besides.
+    def cache_bytes(self, n_workers: int, peak_bytes: float, *, on_workers: bool = True) -> float:
+        """Memory of one machine that is left for the system's cache of files, with so many processes.
+
+        Where they are workers, the calling process holds its own memory besides.
         """
         if self.memory_bytes is None:
             return inf
         here = self.local_baseline_bytes if on_workers and not self.cluster_is_running else 0
         return max(0.0, self.memory_bytes - here - ceil(n_workers / self.n_hosts) * peak_bytes)
 
-    def in_caller(self, execution: Execution, threads: int) -> Place:
-        """The calling process, with this many tasks at once."""
+    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Place:
+        """The calling process, with this many tasks at once, and the buffers of BLAS's threads."""
         return Place(
             execution=execution,
             n_workers=1,
             slots=threads,
             threads=threads,
-            baseline_bytes=self.local_baseline_bytes,
+            baseline_bytes=self.local_baseline_bytes + blas_threads * BYTES_PER_THREAD,
             limit_bytes=self.local_limit_bytes,
             usable_bytes=self.local_limit_bytes,
             start_seconds=0.0,

@@ -1,20 +1,20 @@
-"""What the tasks of a factorisation cost, and the wall time of all of them: the planner's crystal ball."""
+"""What the tasks of a factorisation cost, and the wall time of all of them."""
 
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
-from dkrr.linalg.cholesky import TileStep, cholesky_cost, n_update_parts, tile_steps
+from dkrr.linalg.cholesky import TileStep, n_update_parts, tile_steps
 from dkrr.planning.resources import Rates
-from dkrr.planning.simulation import Cluster, SimulatedRun, TaskGraph, TaskWork, simulate
+from dkrr.planning.simulation import Cluster, Schedule, TaskGraph, simulate
 from dkrr.tiles import TileGrid
 
 SIMULATED_TILES = 24
-"""Tiles a side up to which the schedule is simulated; beyond, it is estimated."""
+"""Tiles per side up to which the schedule is simulated; beyond, it is estimated."""
 SHARPNESS = 4.0
-"""Exponent of the smooth maximum (of 2 to 10 the one that comes nearest to 1,100 simulations with 12 to 100 tiles a
-side, parts of 1 to 24 and 2 to 1,024 slots: 0.84 to 1.12 of their time)."""
+"""Exponent of the smooth maximum (among 2 to 10 the closest to 1,100 simulations with 12 to 100 tiles per side, parts
+of 1 to 24 tile columns and 2 to 1,024 slots: 0.84 to 1.12 of their time)."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class TaskCosts:
     """Floating-point operations per second."""
     syrk_flops: float
     trsm_flops: float
-    """Of the triangular solve with the panels on the diagonal of L_jj; the rest of the division is a product."""
+    """Rate of the triangular solve with the panels on the diagonal of L_jj; the rest of the division is a product."""
     potrf_flops: float
     read_bytes: float
-    """Bytes per second of reading that costs time beside the products."""
+    """Bytes per second of reading that delays the products."""
     write_bytes: float
     entry_seconds: float
     """To form one entry of the matrix."""
     task_seconds: float
-    """Of every task: from the end of the one before to the first product, and what is not counted elsewhere."""
+    """Overhead of every task: from the end of the one before to its first product, and all not counted elsewhere."""
 
     @classmethod
     def of_rates(cls, rates: Rates, entry_seconds: float) -> Self:
-        """Costs that the planner's rates stand for."""
+        """Costs that correspond to the planner's rates."""
         return cls(
             gemm_flops=rates.gemm_flops,
             syrk_flops=rates.syrk_flops,
@@ -49,11 +49,11 @@ class TaskCosts:
             task_seconds=rates.task_seconds,
         )
 
-    def work(self, step: TileStep, grid: TileGrid) -> TaskWork:
-        """Cost of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
+    def seconds(self, step: TileStep, grid: TileGrid) -> float:
+        """Time of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
         gemm, syrk, trsm, potrf = step_flops(step, grid)
         read, written = step_bytes(step, grid)
-        seconds = (
+        return (
             gemm / self.gemm_flops
             + syrk / self.syrk_flops
             + trsm / self.trsm_flops
@@ -63,11 +63,10 @@ class TaskCosts:
             + formed_entries(step, grid) * self.entry_seconds
             + self.task_seconds
         )
-        return TaskWork(seconds, read, written)
 
 
 def step_flops(step: TileStep, grid: TileGrid) -> tuple[float, float, float, float]:
-    """Operations of GEMM, SYRK, TRSM and POTRF; their sum is that of ``TileStep.flops``."""
+    """Operations of GEMM, SYRK, TRSM and POTRF; their sum is ``TileStep.flops``."""
     rows, columns = grid.height(step.i), grid.height(step.j)
     before = float(len(step.columns) * grid.tile)
     if step.i == step.j:
@@ -95,26 +94,12 @@ def formed_entries(step: TileStep, grid: TileGrid) -> float:
     return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
 
 
-def step_seconds(step: TileStep, grid: TileGrid, rates: Rates, form_seconds: float) -> float:
-    """Time of one task, where a full tile is formed in `form_seconds`."""
-    return TaskCosts.of_rates(rates, form_seconds / grid.tile**2).work(step, grid).seconds
-
-
 def factorisation_seconds(
     grid: TileGrid, columns_per_task: int, slots: int, rates: Rates, form_seconds: float
 ) -> float:
     """Wall time of the tiled factorisation, with the delays of Dask where more than one task runs at once.
 
-    Parameters
-    ----------
-    grid : TileGrid
-    columns_per_task : int
-        Tile columns that one task subtracts; 0 means all.
-    slots : int
-        Tasks that run at once, over all workers.
-    rates : Rates
-    form_seconds : float
-        Time to form one full tile of the matrix.
+    A full tile of the matrix is formed in `form_seconds`; `slots` tasks run at once, over all workers.
     """
     costs = TaskCosts.of_rates(rates, form_seconds / grid.tile**2)
     cluster = Cluster.ideal(1)
@@ -127,10 +112,10 @@ def factorisation_seconds(
     return simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
 
 
-def simulate_factorisation(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> SimulatedRun:
-    """Run the real graph of tasks on a cluster that exists on paper."""
+def simulate_factorisation(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> Schedule:
+    """Schedule of the real graph of tasks on a cluster that exists on paper."""
     steps, graph = factorisation_graph(grid.n_tiles, columns_per_task)
-    return simulate(graph, [costs.work(step, grid) for step in steps], cluster)
+    return simulate(graph, [costs.seconds(step, grid) for step in steps], cluster)
 
 
 @lru_cache(maxsize=4)
@@ -144,31 +129,23 @@ def estimated_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, c
     """Wall time of the tiled factorisation, column by column instead of task by task.
 
     While the chain of a column (its diagonal tile and the one below, which the next column waits for) is computed, the
-    other workers do what is left of this column, then whatever the columns before it have made possible::
+    other workers do the rest of this column, then the tasks that the columns before it have released::
 
         step = max(chain, (work of columns ≤ j − done) / slots)
         done = min(work released by columns < j, done + slots × step)
 
-    with a maximum that is smooth, as the two hinder each other where they are alike. The scheduler and the store set
-    lower bounds. Stragglers and losses are left out, and so is a queue that urgent tasks cannot overtake.
-
-    Parameters
-    ----------
-    grid : TileGrid
-    columns_per_task : int
-        As in `factorisation_seconds`.
-    costs : TaskCosts
-    cluster : Cluster
+    with a maximum that is smooth, as the two delay each other where they are about equal. The scheduler sets a lower
+    bound. A queue that urgent tasks cannot overtake is left out.
     """
     work = _column_work(grid, columns_per_task, costs)
     if cluster.slots == 1:
-        return max(sum(column.whole for column in work), *_store_seconds(grid, columns_per_task, cluster))
+        return sum(column.whole for column in work)
     delay = cluster.round_trip_seconds + cluster.scheduler_seconds
     seconds, done, needed, released, n_tasks = 0.0, 0.0, 0.0, 0.0, 0
     for column in work:
         needed, released, n_tasks = needed + column.whole, released + column.released, n_tasks + column.n_tasks
         # With tasks shorter than the delay, a slot that has done those of its window waits for the next.
-        speed = min(1.0, cluster.window_per_thread / (1.0 + delay * column.n_tasks / column.whole))
+        speed = min(1.0, cluster.window_per_slot / (1.0 + delay * column.n_tasks / column.whole))
         parts = (
             column.chain + 2 * delay,
             max(0.0, needed - done) / (cluster.slots * speed),
@@ -177,15 +154,7 @@ def estimated_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, c
         step = math.fsum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         seconds += step
         done = min(released, done + cluster.slots * speed * step)
-    return max(seconds, *_store_seconds(grid, columns_per_task, cluster))
-
-
-def _store_seconds(grid: TileGrid, columns_per_task: int, cluster: Cluster) -> tuple[float, float]:
-    """Time in which the store reads and writes all that is asked of it, if it does nothing else."""
-    if math.isinf(cluster.store_read_bytes) and math.isinf(cluster.store_write_bytes):
-        return 0.0, 0.0
-    cost = cholesky_cost(grid, 0, columns_per_task)
-    return cost.read_bytes / cluster.store_read_bytes, cost.written_bytes / cluster.store_write_bytes
+    return seconds
 
 
 @dataclass
@@ -194,39 +163,31 @@ class _ColumnWork:
 
     n_tasks: int
     chain: float = 0.0
-    """Of the last parts of the diagonal tile and of the one below it."""
+    """Last parts of the diagonal tile and of the one below it."""
     whole: float = 0.0
-    """Of all its tasks."""
+    """All its tasks."""
     released: float = 0.0
-    """Of the tasks that the column before makes possible: last parts of this one, earlier ones of later columns."""
+    """Tasks that the column before makes possible: last parts of this one, earlier parts of later columns."""
 
 
 def _column_work(grid: TileGrid, columns_per_task: int, costs: TaskCosts) -> list[_ColumnWork]:
     n_tiles, last = grid.n_tiles, grid.n_tiles - 1
     work = [_ColumnWork((n_tiles - j) * n_update_parts(j, columns_per_task)) for j in range(n_tiles)]
-    is_ragged = grid.height(last) < grid.tile
     known: dict[bool, tuple[float, float, float]] = {}
-
-    def seconds(j: int, part: int) -> tuple[float, float, float]:
-        """Of the diagonal tile, of one below it and of that of the last row."""
-        is_last = part == n_update_parts(j, columns_per_task) - 1
-        # Segments that are not the last differ only in that the first forms the tile.
-        if not is_last and j < last and (part == 0) in known:
-            return known[part == 0]
-        columns = range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task)
-        rows = [j] if j == last else [j, j + 1, last] if is_ragged else [j, j + 1]
-        times = [costs.work(TileStep(i, j, part, columns, is_last), grid).seconds for i in rows]
-        found = times[0], times[min(1, len(times) - 1)], times[-1]
-        if not is_last and j < last:
-            known[part == 0] = found
-        return found
-
     for j in range(n_tiles):
         n_parts, below = n_update_parts(j, columns_per_task), last - j
         for part in {0, min(1, n_parts - 1), n_parts - 1}:
-            diagonal, ordinary, bottom = seconds(j, part)
+            is_last = part == n_parts - 1
+            # Parts that are not the last differ only in that the first forms the tile.
+            times = None if is_last or j == last else known.get(part == 0)
+            if times is None:
+                columns = range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task)
+                times = _part_seconds(grid, j, part, columns, costs, is_last=is_last)
+            if not is_last and j < last:
+                known[part == 0] = times
+            diagonal, ordinary, bottom = times
             whole = diagonal + (ordinary * (below - 1) + bottom if below else 0.0)
-            if part == n_parts - 1:
+            if is_last:
                 work[j].chain = diagonal + (ordinary if below > 1 else bottom if below else 0.0)
                 work[j].whole += whole
                 work[j].released += whole
@@ -235,3 +196,12 @@ def _column_work(grid: TileGrid, columns_per_task: int, costs: TaskCosts) -> lis
                 work[j].whole += whole
                 work[(part + alike + 1) * columns_per_task].released += whole
     return work
+
+
+def _part_seconds(
+    grid: TileGrid, j: int, part: int, columns: range, costs: TaskCosts, *, is_last: bool
+) -> tuple[float, float, float]:
+    """Times of one part of the diagonal tile of a column, of a tile below it and of that of the last row."""
+    last = grid.n_tiles - 1
+    times = [costs.seconds(TileStep(i, j, part, columns, is_last), grid) for i in (j, min(j + 1, last), last)]
+    return times[0], times[1], times[2]

@@ -1,4 +1,4 @@
-"""What all ways to solve a problem have in common: a price made of named stages, and words for what they do."""
+"""Base of all ways to solve a problem: a price made of named stages, and its description."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,39 +13,39 @@ from dkrr.solvers import Cholesky, ConjugateGradient
 Settings = Cholesky | ConjugateGradient | None
 
 SMALL_SECONDS = 3.0
-"""Work below this is not worth workers, nor a solver whose time is only an estimate."""
+"""Work below this needs neither workers nor a solver whose time is only an estimate."""
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a factorisation cuts its matrix; in memory the whole is one tile."""
+    """How a factorisation cuts its matrix."""
 
     tile: int
     panel: int
-    """Columns of a tile that are stored as one piece."""
+    """Columns of a tile that are stored as one chunk."""
     columns_per_task: int = 0
     """Tile columns that one task of the factorisation subtracts; 0 means all."""
 
 
 @dataclass(frozen=True)
 class Systems:
-    """Linear systems of one fit with the same matrix and different diagonals: how many, and how exactly solved."""
+    """Number and accuracy of the linear systems of one fit, which have the same matrix and different diagonals."""
 
     n_factors: int
-    """Factorisations, one after the other."""
+    """Number of factorisations, one after the other."""
     n_right_sides: int
-    """Right-hand sides of each factor."""
+    """Number of right-hand sides of each factor."""
     n_stored: int
-    """Factors that are in the store at once."""
+    """Number of factors that are in the store at once."""
     n_columns: int
-    """Right-hand sides that conjugate gradient solves for at once."""
+    """Number of right-hand sides that conjugate gradient solves for at once."""
     shift: float
-    """Smallest λ of them."""
+    """Smallest λ of the systems."""
     tol: float
-    """Relative residual of each."""
+    """Relative residual of each system."""
     n_steps: int = 1
-    """Times that conjugate gradient solves for all columns."""
+    """Number of times that conjugate gradient solves for all columns."""
     more_iterations: int = 0
     """Iterations of each of those times, besides what the spectrum makes necessary."""
     n_products: int = 0
@@ -53,7 +53,7 @@ class Systems:
     n_vectors: int = 12
     """Arrays as long as the columns, in the calling process."""
     n_curvatures: int = 0
-    """Columns with a diagonal of their own, and so with a small matrix of the preconditioner's."""
+    """Number of columns with a diagonal of their own, and so with a small matrix of their own in the preconditioner."""
 
     @classmethod
     def of_ridge(cls, p: Problem) -> Self:
@@ -83,16 +83,16 @@ class Strategy(ABC):
     @classmethod
     @abstractmethod
     def serves(cls, settings: Settings) -> bool:
-        """Whether it is a way to use the solver with these settings; None means any solver."""
+        """Whether this strategy uses the solver with these settings; None means any solver."""
 
     @classmethod
     @abstractmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Strategy"]:
-        """Yield every way of this kind to solve a problem in one form, priced."""
+        """Every way of this kind to solve a problem in one form, priced."""
 
     @abstractmethod
     def summary(self) -> str:
-        """Short description."""
+        """Short description of the strategy."""
 
     @abstractmethod
     def lines(self, problem: Problem) -> list[str]:
@@ -100,28 +100,33 @@ class Strategy(ABC):
 
     @abstractmethod
     def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[str]:
-        """Why it was chosen among all candidates.
+        """Why it was chosen among all candidates (`others`).
 
-        Parameters
-        ----------
-        problem : Problem
-        priced : Strategy
-            The strategy that was compared with others: itself, or the Newton's method that it is a part of.
-        others : sequence of Strategy
-            All candidates.
+        Compared with them was `priced`: the strategy itself, or the Newton's method around it.
         """
 
     @abstractmethod
     def layout(self) -> dict[str, Any]:
-        """How the run is cut, for the runs that resume it; the fields of Layout."""
+        """How the run is cut, for the run that resumes it; the fields of Layout."""
+
+    def layout_of(self, tiling: Tiling, row_parts: int = 1) -> dict[str, Any]:
+        """Fields of Layout."""
+        return {
+            "form": self.form,
+            "tile": tiling.tile,
+            "panel": tiling.panel,
+            "columns_per_task": tiling.columns_per_task,
+            "row_parts": row_parts,
+            "solver": self.solver,
+        }
 
     def doubt(self, problem: Problem, direct_seconds: float) -> str:  # noqa: ARG002
-        """Why it must not be chosen unasked where a direct solver takes so long; empty if it may."""
+        """Why `solver="auto"` must not choose it where a direct solver takes so long; empty if it may."""
         return ""
 
     @property
     def for_systems(self) -> "Strategy":
-        """How linear systems are solved: as it says itself, or as Newton's method does it."""
+        """Strategy that solves the linear systems: itself, or the one inside Newton's method."""
         return self
 
     @property
@@ -166,12 +171,12 @@ class Strategy(ABC):
 
     @property
     def disk_bytes(self) -> int:
-        """Most space taken in the store at any time."""
+        """Peak space in the store."""
         return sum(s.disk_bytes for s in self.stages)
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory of any process that works."""
+        """Peak memory of any process that works."""
         return max(s.peak_bytes for s in self.stages)
 
     @property
@@ -196,7 +201,7 @@ class Strategy(ABC):
 
     @property
     def kind(self) -> tuple[type, Form, Execution]:
-        """What candidates have in common that differ in sizes only."""
+        """Same for candidates that differ in sizes only."""
         return type(self.for_systems), self.form, self.execution
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,7 +211,7 @@ class Strategy(ABC):
         return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self)}
 
 
-def of_processes(place: Place) -> str:
+def count_of_processes(place: Place) -> str:
     """Number of Dask's workers, in parentheses; empty for the calling process."""
     return f" ({plural(place.n_workers, 'process', 'es')})" if place.execution == "dask" else ""
 

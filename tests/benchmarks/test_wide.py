@@ -5,9 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import wide
+from benchmarks.clusters import WideCluster
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
-from dkrr.planning.simulation import Cluster
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 
@@ -86,7 +86,7 @@ def test_shortlist_does_not_lose_the_best():
     """Every layout simulated: the closed formula must not have thrown a much better one away."""
     chosen = wide.best(20_000, 32, SETTING)
     every = [
-        wide.simulate_factorisation(grid, columns_per_task, COSTS, Cluster(32)).seconds
+        wide.simulate_factorisation(grid, columns_per_task, COSTS, WideCluster(32)).seconds
         for grid, columns_per_task in wide._layouts(20_000, SETTING, wide.TASK_COLUMNS)
     ]
     assert chosen.seconds <= 1.06 * min(every)

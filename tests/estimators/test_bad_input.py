@@ -63,8 +63,8 @@ def test_first_bad_value_of_y_is_named(data):
         ({"kernel": "rbf", "form": "primal"}, "finite feature map"),
         ({"tile": 0}, "tile is 0; expected"),
         ({"tile": 2.5}, "tile is 2.5; expected"),
-        ({"memory_limit": "lots"}, "memory_limit='lots'.*4GiB"),
-        ({"memory_limit": -5}, "memory_limit=-5"),
+        ({"memory_limit": "lots"}, "memory_limit is 'lots'.*4GiB"),
+        ({"memory_limit": -5}, "memory_limit is -5"),
     ],
 )
 def test_bad_settings(data, change, message):
@@ -161,7 +161,7 @@ def test_least_squares_says_which_form_is_impossible(data):
 
 
 def test_memory_limit_that_cannot_be_met_names_one_that_can(data):
-    with pytest.raises(MemoryLimitError, match=r"smallest memory_limit that would do is .* \((\d+) bytes\)") as caught:
+    with pytest.raises(MemoryLimitError, match=r"smallest memory_limit that suffices is .* \((\d+) bytes\)") as caught:
         KernelRidge(kernel="rbf", memory_limit="10MiB").fit(data.X, data.y)
     assert "Nothing was computed" in str(caught.value)
     enough = int(str(caught.value).split(" bytes)")[0].rsplit("(", 1)[1])

@@ -198,7 +198,7 @@ def test_first_bad_value_of_X_is_named(form, solver, bad, word, tile):
         ({"kernel": "rbf", "gamma": -1.0}, "gamma"),
         ({"kernel": "rbf", "form": "primal"}, "finite feature map"),
         ({"tile": 0}, "tile is 0; expected"),
-        ({"memory_limit": "lots"}, "memory_limit='lots'.*4GiB"),
+        ({"memory_limit": "lots"}, "memory_limit is 'lots'.*4GiB"),
     ],
 )
 def test_bad_settings(change, message):

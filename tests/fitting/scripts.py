@@ -26,7 +26,7 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     import dask
 
     from dkrr import KernelLogisticRegression, KernelRidge
-    from dkrr.planning import direct
+    from dkrr.planning import tilings
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
@@ -38,7 +38,7 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     # With workers asked for, let the planner believe that starting them costs nothing, and that BLAS's threads add
     # nothing to one task at a time: small fits then use them.
     if workers is not None:
-        direct.THREAD_EFFICIENCY = 0.0
+        tilings.THREAD_EFFICIENCY = 0.0
     start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
     start |= settings.pop("config", {})
     if "cg" in settings:

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, PANEL_COLUMNS, cholesky_task_bytes, factor_bytes
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
-from dkrr.planning.direct import Direct, dual_in_memory, fixed_grid, primal_in_memory, rows_at_once, tile_grid
+from dkrr.planning.direct import Direct, dual_in_memory, primal_in_memory
+from dkrr.planning.inputs import rows_at_once
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
+from dkrr.planning.tilings import fixed_grid, tile_grid
 from tests.planning.problems import GIB, MIB, cluster, machine, problem
 
 

@@ -12,13 +12,8 @@ from dkrr.kernels import RBF, AdditiveChi2, Cosine, Laplacian, Linear, Matern, P
 from dkrr.linalg.operator import KEPT_FRACTIONS, MAX_TILE
 from dkrr.linalg.pivoted_cholesky import FACTOR_DTYPE, PRICED_RANKS, factor_rows_bytes
 from dkrr.planning import Iterative, Layout, Problem, make_plan
-from dkrr.planning.iteration import (
-    NOT_SURELY_FASTER,
-    SPECTRUM_UNKNOWN,
-    SURELY_FASTER,
-    cg_tile,
-    dual_iterations_expected,
-)
+from dkrr.planning.iteration import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
+from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.strategy import Systems
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, GreedyCholesky, RPCholesky, UniformNystroem
@@ -144,7 +139,7 @@ class TestSettings:
         found = candidates(ConjugateGradient(kind(rank)), machine(4000 * GIB))
         assert {(c.rank, c.rank_limit) for c in found} == {(expected, expected)}
         plan = make_plan(problem(N, D, solver=ConjugateGradient(kind(rank))), machine(4000 * GIB))
-        assert f"a preconditioner of rank {expected:,} was asked for" in plan.reasons
+        assert f"a preconditioner of rank {expected:,} was requested" in plan.reasons
 
     @pytest.mark.parametrize("kind", [RPCholesky, UniformNystroem, GreedyCholesky])
     def test_a_rank_that_was_not(self, kind):
@@ -274,12 +269,12 @@ class TestWhoIsChosen:
     def test_solvers_that_were_asked_for(self):
         assert make_plan(direct(60_013, D), machine(4 * GIB)).solver == "cholesky"
         plan = make_plan(problem(211, D, solver=CG), machine())
-        assert plan.solver == "cg" and "conjugate gradient was asked for" in plan.reasons
+        assert plan.solver == "cg" and "conjugate gradient was requested" in plan.reasons
         assert {c.solver for c in plan.rejected} <= {"cg"}
 
     def test_reasons_of_the_place(self):
         here = make_plan(problem(N, D, solver=CG), machine())
-        assert "in the calling process, since its threads do as much as workers would" in here.reasons
+        assert "in the calling process, since its threads are as fast as workers would be" in here.reasons
         kept = make_plan(problem(N, D, solver=CG, keeps_store=True), machine())
         assert kept.execution == "serial"
         assert "in the calling process, with checkpoints in the store" in kept.reasons
@@ -301,7 +296,10 @@ class TestPrimal:
     @pytest.mark.parametrize("preconditioner", [RPCholesky(), UniformNystroem(7), GreedyCholesky()], ids=repr)
     def test_columns_of_the_gram_matrix_do_not_precondition_it(self, preconditioner):
         settings = ConjugateGradient(preconditioner)
-        with pytest.raises(InputError, match=r"serves the dual form only; use preconditioner='auto' or form='dual'"):
+        with pytest.raises(
+            InputError,
+            match=r"expected 'auto' or None in the primal form, .*: use preconditioner='auto' or form='dual'",
+        ):
             make_plan(problem(10_007, D, "linear", form="primal", solver=settings), machine())
         plan = make_plan(problem(10_007, D, "linear", solver=settings), machine())
         assert (plan.form, plan.solver) == ("dual", "cg"), "the form that can have it"
@@ -316,7 +314,7 @@ class TestRunsThatGoOn:
         for n in (1009, N):
             plan = make_plan(problem(n, D, layout=self.LAYOUT, keeps_store=True, solver=solver), where)
             assert (plan.solver, plan.form, plan.chosen.products.tile) == ("cg", "dual", 701)
-            assert any("goes on" in r for r in plan.reasons)
+            assert any("the run resumes" in r for r in plan.reasons)
             assert plan.execution in ("serial", "dask")
 
     def test_not_with_another(self):

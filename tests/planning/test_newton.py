@@ -38,7 +38,7 @@ def test_primal_streams_many_rows():
 
 
 def test_a_curvature_too_large_for_memory_is_refused():
-    with pytest.raises(PlanError, match=r"60,003 rows, of which 20,000 are the most; use solver='cg'"):
+    with pytest.raises(PlanError, match=r"60,003 rows; expected at most 20,000: use solver='cg'"):
         dkrr.plan(n=10**6, d=20_000, loss="logistic", n_classes=3, form="primal", solver="cholesky")
 
 
