@@ -7,25 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 from dkrr.blas import BYTES_PER_THREAD, THREAD_EFFICIENCY
 from dkrr.cost import Stage
 from dkrr.errors import InputError
-from dkrr.linalg.cholesky import (
-    MAX_TASKS,
-    MAX_TILES_PER_SIDE,
-    PANEL_COLUMNS,
-    TASK_COLUMNS,
-    TILE_SIZES,
-    cholesky_cost,
-    cholesky_task_bytes,
-    cold_cholesky_bytes,
-    factor_bytes,
-    partial_bytes,
-    tile_steps,
-)
+from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, cold_cholesky_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.memory import ONE_TILE, TILE_BUFFER_BYTES, memory_bytes, memory_cost, memory_grid
 from dkrr.linalg.normal import PARALLEL_FEATURES, PARALLEL_FLOPS, TARGET_COPIES, TARGET_PASSES, normal_cost, row_block
-from dkrr.linalg.operator import multiply_bytes, pass_cost
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_cost
+from dkrr.linalg.tile_steps import MAX_TASKS, MAX_TILES_PER_SIDE, PANEL_COLUMNS, TASK_COLUMNS, TILE_SIZES, tile_steps
+from dkrr.linalg.tiled_operator import multiply_bytes, pass_cost
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Rates, Resources, cold_fraction

@@ -17,19 +17,7 @@ from dkrr.errors import InputError
 from dkrr.features import IdentityMap
 from dkrr.linalg.normal import TARGET_COPIES
 from dkrr.linalg.normal_product import SECONDS_PER_STREAMED_ENTRY
-from dkrr.linalg.operator import (
-    KEPT_FRACTIONS,
-    MAX_TILE,
-    MIN_TILE,
-    SECONDS_PER_TILE,
-    STORE_ABOVE_RATIO,
-    STORED_TILE,
-    USE_SECONDS,
-    WORKSPACE_FRACTION,
-    Precision,
-    multiply_bytes,
-    pass_cost,
-)
+from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivot_stopping import expected_iterations
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_DTYPE,
@@ -41,6 +29,18 @@ from dkrr.linalg.pivoted_cholesky import (
     small_matrix_cost,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
+from dkrr.linalg.tiled_operator import (
+    KEPT_FRACTIONS,
+    MAX_TILE,
+    MIN_TILE,
+    SECONDS_PER_TILE,
+    STORE_ABOVE_RATIO,
+    STORED_TILE,
+    USE_SECONDS,
+    WORKSPACE_FRACTION,
+    multiply_bytes,
+    pass_cost,
+)
 from dkrr.planning.direct import (
     cache_bytes,
     feature_bytes,

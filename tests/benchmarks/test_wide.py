@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import wide
-from dkrr.linalg.cholesky import tile_steps
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.planning.simulation import Cluster
 from dkrr.runtime import TaskRecord

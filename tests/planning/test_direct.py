@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, PANEL_COLUMNS, cholesky_task_bytes, factor_bytes
+from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
+from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, PANEL_COLUMNS
 from dkrr.planning.direct import Direct, dual_in_memory, fixed_grid, primal_in_memory, rows_at_once, tile_grid
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from tests.planning.problems import GIB, MIB, cluster, machine, problem
