@@ -37,7 +37,7 @@ def products(facts):
     ids=["plain", "preconditioned"],
 )
 def test_a_killed_run_goes_on(tmp_path, cg):
-    n, settings = 1009, {**SETTINGS, "alpha": 0.3 if cg["rank"] is None else 0.01, "cg": cg, "config": OFTEN}
+    n, settings = 1009, {**SETTINGS, "alpha": 0.3 if cg["rank"] is None else 0.1, "cg": cg, "config": OFTEN}
     whole, expected = fit_here(n, 6, tmp_path / "whole.zarr", **settings)
     assert (expected["execution"], expected["solver"]) == ("serial", "cg")
     total = expected["iterations"]
