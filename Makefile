@@ -4,6 +4,8 @@ PYTHON ?= python3
 RUN = $(VENV)/bin/python
 # Tests run in two processes: half of them wait for workers, disks and killed processes.
 TOGETHER = --numprocesses 2 --dist worksteal
+# They start a hundred processes, each of which would compile the package again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test quick check format clean
 

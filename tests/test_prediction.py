@@ -114,7 +114,7 @@ def threads_of_a_prediction():
 def test_a_task_predicts_with_its_share_of_the_threads():
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=64, processes=False, dashboard_address=None, memory_limit=0
+            n_workers=1, threads_per_worker=64, processes=False, dashboard_address="127.0.0.1:0", memory_limit=0
         ) as cluster,
         Client(cluster) as client,
     ):

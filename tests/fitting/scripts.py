@@ -54,6 +54,7 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     result, plan = model.solve_result_, model.plan_
     return getattr(model, "dual_coef_", np.zeros(0)), {
         "execution": plan.execution,
+        "tile": plan.chosen.layout()["tile"],
         "solver": plan.solver,
         "residual": result.residual,
         "peaks": result.record.peak_bytes_by_worker,
