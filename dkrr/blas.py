@@ -50,7 +50,7 @@ def _routine(module: Any, name: str, n_arguments: int) -> Any:
 def _pointer(a: Array) -> int:
     rows_apart = a.shape[0] < 2 or a.strides[0] >= a.shape[1] * a.itemsize
     if a.ndim != 2 or (a.shape[1] > 1 and a.strides[1] != a.itemsize) or not rows_apart:
-        raise ValueError(f"rows must be contiguous: shape {a.shape}, strides {a.strides}")
+        raise ValueError(f"an array has shape {a.shape}, strides {a.strides}; expected contiguous rows")
     return int(a.ctypes.data)
 
 
@@ -99,13 +99,13 @@ class _OneThread:
         self._lock, self._blocks = Lock(), 0
 
     def lifted(self) -> list[int]:
-        """Threads of each library once the limit is lifted; empty if there is no limit."""
+        """Threads of each library once the limit is lifted; empty without a limit."""
         with self._lock:
             return self._before if self._blocks else self._of_parent
 
     def libraries(self) -> list[Any]:
         """Controllers of the libraries, found once: to go through all that is loaded takes milliseconds."""
-        if self._libraries is None:  # also where there are none to set (Apple's Accelerate)
+        if self._libraries is None:  # also where none can be set (Apple's Accelerate)
             self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
         return self._libraries
 

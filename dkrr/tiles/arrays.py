@@ -46,7 +46,7 @@ def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
     Raises
     ------
     StoreError
-        If there is none.
+        If it does not exist.
     """
     path = local_path(url)
     if path is not None and not path.exists():
@@ -64,7 +64,7 @@ def create_array(
     rows_per_chunk: int | None = None,
     attributes: dict[str, Any] | None = None,
 ) -> Any:
-    """Create an uncompressed Zarr array, replacing one that is there.
+    """Create an uncompressed Zarr array, replacing an existing one.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def open_group(url: str, mode: Literal["r", "r+"] = "r") -> Any:
     Raises
     ------
     StoreError
-        If there is none.
+        If it does not exist.
     """
     path = local_path(url)
     if path is not None and not path.exists():

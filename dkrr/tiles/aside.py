@@ -35,7 +35,7 @@ def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], 
     Raises
     ------
     InputError
-        If something is there and may not be replaced.
+        If something exists and may not be replaced.
     """
     if not _exists(url):
         return
@@ -49,7 +49,7 @@ def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], 
 
 @contextmanager
 def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
-    """Give a place to write at; what was written there is moved to `url` once the block has ended without an error.
+    """Yield a place to write at; its content is moved to `url` after the block has ended without an error.
 
     After an error in the block it is deleted, and what was at `url` before is untouched. A process that is killed
     leaves a file or folder beside it, whose name has a dot and eight hexadecimal digits before it. If that happens
@@ -62,7 +62,7 @@ def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
     url : str
         Path or URL of a file or a folder; see `check_free`.
     overwrite : bool
-        Whether what is there is replaced.
+        Whether an existing one is replaced.
 
     Yields
     ------

@@ -64,18 +64,18 @@ class ChunkedArray:
     def create(
         cls, url: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
     ) -> "ChunkedArray":
-        """Create an empty array, or take the one that is there if it has this very layout.
+        """Create an empty array, or take an existing one of this very layout.
 
         Raises
         ------
         StoreError
-            If an array of another layout is there.
+            If an array of another layout exists.
         """
         chunks = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
         array = cls(url, shape, chunks, dtype)
         path = local_path(url)
         if path is not None and not path.exists():
-            _create(array)  # asking Zarr for what is not there takes longer than making it
+            _create(array)  # asking Zarr for a missing array takes longer than creating it
             return array
         try:
             found = cls.open(url)
@@ -96,7 +96,7 @@ class ChunkedArray:
         Raises
         ------
         StoreError
-            If there is none, or it cannot be read.
+            If it does not exist or cannot be read.
         """
         try:
             array = zarr.open_array(zarr_store(url), mode="r")
@@ -270,10 +270,10 @@ def _create(array: ChunkedArray) -> None:
             shape=array.shape,
             chunks=array.chunks,
             dtype=array.dtype,
-            fill_value=np.nan,  # a chunk that is not there must never pass for zeros
+            fill_value=np.nan,  # a missing chunk must never pass for zeros
             serializer=BytesCodec(endian="little"),
             compressors=Crc32cCodec(),
-            # One flat folder: what is done already is found by a single directory listing.
+            # One flat folder: a single directory listing finds the complete chunks.
             chunk_key_encoding={"name": "default", "separator": "."},
             config={"write_empty_chunks": True},
         )
@@ -331,5 +331,5 @@ def _write_file(path: Path, data: memoryview, crc: bytes) -> None:
             partial.unlink()
         raise StoreError(
             f"cannot write {path}: {error.strerror or error}. Finished tiles are kept: "
-            f"mend this and run again with the same store"
+            f"fix this and run again with the same store"
         ) from error

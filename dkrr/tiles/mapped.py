@@ -41,7 +41,7 @@ def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float
     Raises
     ------
     DiskSpaceError
-        If there is no room for it.
+        If it does not fit on the disk.
     """
     n_bytes = 8 * int(np.prod(shape))
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -25,14 +25,14 @@ class TiledMatrix:
 
     @classmethod
     def create(cls, url: str, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
-        """Create an empty matrix, or take the one of this very layout that is there (see ChunkedArray).
+        """Create an empty matrix, or take an existing one of this very layout (see ChunkedArray).
 
         Parameters
         ----------
         url : str
         grid : TileGrid
         dtype : {"float64", "float32"}
-            Of what is stored, and of the arithmetic of a factorisation that writes it.
+            Type of the entries, and of the arithmetic of a factorisation that writes them.
         """
         return cls(ChunkedArray.create(url, (grid.n, grid.n), (grid.tile, grid.panel), dtype), grid)
 
@@ -96,7 +96,7 @@ class TiledMatrix:
         return n_bytes
 
     def complete_tiles(self) -> set[tuple[int, int]]:
-        """Tiles all of whose panels are there."""
+        """Tiles with all their panels."""
         present = self.array.present()
         return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
 

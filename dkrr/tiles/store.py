@@ -28,26 +28,26 @@ class RunStore:
         return f"{self.url.rstrip('/')}/{name}"
 
     def open(self) -> None:
-        """Begin a run here, or take the one that is here; it belongs to no problem until `claim`.
+        """Begin a run here, or take the existing one; it belongs to no problem until `claim`.
 
         Raises
         ------
         StoreError
-            If something else is here.
+            If something else exists here.
         """
         if self.description() is None:
             attributes = {"dkrr": {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}}
             zarr.create_group(zarr_store(self.url), attributes=attributes)
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
-        """Take the open store for the problem with this fingerprint, or go on with the run of it that is here.
+        """Take the open store for the problem with this fingerprint, or resume its run.
 
         Parameters
         ----------
         fingerprint : dict
             What the problem is.
         layout : dict
-            How it is cut into tiles; remembered for the runs that go on.
+            How it is cut into tiles; remembered for runs that resume.
         notes : dict, optional
             Noted with it, if the store is taken.
 
@@ -71,7 +71,7 @@ class RunStore:
     def _attributes(self) -> dict[str, Any]:
         found = self.description()
         if found is None:
-            raise StoreError(f"the store {self.url} has vanished during the run")
+            raise StoreError(f"the store {self.url} was deleted during the run")
         return found
 
     def _update(self, **changes: Any) -> None:
@@ -92,7 +92,7 @@ class RunStore:
         self._update(rows=name)
 
     def note(self, name: str) -> Any:
-        """Value noted in the description under a name; None if there is none."""
+        """Value noted in the description under a name; None if nothing was noted."""
         return self._attributes().get("notes", {}).get(name)
 
     def set_note(self, name: str, value: Any) -> None:
@@ -100,16 +100,16 @@ class RunStore:
         self._update(notes={**self._attributes().get("notes", {}), name: value})
 
     def create_group(self, name: str) -> None:
-        """Make a group in the store, unless it is there."""
+        """Create a group in the store, unless it exists."""
         zarr.open_group(zarr_store(self.at(name)), mode="a")
 
     def description(self) -> dict[str, Any] | None:
-        """What an earlier run wrote about this store; None if there is nothing here.
+        """Description that an earlier run wrote of this store; None if nothing exists here.
 
         Raises
         ------
         StoreError
-            If there is something else here.
+            If something else exists here.
         """
         path = local_path(self.url)
         if path is not None and not path.exists():
