@@ -23,8 +23,8 @@ from benchmarks.peers import Floats
 from dkrr import blas
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian
-from dkrr.linalg.operator import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
+from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.planning.iteration_dual import cg_tile
 from dkrr.rows import MemoryRows
 from dkrr.runtime import ThreadExecutor

@@ -26,8 +26,9 @@ from benchmarks.machine import describe_machine
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
-from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes, tile_steps
+from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME

@@ -16,7 +16,7 @@ from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
 from dkrr.fitting.workers import dask_client, dask_workers
-from dkrr.linalg.operator import ResidentRows
+from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
 from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan, scan_tasks, stage
 from dkrr.rows.checks import combine

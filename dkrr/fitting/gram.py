@@ -16,10 +16,11 @@ from dkrr.fitting.sampled import by_name
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.operator import Operator, Precision, ResidentRows, TiledOperator
+from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
+from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.rows import Rows
 from dkrr.runtime import Task

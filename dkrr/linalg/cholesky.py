@@ -5,12 +5,12 @@ For a tile (i, j) of A = L Lᵀ, i ≥ j::
     S = A_ij − Σ_{k<j} L_ik L_jkᵀ,     L_jj = chol(S)  for i = j,     L_ij = S L_jj⁻ᵀ  for i > j
 
 A task streams the panels of rows i and j of L through two small buffers and keeps only S in memory, so memory does
-not grow with n. A stored tile is never updated: Dask may run any task twice, and a killed run goes on from the tiles
-that are there. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
+not grow with n. A stored tile is never updated: Dask may run any task twice, and a killed run resumes from the
+complete tiles. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
 the forward substitution free: the panels of row j are in memory anyway.
 
 The dtype of the stored factor decides the arithmetic. A factor in float32 takes half the disk, half the reading and
-about half the time of one in float64. It is no solution but a preconditioner, whose right-hand sides change at every
+about half the time of one in float64. It serves as a preconditioner, whose right-hand sides change at every
 iteration: its system has none, and the tasks only factor.
 
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
@@ -21,7 +21,6 @@ In the memory of one process the same tasks run in threads. Tiles are computed w
 parts), so that a task must not run twice there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,98 +30,16 @@ from dkrr.cost import Cost
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.prefetch import N_SLOTS, prefetched, writer
 from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
+from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_key, tile_steps
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 Matrix = TiledMatrix | MemoryMatrix
 
-PANEL_COLUMNS = 512
-"""Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
-TILE_SIZES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
-"""Tile sizes that a plan compares."""
-TASK_COLUMNS = (2, 3, 6, 12)
-"""Tile columns per task that a plan compares with all of them."""
-MAX_TILES_PER_SIDE = 200
-"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
-MAX_TASKS = 250_000
-"""Of a factorisation: the scheduler takes about a millisecond for each."""
-
-
-@dataclass(frozen=True)
-class TileStep:
-    """One task of the factorisation: some tile columns of the sum of tile (i, j), and after the last the tile."""
-
-    i: int
-    j: int
-    part: int
-    """Number of this part among those of the tile."""
-    columns: range
-    """Tile columns that it subtracts."""
-    is_last: bool
-
-    @property
-    def key(self) -> str:
-        """Name of the task."""
-        return _key(self.i, self.j) if self.is_last else f"S-{self.i}-{self.j}-{self.part}"
-
-    @property
-    def depends(self) -> tuple[str, ...]:
-        """Names of the tasks before it. The tiles left of those named are done when they are."""
-        names = [f"S-{self.i}-{self.j}-{self.part - 1}"] if self.part else []
-        if self.columns:
-            newest = self.columns[-1]
-            names += [_key(self.i, newest)] + ([_key(self.j, newest)] if self.i != self.j else [])
-        if self.is_last and self.i != self.j:
-            names.append(_key(self.j, self.j))
-        return tuple(names)
-
-    @property
-    def priority(self) -> tuple[int, ...]:
-        """A diagonal tile first, since a column waits for it; then what the next one waits for; then by columns."""
-        urgency = 2 if not self.is_last else min(self.i - self.j, 2)
-        return (urgency, self.j, self.i)
-
-    def flops(self, grid: TileGrid) -> float:
-        """Floating-point operations."""
-        rows, columns = grid.height(self.i), grid.height(self.j)
-        before = float(len(self.columns) * grid.tile)
-        if self.i == self.j:
-            return rows * rows * before + (rows**3 / 3 if self.is_last else 0.0)
-        return 2 * rows * columns * before + (rows * columns * columns if self.is_last else 0.0)
-
-
-def _key(i: int, j: int) -> str:
-    return f"L-{i}-{j}"
-
-
-def tile_steps(n_tiles: int, columns_per_task: int) -> Iterator[TileStep]:
-    """All tasks of a factorisation, column by column.
-
-    Parameters
-    ----------
-    n_tiles : int
-        Tiles along one side.
-    columns_per_task : int
-        Tile columns that one task subtracts; 0 means all.
-    """
-    for j in range(n_tiles):
-        n_parts = n_update_parts(j, columns_per_task)
-        for i in range(j, n_tiles):
-            for part in range(n_parts):
-                is_last = part == n_parts - 1
-                yield TileStep(
-                    i, j, part, range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task), is_last
-                )
-
-
-def n_update_parts(j: int, columns_per_task: int) -> int:
-    """Tasks to a tile of column j."""
-    return max(1, -(-j // columns_per_task)) if columns_per_task else 1
-
 
 @dataclass(frozen=True)
 class PartialSums:
-    """S and b − Σ L z of the tiles whose first parts are done."""
+    """S and b − Σ L z of tiles after some of their parts."""
 
     matrix: Matrix
     forward: ChunkedArray | None = None
@@ -173,15 +90,15 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
         # A part is done if it or any later one is.
         if tile in done or any(tile in later for later in summed[step.part :]):
             continue
-        depends = step.depends + tuple(_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
+        depends = step.depends + tuple(tile_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
         tasks.append(Task(step.key, factor_tile, (system, step), depends, step.flops(system.grid), step.priority))
     return tasks
 
 
 def _holes(n_tiles: int, done: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Tiles that are missing although later ones of their row are there: only a damaged store has any.
+    """Tiles that are missing although later ones of their row exist: only a damaged store has any.
 
-    A task waits for the newest tile of a row and takes the older ones for granted; these it must wait for too.
+    A task waits for the newest tile of a row only; with holes it must wait for the older ones too.
     """
     holes = set()
     for i in range(n_tiles):
@@ -250,7 +167,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile)
-        if matrix.is_stored:  # where anybody may read it; in memory a source may keep its own there
+        if matrix.is_stored:  # others may read it there; in memory a source may keep its own above the diagonal
             clear_upper(tile)
         if z is not None:
             with meter.time("forward"):
@@ -266,7 +183,7 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
     if step.part:
         before = system.partial[step.part - 1]
         with meter.time("read"):
-            if before.matrix is not system.factor:  # else it is there
+            if before.matrix is not system.factor:  # else it lies there already
                 meter.bytes_read += before.matrix.read_tile(i, j, tile)
             return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
     with np.errstate(over="ignore"):
@@ -354,16 +271,8 @@ def _divide_by_diagonal(
 def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0, itemsize: int = 8) -> Cost:
     """Cost of the whole factorisation, forming the tiles of A not included.
 
-    Parameters
-    ----------
-    grid : TileGrid
-    n_right_sides : int
-        0 without the forward substitution.
-    columns_per_task : int
-        Tile columns that one task subtracts; 0 means all.
-    itemsize : int
-        Bytes of an entry of L. Rates are of float64, so an operation in float32, which takes half the time, counts
-        half in `gemm_flops`.
+    `n_right_sides` is 0 without the forward substitution, `itemsize` the bytes of an entry of L. Rates are of float64,
+    so an operation in float32, which takes half the time, counts half in `gemm_flops`.
     """
     n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
     panel = float(_panel_bytes(grid, itemsize))
@@ -386,15 +295,6 @@ def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: in
 
     Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the
     cache could not hold come from the disk. The tiles of its own row it reads again for every tile, from the cache.
-
-    Parameters
-    ----------
-    grid : TileGrid
-    cache_bytes : float
-    columns_per_task : int
-        Tile columns that one task subtracts; 0 means all.
-    itemsize : int
-        Bytes of an entry of L.
     """
     if factor_bytes(grid, itemsize) <= cache_bytes:
         return 0.0
@@ -425,17 +325,7 @@ def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
 
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:
-    """Most memory of one task: the tile, then either what forming it needs or four panels and a padded copy.
-
-    Parameters
-    ----------
-    grid : TileGrid
-    n_right_sides : int
-    form_bytes : int
-        What forming one tile of A needs besides the tile.
-    itemsize : int
-        Bytes of an entry of L.
-    """
+    """Most memory of one task: the tile, then either `form_bytes`, to form it, or four panels and a padded copy."""
     tile, panel = itemsize * grid.tile**2, itemsize * grid.tile * grid.panel
     right_sides = 4 * 8 * grid.tile * n_right_sides
     return tile + max(form_bytes, 2 * N_SLOTS * panel + panel) + right_sides

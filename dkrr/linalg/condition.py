@@ -114,9 +114,9 @@ def condition_number(product: Moments, solved: Moments) -> float:
     Parameters
     ----------
     product : Moments
-        Of z and the matrix times z.
+        Moments of z and the matrix times z.
     solved : Moments
-        Of z and the inverse times z.
+        Moments of z and the inverse times z.
     """
     numbers = (*product, *solved)
     if not all(math.isfinite(x) for x in numbers):

@@ -169,7 +169,7 @@ class NewtonPreconditioners(ABC):
     """Preconditioners of the systems of Newton steps in the dual form, one step after the other."""
 
     is_complete: bool = False
-    """Whether they are made of complete factors, which there is room for one at a time."""
+    """Whether complete factors make them, of which one at a time fits in memory."""
 
     @abstractmethod
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:

@@ -62,7 +62,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def probabilities(self, scores: Array) -> Array:
-        """Of all classes, of shape (n, number of classes); one-vs-rest probabilities are normalised."""
+        """Probabilities of all classes, of shape (n, number of classes); one-vs-rest probabilities are normalised."""
 
     @abstractmethod
     def log_probabilities(self, scores: Array) -> Array:
@@ -150,7 +150,7 @@ class Softmax(Likelihood):
 
 @dataclass(frozen=True)
 class LabelTerms:
-    """The part of an objective that the labels make: their likelihood, weighted."""
+    """Terms of an objective that depend on the labels: their likelihood, weighted."""
 
     likelihood: Likelihood
     codes: Codes

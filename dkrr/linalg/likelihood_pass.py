@@ -157,7 +157,7 @@ class CurvatureProduct(Operator):
     segments : tuple of Segment
     executor : Executor
     coef : ndarray of shape (p, k)
-        Of the columns that are solved for.
+        Coefficients of the columns that are solved for.
     """
 
     passes: Passes

@@ -1,6 +1,6 @@
 """Systems in the memory of the calling process: the tasks of `cholesky` on tiles that lie there.
 
-What was factored is gone from its tiles. The true residual is computed from tiles that are formed again, as out of
+A factor overwrites its tiles. The true residual is computed from tiles that are formed again, as out of
 core, or from a matrix that is kept beside the factor, where forming it takes long. A small matrix is one tile; it and
 its factor share a square, and no task is made for it.
 """
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, factor_tile
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
+from dkrr.linalg.tile_steps import TileStep, n_update_parts
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
 from dkrr.tiles import MemoryMatrix, TileGrid
 
@@ -22,12 +23,12 @@ Array = NDArray[np.float64]
 ONE_TILE = 2048
 """Rows up to which a matrix in memory is one tile: no task is made, and it and its factor share a square."""
 MEMORY_TILES = (512, 1024)
-"""Fewest and most rows of a tile in memory (512: products run at full rate, and squares on the diagonal waste little)
-..."""
+"""Smallest and largest number of rows of a tile in memory (512: products run at full rate, and squares on the diagonal
+waste little) ..."""
 MEMORY_TILES_PER_SIDE = 32
-"""... and of how many tiles a side, from which on they grow."""
+"""... and the number of tiles a side from which on they grow."""
 TILE_BUFFER_BYTES = 8 * 2**20
-"""What BLAS keeps for each of its threads where products are of tiles: the packed parts of two of them."""
+"""Buffer of BLAS for each of its threads in products of tiles: the packed parts of two of them."""
 MEMORY_TASK_COLUMNS = 4
 """Tile columns that one task subtracts in memory, where sums between parts cost nothing: threads wait for no longer
 than one task takes."""
@@ -73,7 +74,7 @@ class KeptTiles(TileSource, Operator):
     Parameters
     ----------
     matrix : MemoryMatrix
-        Complete, its squares symmetric; theirs are overwritten below the diagonal.
+        Complete, its squares symmetric; they are overwritten below the diagonal.
     """
 
     def __init__(self, matrix: MemoryMatrix) -> None:
@@ -99,7 +100,7 @@ class KeptTiles(TileSource, Operator):
         return cls(matrix)
 
     def beside(self) -> MemoryMatrix:
-        """Where one factor at a time may be."""
+        """Matrix for one factor at a time."""
         return self._matrix.beside()
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002

@@ -15,9 +15,9 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.operator import thin
 from dkrr.linalg.segments import RowWriter, Segment
 from dkrr.linalg.sources import read_range
+from dkrr.linalg.tiled_operator import thin
 from dkrr.rows.sources import Block
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid

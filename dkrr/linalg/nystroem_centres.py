@@ -26,9 +26,8 @@ def choose_pivots(
     ----------
     kernel : Kernel
     rows : Rows
-        Of shape (n, d).
     rank : int
-        How many.
+        Number of rows to choose.
     method : {"rpcholesky", "uniform", "greedy"}
     seed : int
 
@@ -36,7 +35,7 @@ def choose_pivots(
     -------
     ndarray of shape (rank,) or shorter, where the kernel has a smaller rank
         In the order in which they were chosen. RPCholesky and greedy choose from a random sample of
-        CANDIDATES_TO_RANK × rank rows where there are more.
+        CANDIDATES_TO_RANK × rank rows if n is larger.
     """
     n = rows.shape[0]
     rng = np.random.default_rng(seed)

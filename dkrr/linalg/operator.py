@@ -1,57 +1,26 @@
-"""Products A P of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
-
-The lower triangle is cut into groups, a few to a worker. One task multiplies one group by all vectors and uses every
-off-diagonal piece twice, for y_I += A_IJ p_J and y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles
-that fit are kept in the memory of the worker that first formed them; the others are formed (or read) at every pass,
-and their pieces never leave the cache.
-"""
+"""Products of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr import blas
-from dkrr.cost import Cost
-from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
-from dkrr.linalg.sources import Piece, TileSource, cut_tile, mirror_squares
-from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
-from dkrr.tiles import TileGrid
+from dkrr.runtime import RunRecord
 
 Vectors = NDArray[np.float64]
 Precision = Literal["float64", "float32"]
 
 SAFE_SIZES = (1e-120, 1e120)
-"""Of numbers whose squares, and sums of as many as there can be, neither overflow nor underflow."""
+"""Bounds of numbers whose squares, and sums of these, neither overflow nor underflow."""
 SAFE_SQUARES = (1e-240, 1e240)
-"""Their squares."""
-SLABS_PER_PLACE = 3
-"""Slabs of tiles that are not kept, for each place: whoever is early takes one more."""
-
-MAX_TILE = 8192
-"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
-MIN_TILE = 512
-SECONDS_PER_TILE = 0.4e-3
-"""Of every tile that is formed, besides its entries: calls, and threads that wait for the interpreter (measured: 0.7 ms
-with tiles of 313 rows and two threads)."""
-STORED_TILE = 2048
-"""Largest tile on disk: those are read whole."""
-STORE_ABOVE_RATIO = 2.0
-"""Times that an entry must take longer to compute than to read before tiles on disk are considered."""
-WORKSPACE_FRACTION = 1 / 16
-"""Most of a process's memory that the kernel's temporaries for one tile take."""
-KEPT_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
+"""Squares of those bounds."""
 
 
 class Operator(ABC):
-    """A symmetric matrix that is only ever multiplied by vectors; remembers what its tasks did."""
+    """A symmetric matrix that is only multiplied by vectors, with the record of its tasks."""
 
     n: int
     """Rows (and columns)."""
@@ -67,9 +36,9 @@ class Operator(ABC):
         ----------
         vectors : ndarray of shape (n, m)
         precision : {"float64", "float32"}
-            Of the entries and their products; sums are always float64.
+            Precision of the entries and their products; sums are always float64.
         columns : ndarray of shape (m,), optional
-            Which right-hand sides the vectors belong to, where those have matrices of their own.
+            Right-hand sides that the vectors belong to, where those have matrices of their own.
 
         Returns
         -------
@@ -77,125 +46,9 @@ class Operator(ABC):
         """
 
 
-@dataclass(frozen=True)
-class TileGroup:
-    """Tiles on or below the diagonal that one task multiplies."""
-
-    source: TileSource
-    grid: TileGrid
-    tiles: tuple[tuple[int, int], ...]
-    run: str
-    """Name under which a worker keeps what it keeps."""
-    number: int
-    keeps: Precision | None
-    """Precision in which its tiles stay in memory; None: they are formed at every use."""
-    groups_per_process: int
-    """Slabs that one process may keep."""
-
-
-@dataclass
-class TiledOperator(Operator):
-    """Product with diag(c) A diag(c), A given by tiles.
-
-    Parameters
-    ----------
-    source : TileSource
-        Tiles of A.
-    grid : TileGrid
-    executor : Executor
-    run : str
-        Name of what is kept in memory; `close` lets go of it.
-    slots : int
-        Tasks that run at once.
-    slots_per_process : int
-        Tasks that run at once in one process.
-    kept_tiles : int
-        Tiles that every slot keeps in memory.
-    keeps : {"float64", "float32"}
-        Their precision. Float64 products of tiles kept in float32 are formed again.
-    scale : ndarray of shape (n,), optional
-        c.
-    """
-
-    source: TileSource
-    grid: TileGrid
-    executor: Executor
-    run: str
-    slots: int = 1
-    slots_per_process: int = 1
-    kept_tiles: int = 0
-    keeps: Precision = "float64"
-    scale: NDArray[np.float64] | None = None
-    on_pass: Callable[[], None] = lambda: None
-    record: RunRecord = field(default_factory=RunRecord)
-
-    def __post_init__(self) -> None:
-        self.n = self.grid.n
-        self._groups = self._cut()
-
-    def multiply(
-        self,
-        vectors: Vectors,
-        precision: Precision = "float64",
-        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
-    ) -> Vectors:
-        if self.scale is not None:
-            vectors = vectors * self.scale[:, None]
-        tasks = [
-            Task(f"multiply-{group.number}", multiply_group, (group, precision), place=place)
-            for group, place in self._groups
-        ]
-        sizes = np.ones(vectors.shape[1])
-        if precision == "float32":
-            sizes = column_sizes(vectors)  # float32 has a small range
-        product, record = self.executor.total(tasks, np.ascontiguousarray((vectors / sizes).astype(precision)))
-        self.record.add(record)
-        product *= sizes
-        if self.scale is not None:
-            product *= self.scale[:, None]
-        self.on_pass()
-        return product  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """Let every process go of the tiles it kept."""
-        self.executor.forget(self.run)
-
-    def _cut(self) -> list[tuple[TileGroup, int | None]]:
-        """Slabs with the place of those that are kept there."""
-        grid = self.grid
-        tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
-        # Tiles on the diagonal save half as much for their memory, so they are kept last.
-        n_kept = min(len(tiles), self.kept_tiles * self.slots)
-        parts: list[tuple[list[tuple[int, int]], int | None]] = [
-            (part, k) for k, part in enumerate(evenly(grid, tiles[:n_kept], self.slots, self.kept_tiles)) if part
-        ]
-        rest = tiles[n_kept:]
-        parts += [(part, None) for part in evenly(grid, rest, SLABS_PER_PLACE * self.slots) if part]
-        return [
-            (
-                TileGroup(
-                    source=self.source,
-                    grid=grid,
-                    tiles=tuple(sorted(part)),
-                    run=self.run,
-                    number=number,
-                    keeps=None if place is None else self.keeps,
-                    groups_per_process=self.slots_per_process,
-                ),
-                place,
-            )
-            for number, (part, place) in enumerate(parts)
-        ]
-
-
 @dataclass
 class LastProduct(Operator):
-    """An operator that remembers its last product in float64, so that nobody need make it again.
-
-    Parameters
-    ----------
-    operator : Operator
-    """
+    """An operator that keeps its last product in float64, so that it is not computed again."""
 
     operator: Operator
 
@@ -220,16 +73,7 @@ class LastProduct(Operator):
         return product
 
     def of(self, vectors: Vectors) -> Vectors:
-        """A V in float64: the last product for the columns that it was made of, of the others a new one.
-
-        Parameters
-        ----------
-        vectors : ndarray of shape (n, m)
-
-        Returns
-        -------
-        ndarray of shape (n, m)
-        """
+        """A V in float64, of shape (n, m): only columns that differ from the last ones are multiplied again."""
         if self._vectors.shape != vectors.shape:
             return self.operator.multiply(vectors)
         changed = np.flatnonzero((self._vectors != vectors).any(axis=0))
@@ -243,7 +87,7 @@ class LastProduct(Operator):
 def column_sizes(vectors: Vectors) -> Vectors:
     """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
     mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))
-    # The least of float64's powers at or above, within those that are not denormal.
+    # The smallest power of two at or above, among those that are not denormal.
     return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
 
 
@@ -262,159 +106,3 @@ def column_norms(vectors: Vectors) -> Vectors:
     scaled = vectors / sizes
     with np.errstate(over="ignore"):
         return np.sqrt(np.einsum("ij,ij->j", scaled, scaled)) * sizes  # type: ignore[no-any-return]
-
-
-def tile_work(grid: TileGrid, i: int, j: int) -> float:
-    """Entries of a tile that are formed: half of them on the diagonal."""
-    return grid.height(i) * grid.height(j) * (0.5 if i == j else 1.0)
-
-
-def evenly(
-    grid: TileGrid, tiles: Sequence[tuple[int, int]], n_parts: int, most: int | None = None
-) -> list[list[tuple[int, int]]]:
-    """Divide tiles, the largest first, so that the parts have about as much work, and at most `most` tiles each."""
-    parts: list[list[tuple[int, int]]] = [[] for _ in range(n_parts)]
-    work = [0.0] * n_parts
-    for tile in tiles:
-        open_parts = [k for k in range(n_parts) if most is None or len(parts[k]) < most]
-        k = min(open_parts, key=lambda k: work[k])
-        parts[k].append(tile)
-        work[k] += tile_work(grid, *tile)
-    return parts
-
-
-def multiply_group(meter: Meter, group: TileGroup, precision: Precision, vectors: NDArray[Any]) -> Vectors:
-    """Task: product of one group, and of its mirror image, with all vectors.
-
-    Parameters
-    ----------
-    meter : Meter
-    group : TileGroup
-    precision : {"float64", "float32"}
-    vectors : ndarray of shape (n, m)
-        In that precision.
-
-    Returns
-    -------
-    ndarray of shape (n, m)
-    """
-    total = np.zeros(vectors.shape)
-    # Float32 has a small range: what overflows there is found in the sums, and made again in float64.
-    ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
-    with meter.time("multiply"), np.errstate(**ignored):
-        for rows, columns, piece in _pieces(meter, group, precision):
-            _add_product(total, piece, rows, vectors[columns], transpose=False)
-            if rows != columns:
-                _add_product(total, piece, columns, vectors[rows], transpose=True)
-    return total
-
-
-def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
-    if piece.dtype == np.float64:
-        blas.gemm(total[rows], piece, vectors, transpose_a=transpose, beta=1.0)
-        return
-    part = np.empty((rows.stop - rows.start, vectors.shape[1]), piece.dtype)
-    blas.gemm(part, piece, vectors, transpose_a=transpose)
-    total[rows] += part
-
-
-def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
-    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
-    for i, j in group.tiles:
-        rows, columns = group.grid.rows(i), group.grid.rows(j)
-        if not keeps:
-            yield from group.source.pieces(meter, rows, columns, precision)
-            continue
-
-        def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
-            tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
-            for r, c, piece in group.source.pieces(meter, rows, columns, precision):
-                tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
-                    piece
-                )
-            if rows == columns:
-                mirror_squares(tile)  # squares on the diagonal may have come in other pieces
-            return tile
-
-        yield from cut_tile(resident.kept(group.run, (group.number, i, j), form), rows, columns)
-
-
-class ResidentRows(Rows):
-    """Rows that every process reads once and then keeps in memory.
-
-    Parameters
-    ----------
-    rows : Rows
-        Shared rows.
-    run : str
-        Name under which they are kept.
-    """
-
-    is_shared = True
-    is_in_memory = True
-
-    def __init__(self, rows: Rows, run: str) -> None:
-        self.rows, self._run = rows, run
-        self.is_sparse = rows.is_sparse
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.rows.dtype
-
-    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
-        return self._kept().read(start, stop, columns)
-
-    def parts(self, rows: slice) -> list[slice]:
-        return self._kept().parts(rows)
-
-    def _kept(self) -> MemoryRows:
-        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
-
-
-USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
-"""Both products of one entry, in cache, with one vector."""
-
-
-KEPT_SECONDS = 0.35e-9
-"""An entry of a tile that is kept, besides its bytes: calls of pieces, and threads that wait for the interpreter."""
-
-
-def thin(m: int) -> float:
-    """Times that a product with few vectors takes longer than its operations say (measured with 6: 4)."""
-    return 1.0 + 48.0 / (12 + m)
-
-
-def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
-    """Cost of one product of `n_entries` entries (each used twice) with m vectors.
-
-    Parameters
-    ----------
-    entry : EntryCost
-        Of one entry in that precision.
-    n_entries : float
-        Entries of the lower triangle.
-    m : int
-    precision : {"float64", "float32"}
-        GEMM in float32 counts half its operations, since it is twice as fast.
-    kept : float
-        Part of the entries that are in memory and not formed.
-    """
-    low = precision == "float32"
-    formed = (1.0 - kept) * n_entries
-    return Cost(
-        gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
-        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
-        memory_bytes=kept * n_entries * (4 if low else 8),
-    )
-
-
-def multiply_bytes(
-    kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int, *, is_sparse: bool = False
-) -> int:
-    """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
-    temporary = kernel.pieces_bytes(tile, tile, n_features, row_bytes if is_sparse else None)
-    return 2 * tile * row_bytes + temporary + 4 * 8 * n * m

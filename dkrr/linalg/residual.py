@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.condition import Moments, SolvedProbe, condition_number, multiplied_probe
-from dkrr.linalg.operator import TiledOperator, column_norms
+from dkrr.linalg.operator import column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range
+from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import TileGrid

@@ -24,7 +24,7 @@ Correction = Callable[[Array, Columns], Array]
 """From residuals r of some columns to M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, for Ĉ = Cᵀ1 of every system."""
 
 RANK_TOLERANCE = 1e-12
-"""Of ΣW, relative to its largest eigenvalue: equal scores for all classes make no difference."""
+"""Bound of zero eigenvalues of ΣW, relative to the largest: equal scores for all classes change nothing."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Root(ABC):
 
     @abstractmethod
     def correction(self, base: Preconditioner) -> Correction:
-        """What to subtract from the preconditioner M⁻¹ of the systems, so that Ĉᵀ M⁻¹ r = 0."""
+        """Correction to subtract from the preconditioner M⁻¹ of the systems, so that Ĉᵀ M⁻¹ r = 0."""
 
     @property
     def system_size(self) -> int:
@@ -248,7 +248,7 @@ def _pseudo_inverse(matrix: Array) -> Array:
 class Classwise(Wrapped):
     """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
 
-    What of the curvature couples the classes is in the projections alone; of the rest M may know everything.
+    Only the projections couple the classes; M may represent the rest completely.
     """
 
     root: SoftmaxRoot

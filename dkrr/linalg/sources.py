@@ -122,7 +122,7 @@ class GramTiles(TileSource):
         """See base class. The tile is never formed: its pieces stay in cache."""
         for r, c, left, right in self._parts(meter, rows, columns):
             pieces = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
-            del left, right  # the kernel lets go of them before the next ones are read
+            del left, right  # the kernel releases them before the next ones are read
             for where, across, piece in _located(r, c, pieces):
                 scale_block(piece, self.scale, where, across)
                 if self.scale is not None and where == across:
@@ -134,7 +134,7 @@ class GramTiles(TileSource):
         """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
         left_parts = self.rows.parts(rows)
         right_parts = left_parts if rows == columns else self.rows.parts(columns)
-        held, left, right = None, None, None  # what is held is let go of before the next is read
+        held, left, right = None, None, None  # released before the next block is read
         for k, c in enumerate(right_parts):
             right = None
             right = self._read(meter, c)

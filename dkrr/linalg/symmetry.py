@@ -1,4 +1,4 @@
-"""Whether a matrix that somebody else computed is symmetric, block by block."""
+"""Whether a given matrix is symmetric, block by block."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class BlockSymmetry:
     """A block beside its mirror image."""
 
     largest: float
-    """Of the absolute values of both."""
+    """Sums of the absolute values of both."""
     gap: float
     """Largest absolute difference."""
     row: int

@@ -6,10 +6,10 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Stage
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.memory import TILE_BUFFER_BYTES, memory_bytes, memory_cost, memory_grid
-from dkrr.linalg.operator import multiply_bytes, pass_cost
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_cost
+from dkrr.linalg.tiled_operator import multiply_bytes, pass_cost
 from dkrr.planning.inputs import checked_bytes, rates_of_rows, sharing_stages, symmetry_stages
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem

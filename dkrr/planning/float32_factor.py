@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from dkrr.cost import Stage
 from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.inverse import apply_cost
-from dkrr.linalg.operator import pass_cost
 from dkrr.linalg.sources import gram_cost
+from dkrr.linalg.tiled_operator import pass_cost
 from dkrr.planning.direct_dual import tiled_bytes
 from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
 from dkrr.planning.iteration import refuse_columns_of_gram, why_iterative

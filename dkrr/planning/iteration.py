@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dkrr.errors import InputError
-from dkrr.linalg.operator import KEPT_FRACTIONS, Precision
+from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivoted_cholesky import PRICED_RANKS, SMALL_RANKS, partial_apply_seconds
+from dkrr.linalg.tiled_operator import KEPT_FRACTIONS
 from dkrr.planning import iteration_primal
 from dkrr.planning.iteration_dual import GramIteration, factor_seconds, is_costly
 from dkrr.planning.iteration_primal import primal_iterations_expected, row_passes

@@ -12,18 +12,7 @@ from typing import Self
 import numpy as np
 
 from dkrr.cost import Stage
-from dkrr.linalg.operator import (
-    MAX_TILE,
-    MIN_TILE,
-    SECONDS_PER_TILE,
-    STORE_ABOVE_RATIO,
-    STORED_TILE,
-    USE_SECONDS,
-    WORKSPACE_FRACTION,
-    Precision,
-    multiply_bytes,
-    pass_cost,
-)
+from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivot_stopping import expected_iterations
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_DTYPE,
@@ -33,6 +22,17 @@ from dkrr.linalg.pivoted_cholesky import (
     small_matrix_cost,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
+from dkrr.linalg.tiled_operator import (
+    MAX_TILE,
+    MIN_TILE,
+    SECONDS_PER_TILE,
+    STORE_ABOVE_RATIO,
+    STORED_TILE,
+    USE_SECONDS,
+    WORKSPACE_FRACTION,
+    multiply_bytes,
+    pass_cost,
+)
 from dkrr.planning.inputs import cache_bytes, is_held, reading_seconds, sharing_stages, symmetry_stages
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Problem

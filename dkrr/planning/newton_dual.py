@@ -9,7 +9,7 @@ from dkrr.linalg.cholesky import factor_bytes
 from dkrr.linalg.inverse import apply_bytes, apply_cost
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import memory_bytes, memory_cost, memory_grid
-from dkrr.linalg.operator import pass_cost
+from dkrr.linalg.tiled_operator import pass_cost
 from dkrr.planning.direct import Direct, dual_in_tiles
 from dkrr.planning.direct_dual import gram_in_memory_bytes, gram_in_memory_stages
 from dkrr.planning.float32_factor import Float32Factor

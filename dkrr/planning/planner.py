@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
-from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources

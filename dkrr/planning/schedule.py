@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Self
 
-from dkrr.linalg.cholesky import TileStep, n_update_parts, tile_steps
+from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_steps
 from dkrr.planning.resources import Rates
 from dkrr.planning.simulation import Cluster, Schedule, TaskGraph, simulate
 from dkrr.tiles import TileGrid

@@ -5,18 +5,9 @@ from typing import NamedTuple
 
 from dkrr.blas import THREAD_EFFICIENCY
 from dkrr.errors import InputError
-from dkrr.linalg.cholesky import (
-    MAX_TASKS,
-    MAX_TILES_PER_SIDE,
-    PANEL_COLUMNS,
-    TASK_COLUMNS,
-    TILE_SIZES,
-    cholesky_cost,
-    cold_cholesky_bytes,
-    factor_bytes,
-    tile_steps,
-)
+from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes
 from dkrr.linalg.substitution import substitution_cost
+from dkrr.linalg.tile_steps import MAX_TASKS, MAX_TILES_PER_SIDE, PANEL_COLUMNS, TASK_COLUMNS, TILE_SIZES, tile_steps
 from dkrr.planning.inputs import cache_bytes
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Resources, cold_fraction

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
+from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks
 from dkrr.linalg.substitution import Substitution, substitution_tasks
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.tiles import ChunkedArray
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import machine, peers, small, solve
-from dkrr.linalg.cholesky import tile_steps
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 

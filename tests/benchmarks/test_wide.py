@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from benchmarks import wide
 from benchmarks.clusters import WideCluster
-from dkrr.linalg.cholesky import tile_steps
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid

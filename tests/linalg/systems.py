@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_update_parts
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks
 from dkrr.linalg.operator import Operator
 from dkrr.linalg.sources import MatrixTiles
+from dkrr.linalg.tile_steps import n_update_parts
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid

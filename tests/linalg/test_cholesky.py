@@ -19,8 +19,8 @@ from dkrr.linalg.cholesky import (
     factor_bytes,
     factor_tile,
     partial_bytes,
-    tile_steps,
 )
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.runtime import Meter, Task
 from dkrr.tiles import TileGrid
 from dkrr.tiles.chunks import local_path

@@ -12,21 +12,19 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Linear, Polynomial
-from dkrr.linalg.operator import (
-    SLABS_PER_PLACE,
-    LastProduct,
+from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
+from dkrr.linalg.tiled_operator import (
+    GROUPS_PER_PLACE,
     ResidentRows,
     TiledOperator,
     TileGroup,
-    column_norms,
-    column_sizes,
-    evenly,
+    balanced_groups,
     multiply_bytes,
     multiply_group,
     pass_cost,
     tile_work,
 )
-from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.planning import Rates
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
@@ -155,7 +153,7 @@ class TestProduct:
         for _ in range(3):
             tiled.multiply(np.ones((47, 1)))
         assert len(passes) == 3
-        assert len(tiled.record.tasks) == 3 * SLABS_PER_PLACE
+        assert len(tiled.record.tasks) == 3 * GROUPS_PER_PLACE
         assert all(t.value is None for t in tiled.record.tasks), "a record must not hold a product"
 
 
@@ -289,7 +287,7 @@ class TestCut:
     @given(grid=grids(), parts=st.integers(1, 7))
     def test_evenly(self, grid, parts):
         tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
-        work = [sum(tile_work(grid, *t) for t in part) for part in evenly(grid, tiles, parts)]
+        work = [sum(tile_work(grid, *t) for t in part) for part in balanced_groups(grid, tiles, parts)]
         assert len(work) == parts
         assert sum(work) == pytest.approx(sum(tile_work(grid, *t) for t in tiles))
         # The part with the most work was the one with the least when its last tile came.
@@ -297,7 +295,7 @@ class TestCut:
 
     def test_evenly_with_a_limit(self):
         tiles = sorted(MANY.lower(), key=lambda t: -tile_work(MANY, *t))[:21]
-        parts = evenly(MANY, tiles, 3, most=7)
+        parts = balanced_groups(MANY, tiles, 3, most=7)
         assert [len(part) for part in parts] == [7, 7, 7]
         assert sorted(t for part in parts for t in part) == sorted(tiles)
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, PANEL_COLUMNS, cholesky_task_bytes, factor_bytes
+from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
+from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, PANEL_COLUMNS
 from dkrr.planning.direct import Direct, dual_in_memory, primal_in_memory
 from dkrr.planning.inputs import rows_at_once
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES

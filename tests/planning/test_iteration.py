@@ -9,8 +9,8 @@ import pytest
 from dkrr.errors import InputError, MemoryLimitError, StoreError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Cosine, Laplacian, Linear, Matern, Polynomial, Sigmoid
-from dkrr.linalg.operator import KEPT_FRACTIONS, MAX_TILE
 from dkrr.linalg.pivoted_cholesky import FACTOR_DTYPE, PRICED_RANKS, factor_rows_bytes
+from dkrr.linalg.tiled_operator import KEPT_FRACTIONS, MAX_TILE
 from dkrr.planning import Iterative, Layout, Problem, make_plan
 from dkrr.planning.iteration import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
 from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected

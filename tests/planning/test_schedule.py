@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dkrr.linalg.cholesky import tile_steps
+from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates, schedule
 from dkrr.planning.schedule import (
     TaskCosts,

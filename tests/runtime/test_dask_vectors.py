@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF
 from dkrr.linalg.columns import GramColumns
 from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import ResidentRows, TiledOperator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles
+from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.rows import as_rows
 from dkrr.runtime import SerialExecutor, Task, resident
 from dkrr.runtime.dask_executor import FAN_IN, DaskExecutor

@@ -15,10 +15,11 @@ from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import Operator, TiledOperator
+from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.linalg.sources import GramTiles
+from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor
 from dkrr.solvers import conjugate_gradient

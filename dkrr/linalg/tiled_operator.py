@@ -1,0 +1,312 @@
+"""Products with a symmetric matrix in tiles, one pass over its lower triangle each.
+
+The triangle is cut into groups, a few to a worker. One task multiplies one group by all vectors and uses every
+off-diagonal piece twice, for y_I += A_IJ p_J and y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles
+that fit are kept in the memory of the worker that first formed them; the others are formed (or read) at every pass,
+and their pieces never leave the cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.cost import Cost
+from dkrr.kernels import Kernel
+from dkrr.kernels.base import EntryCost
+from dkrr.linalg.operator import Operator, Precision, Vectors, column_sizes
+from dkrr.linalg.sources import Piece, TileSource, cut_tile, mirror_squares
+from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
+from dkrr.tiles import TileGrid
+
+GROUPS_PER_PLACE = 3
+"""Groups of tiles that are not kept, for each place: a place that is early takes one more."""
+
+MAX_TILE = 8192
+"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
+MIN_TILE = 512
+SECONDS_PER_TILE = 0.4e-3
+"""Time of a tile that is formed, besides its entries: calls, and threads that wait for the interpreter (measured:
+0.7 ms with tiles of 313 rows and two threads)."""
+STORED_TILE = 2048
+"""Largest tile on disk: those are read whole."""
+STORE_ABOVE_RATIO = 2.0
+"""Time to compute an entry over the time to read it, above which tiles on disk are considered."""
+WORKSPACE_FRACTION = 1 / 16
+"""Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
+KEPT_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
+
+
+@dataclass(frozen=True)
+class TileGroup:
+    """Tiles on or below the diagonal that one task multiplies."""
+
+    source: TileSource
+    grid: TileGrid
+    tiles: tuple[tuple[int, int], ...]
+    run: str
+    """Name under which a worker keeps its tiles."""
+    number: int
+    keeps: Precision | None
+    """Precision in which its tiles stay in memory; None: they are formed at every use."""
+    groups_per_process: int
+    """Groups that one process may keep."""
+
+
+@dataclass
+class TiledOperator(Operator):
+    """Product with diag(c) A diag(c), A given by tiles.
+
+    Parameters
+    ----------
+    source : TileSource
+        Tiles of A.
+    grid : TileGrid
+    executor : Executor
+    run : str
+        Name of what is kept in memory; `close` releases it.
+    slots : int
+        Tasks that run at once.
+    slots_per_process : int
+        Tasks that run at once in one process.
+    kept_tiles : int
+        Tiles that every slot keeps in memory.
+    keeps : {"float64", "float32"}
+        Their precision. Float64 products of tiles kept in float32 are formed again.
+    scale : ndarray of shape (n,), optional
+        c.
+    """
+
+    source: TileSource
+    grid: TileGrid
+    executor: Executor
+    run: str
+    slots: int = 1
+    slots_per_process: int = 1
+    kept_tiles: int = 0
+    keeps: Precision = "float64"
+    scale: NDArray[np.float64] | None = None
+    on_pass: Callable[[], None] = lambda: None
+    record: RunRecord = field(default_factory=RunRecord)
+
+    def __post_init__(self) -> None:
+        self.n = self.grid.n
+        self._groups = self._cut()
+
+    def multiply(
+        self,
+        vectors: Vectors,
+        precision: Precision = "float64",
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Vectors:
+        if self.scale is not None:
+            vectors = vectors * self.scale[:, None]
+        tasks = [
+            Task(f"multiply-{group.number}", multiply_group, (group, precision), place=place)
+            for group, place in self._groups
+        ]
+        sizes = np.ones(vectors.shape[1])
+        if precision == "float32":
+            sizes = column_sizes(vectors)  # float32 has a small range
+        product, record = self.executor.total(tasks, np.ascontiguousarray((vectors / sizes).astype(precision)))
+        self.record.add(record)
+        product *= sizes
+        if self.scale is not None:
+            product *= self.scale[:, None]
+        self.on_pass()
+        return product  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Release the tiles in every process."""
+        self.executor.forget(self.run)
+
+    def _cut(self) -> list[tuple[TileGroup, int | None]]:
+        """Groups, each with the place where its tiles are kept, if any."""
+        grid = self.grid
+        tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
+        # Tiles on the diagonal save half as much for their memory, so they are kept last.
+        n_kept = min(len(tiles), self.kept_tiles * self.slots)
+        groups: list[tuple[list[tuple[int, int]], int | None]] = [
+            (group, k)
+            for k, group in enumerate(balanced_groups(grid, tiles[:n_kept], self.slots, self.kept_tiles))
+            if group
+        ]
+        rest = tiles[n_kept:]
+        groups += [(group, None) for group in balanced_groups(grid, rest, GROUPS_PER_PLACE * self.slots) if group]
+        return [
+            (
+                TileGroup(
+                    source=self.source,
+                    grid=grid,
+                    tiles=tuple(sorted(group)),
+                    run=self.run,
+                    number=number,
+                    keeps=None if place is None else self.keeps,
+                    groups_per_process=self.slots_per_process,
+                ),
+                place,
+            )
+            for number, (group, place) in enumerate(groups)
+        ]
+
+
+def tile_work(grid: TileGrid, i: int, j: int) -> float:
+    """Entries of a tile that are formed: half of them on the diagonal."""
+    return grid.height(i) * grid.height(j) * (0.5 if i == j else 1.0)
+
+
+def balanced_groups(
+    grid: TileGrid, tiles: Sequence[tuple[int, int]], n_groups: int, most: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """Tiles, given the largest first, divided so that groups have about as much work, and at most `most` tiles each."""
+    groups: list[list[tuple[int, int]]] = [[] for _ in range(n_groups)]
+    work = [0.0] * n_groups
+    for tile in tiles:
+        open_groups = [k for k in range(n_groups) if most is None or len(groups[k]) < most]
+        k = min(open_groups, key=lambda k: work[k])
+        groups[k].append(tile)
+        work[k] += tile_work(grid, *tile)
+    return groups
+
+
+def multiply_group(meter: Meter, group: TileGroup, precision: Precision, vectors: NDArray[Any]) -> Vectors:
+    """Task: product of one group, and of its mirror image, with all vectors.
+
+    Parameters
+    ----------
+    meter : Meter
+    group : TileGroup
+    precision : {"float64", "float32"}
+    vectors : ndarray of shape (n, m)
+        Vectors in that precision.
+
+    Returns
+    -------
+    ndarray of shape (n, m)
+    """
+    total = np.zeros(vectors.shape)
+    # Float32 has a small range: what overflows there is found in the sums, and computed again in float64.
+    ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
+    with meter.time("multiply"), np.errstate(**ignored):
+        for rows, columns, piece in _pieces(meter, group, precision):
+            _add_product(total, piece, rows, vectors[columns], transpose=False)
+            if rows != columns:
+                _add_product(total, piece, columns, vectors[rows], transpose=True)
+    return total
+
+
+def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
+    if piece.dtype == np.float64:
+        blas.gemm(total[rows], piece, vectors, transpose_a=transpose, beta=1.0)
+        return
+    part = np.empty((rows.stop - rows.start, vectors.shape[1]), piece.dtype)
+    blas.gemm(part, piece, vectors, transpose_a=transpose)
+    total[rows] += part
+
+
+def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
+    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
+    for i, j in group.tiles:
+        rows, columns = group.grid.rows(i), group.grid.rows(j)
+        if not keeps:
+            yield from group.source.pieces(meter, rows, columns, precision)
+            continue
+
+        def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
+            tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
+            for r, c, piece in group.source.pieces(meter, rows, columns, precision):
+                tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
+                    piece
+                )
+            if rows == columns:
+                mirror_squares(tile)  # squares on the diagonal may have come in other pieces
+            return tile
+
+        yield from cut_tile(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+
+
+class ResidentRows(Rows):
+    """Rows that every process reads once and then keeps in memory.
+
+    Parameters
+    ----------
+    rows : Rows
+        Shared rows.
+    run : str
+        Name under which they are kept.
+    """
+
+    is_shared = True
+    is_in_memory = True
+
+    def __init__(self, rows: Rows, run: str) -> None:
+        self.rows, self._run = rows, run
+        self.is_sparse = rows.is_sparse
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
+        return self._kept().read(start, stop, columns)
+
+    def parts(self, rows: slice) -> list[slice]:
+        return self._kept().parts(rows)
+
+    def _kept(self) -> MemoryRows:
+        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
+
+
+USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
+"""Time of both products of one entry, in cache, with one vector."""
+
+
+KEPT_SECONDS = 0.35e-9
+"""Time of an entry of a tile that is kept, besides its bytes: calls of pieces, and threads that wait for the
+interpreter."""
+
+
+def thin(m: int) -> float:
+    """Time of a product with few vectors over that of its operations (measured with 6: 4)."""
+    return 1.0 + 48.0 / (12 + m)
+
+
+def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
+    """Cost of one product of `n_entries` entries (each used twice) with m vectors.
+
+    Parameters
+    ----------
+    entry : EntryCost
+        Cost of one entry in that precision.
+    n_entries : float
+        Entries of the lower triangle.
+    m : int
+    precision : {"float64", "float32"}
+        GEMM in float32 counts half its operations, since it is twice as fast.
+    kept : float
+        Fraction of the entries that are in memory and not formed.
+    """
+    low = precision == "float32"
+    formed = (1.0 - kept) * n_entries
+    return Cost(
+        gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
+        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
+        memory_bytes=kept * n_entries * (4 if low else 8),
+    )
+
+
+def multiply_bytes(
+    kernel: Kernel, n: int, tile: int, n_features: int, row_bytes: int, m: int, *, is_sparse: bool = False
+) -> int:
+    """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
+    temporary = kernel.pieces_bytes(tile, tile, n_features, row_bytes if is_sparse else None)
+    return 2 * tile * row_bytes + temporary + 4 * 8 * n * m
