@@ -83,10 +83,10 @@ class TestClaim:
         with pytest.raises(StoreError, match="X: here None, in the store 9f2c"):
             store.claim({k: v for k, v in PROBLEM.items() if k != "X"}, LAYOUT)
 
-    def test_vanished(self, store):
+    def test_deleted_during_the_run(self, store):
         claimed(store)
         store.delete()
-        with pytest.raises(StoreError, match="vanished"):
+        with pytest.raises(StoreError, match="was deleted during the run"):
             store.claim(PROBLEM, LAYOUT)
 
     def test_an_empty_folder_is_taken(self, tmp_path):
@@ -209,11 +209,11 @@ class TestNotes:
         claimed(store)
         assert store.note("pivots") == "p", "a run that goes on finds it"
 
-    def test_vanished(self, store):
+    def test_deleted_during_the_run(self, store):
         claimed(store)
         store.delete()
         for action in (lambda: store.note("pivots"), lambda: store.set_note("pivots", "p")):
-            with pytest.raises(StoreError, match="vanished"):
+            with pytest.raises(StoreError, match="was deleted during the run"):
                 action()
 
 
