@@ -317,8 +317,8 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     groups = len(plan.problem.alphas) if isinstance(c.for_systems, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "iteration.dual_iterations_expected": lambda *_: result.iterations,
-            "iteration.MIXED_ITERATION_FACTOR": 1.0,
+            "iteration_dual.dual_iterations_expected": lambda *_: result.iterations,
+            "iteration_dual.MIXED_ITERATION_FACTOR": 1.0,
             "iteration.priced_ranks": lambda *_: [result.rank],
             "iteration.primal_iterations_expected": lambda *_: result.iterations,
             "float32_factor.factored_iterations": lambda _: result.iterations / groups,

@@ -99,11 +99,11 @@ class ConjugateGradient:
     def __post_init__(self) -> None:
         if not (self.preconditioner in ("auto", None) or isinstance(self.preconditioner, PreconditionerSettings)):
             raise InputError(
-                f"preconditioner={self.preconditioner!r} is unknown; use 'auto', None, or RPCholesky, UniformNystroem, "
-                f"GreedyCholesky or Float32Cholesky of dkrr.solvers"
+                f"preconditioner is {self.preconditioner!r}; expected 'auto', None, or one of RPCholesky(), "
+                f"UniformNystroem(), GreedyCholesky() and Float32Cholesky() of dkrr.solvers"
             )
         if self.precision not in ("auto", "mixed", "float64"):
-            raise InputError(f"precision={self.precision!r} is unknown; use 'auto', 'mixed' or 'float64'")
+            raise InputError(f"precision is {self.precision!r}; expected 'auto', 'mixed' or 'float64'")
         if not _is_whole(self.max_iter, 1):
             raise InputError(
                 f"max_iter is {self.max_iter!r}; expected a whole number of at least 1: it bounds the iterations"
