@@ -45,11 +45,14 @@ from benchmarks.accuracy import replaced
 MODULES = {
     "dkrr/linalg/cholesky.py": ["tests/linalg/test_cholesky.py"],
     "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
+    "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/linalg/low_rank.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/linalg/pivot_stopping.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
-    "dkrr/planning/direct.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/tilings.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/direct_dual.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
+    "dkrr/planning/direct_primal.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/tiles/chunks.py": ["tests/tiles/test_chunks.py"],
     "dkrr/arguments.py": [
         "tests/planning/test_newton.py",
