@@ -159,7 +159,7 @@ class FormedRows(NormalRows):
                 matrix.add(one)
                 moments += other
             for i in range(grid.n_tiles):
-                mirror_lower(matrix.room(i, i))
+                mirror_lower(matrix.tile_buffer(i, i))
             return MemorySystems.kept(KeptTiles(matrix), context), moments
         storage, width = context.stored, self._targets.shape[1]
         parts = NormalParts(

@@ -62,7 +62,7 @@ class TiledSystem:
     columns_per_task: int = 0
     """Tile columns that one task subtracts; 0 means all."""
     partial: tuple[PartialSums, ...] = ()
-    """After the first columns_per_task, after the second ..."""
+    """Sums after the first `columns_per_task` tile columns, after the next, and so on."""
 
     def __post_init__(self) -> None:
         vectors = [self.right_sides, self.forward, *(p.forward for p in self.partial)]
@@ -134,7 +134,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         If a diagonal entry of A is infinite or NaN in float64.
     """
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
-    tile = matrix.room(i, j)
+    tile = matrix.tile_buffer(i, j)
     z = _begin(meter, system, step, tile)
     stretches = matrix.stretches(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
@@ -291,7 +291,7 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0,
 
 
 def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int = 0, itemsize: int = 8) -> float:
-    """Bytes that a factorisation reads from the disk itself where the system's cache of files has room for so many.
+    """Bytes that a factorisation reads from the disk itself beside a system cache of files of this size.
 
     Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the
     cache could not hold come from the disk. The tiles of its own row it reads again for every tile, from the cache.

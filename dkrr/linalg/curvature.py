@@ -39,7 +39,7 @@ class Curvature:
 
     @classmethod
     def of_root(cls, root: Root, *, centred: bool) -> "Curvature":
-        """With or without a free intercept."""
+        """Curvature of a root of W, with or without a free intercept."""
         return cls(root, root.inverse_total() if centred else None)
 
     def of_columns(self, columns: Columns) -> "Curvature":

@@ -24,9 +24,9 @@ ONE_TILE = 2048
 """Rows up to which a matrix in memory is one tile: no task is made, and it and its factor share a square."""
 MEMORY_TILES = (512, 1024)
 """Smallest and largest number of rows of a tile in memory (512: products run at full rate, and squares on the diagonal
-waste little) ..."""
+waste little)."""
 MEMORY_TILES_PER_SIDE = 32
-"""... and the number of tiles a side from which on they grow."""
+"""Number of tiles per side above which tiles in memory grow."""
 TILE_BUFFER_BYTES = 8 * 2**20
 """Buffer of BLAS for each of its threads in products of tiles: the packed parts of two of them."""
 MEMORY_TASK_COLUMNS = 4
@@ -81,7 +81,7 @@ class KeptTiles(TileSource, Operator):
         grid = matrix.grid
         self.n, self.grid, self.record = grid.n, grid, RunRecord()
         self._matrix, self._is_whole = matrix, [True] * grid.n_tiles
-        self.diagonal = np.concatenate([matrix.room(i, i).diagonal() for i in range(grid.n_tiles)])
+        self.diagonal = np.concatenate([matrix.tile_buffer(i, i).diagonal() for i in range(grid.n_tiles)])
 
     @classmethod
     def of_source(cls, source: TileSource, grid: TileGrid, executor: Executor) -> "KeptTiles":
@@ -105,7 +105,7 @@ class KeptTiles(TileSource, Operator):
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
         i, j = rows.start // self.grid.tile, columns.start // self.grid.tile
-        tile = self._matrix.room(i, j)
+        tile = self._matrix.tile_buffer(i, j)
         if i != j:
             out[...] = tile
             return
@@ -137,7 +137,7 @@ class KeptTiles(TileSource, Operator):
         return out
 
     def _multiply_square(self, i: int, out: Array, vectors: Array) -> None:
-        square = self._matrix.room(i, i)
+        square = self._matrix.tile_buffer(i, i)
         diagonal = np.einsum("ii->i", square)
         # That of L is replaced for the time of the product: to subtract it afterwards would cancel, L being of the size
         # of √A.
@@ -152,7 +152,7 @@ class KeptTiles(TileSource, Operator):
 
 def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j: int) -> None:
     """Task: form one tile where it stays, those on the diagonal whole."""
-    tile = matrix.room(i, j)
+    tile = matrix.tile_buffer(i, j)
     source.fill(meter, tile, matrix.grid.rows(i), matrix.grid.rows(j))
     if i == j and len(tile) > KERNEL_BLOCK:  # smaller ones are whole
         mirror_lower(tile)

@@ -35,9 +35,9 @@ TARGET_PASSES = 7
 the errors, divided by λ and checked."""
 PARALLEL_FEATURES = 2048
 """Up to this D each core forms a ΦᵀΦ of its own (at D = 100 twice as fast as BLAS's threads together, at D = 1,900 as
-fast) ..."""
+fast), if the work exceeds PARALLEL_FLOPS."""
 PARALLEL_FLOPS = 1e8
-"""... if there is so much work: starting threads takes time too."""
+"""Floating-point operations below which starting threads takes longer than it saves."""
 CHECK_SECONDS = 1.7e-9
 """Time of one check for NaN and infinity."""
 
@@ -122,7 +122,7 @@ def normal_part(
     """Task: sums of a segment for ΦᵀWΦ (the lower triangle) and ΦᵀWy, in memory; the latter of shape (D, t)."""
     matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, segment.targets.shape[1])), slice(0, grid.n)
     matrix.clear()
-    blocks = [(matrix.room(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
+    blocks = [(matrix.tile_buffer(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
     for i in range(1, grid.n_tiles):
         (before,) = matrix.stretches(range(i))
         blocks.append((matrix.read_stretch(i, before, moments)[0], grid.rows(i), before))
@@ -206,14 +206,14 @@ def primal_residual(
     """
     gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
     everything, out = slice(0, coef.shape[0]), RowWriter(residuals, segment, meter)
-    weights, targets, room = segment.weight_rows(), segment.target_rows(), np.empty((0, 0))
+    weights, targets, buffer = segment.weight_rows(), segment.target_rows(), np.empty((0, 0))
     for where, x in segment.strips(meter, coef.shape[0] + n_targets):
         with meter.time("features"):
             phi = _features(feature_map, x, everything, centre)
         with meter.time("gemm"):
-            if len(room) < len(phi):
-                room = np.empty((len(phi), coef.shape[1]))
-            r = room[: len(phi)]
+            if len(buffer) < len(phi):
+                buffer = np.empty((len(phi), coef.shape[1]))
+            r = buffer[: len(phi)]
             targets.into(r[:, :n_targets], where)
             r[:, n_targets:] = 0.0
             blas.gemm(r, phi, coef, alpha=-1.0, beta=1.0)

@@ -17,9 +17,9 @@ Matrix = NDArray[np.float64]
 
 STRIP_BYTES = 2 * 2**20
 """Size of a strip of Φ: read, expanded and multiplied, it should stay in the second-level cache (measured: rows of 100
-columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB) ..."""
+columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB)."""
 STRIP_ROWS = 512
-"""... with at least so many rows, since each strip passes once over the matrix that it is added to."""
+"""Minimum rows of a strip, since each strip passes once over the matrix that it is added to."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float
 
 
 def _eigenvalues(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the centred matrix over its size, in descending order."""
+    """Eigenvalues of the centred matrix over its size, in descending order."""
     centred = matrix - matrix.mean(axis=0)
     centred -= centred.mean(axis=1)[:, None]
     with blas.one_thread():

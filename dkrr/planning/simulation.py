@@ -36,11 +36,11 @@ class TaskGraph:
     """Tasks by number."""
 
     followers: tuple[tuple[int, ...], ...]
-    """For each task: those that wait for it."""
+    """Tasks that wait for each task."""
     n_before: tuple[int, ...]
-    """For each task: how many it waits for."""
+    """Number of tasks that each task waits for."""
     rank: tuple[int, ...]
-    """For each task: its place in the order of priority, and of the list where priorities are equal."""
+    """Place of each task in the order of priority, and of the list where priorities are equal."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Self:

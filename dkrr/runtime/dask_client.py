@@ -104,9 +104,9 @@ class Held:
     """Most that a worker holds before its first task, in bytes."""
 
     environment: int
-    """With the libraries that every fit needs."""
+    """Bytes with the libraries that every fit needs."""
     ready: int
-    """With those of the fit's kernel and store as well."""
+    """Bytes with those of the fit's kernel and store as well."""
 
 
 def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:

@@ -110,7 +110,7 @@ class NewtonOutcome:
     state: NewtonState
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Values of JSON."""
         return asdict(self) | {"status": self.status.name}
 
     @classmethod
@@ -294,7 +294,7 @@ def _expected(
 
 
 def _forcing(relative: Array, tol: float) -> float:
-    """As small as the next step's error will be, and no smaller than the last step needs."""
+    """Relative accuracy of the next step: that of the step after it, but no more than the last step needs."""
     last = np.where(relative > tol, np.minimum(LOOSEST, 0.1 * tol / np.maximum(relative, tol)), 0.0)
     return float(np.maximum(np.minimum(LOOSEST, np.sqrt(relative)), last).min())
 

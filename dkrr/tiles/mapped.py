@@ -1,4 +1,4 @@
-"""Arrays in mapped files: larger than memory may be, since the system takes their pages back when it needs the room."""
+"""Arrays in mapped files: larger than memory may be, since the system can reclaim their pages."""
 
 import mmap
 import os
@@ -46,14 +46,14 @@ def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float
     n_bytes = 8 * int(np.prod(shape))
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
-            # A page of a mapped file that the disk has no room for would end the process.
+            # A page of a mapped file that does not fit on the disk would end the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, n_bytes)
             else:  # macOS
                 file.truncate(n_bytes)
         except OSError as error:
             raise DiskSpaceError(
-                f"no room for {format_bytes(n_bytes)} of dual coefficients in {folder or tempfile.gettempdir()}: "
+                f"not enough space for {format_bytes(n_bytes)} of dual coefficients in {folder or tempfile.gettempdir()}: "
                 f"{error.strerror or error}. y is read from a file, so they are kept in one; free some space, or give "
                 f"dkrr.temporary-directory on a larger disk"
             ) from error

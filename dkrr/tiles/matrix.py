@@ -41,7 +41,7 @@ class TiledMatrix:
         """float64 or float32."""
         return np.dtype(self.array.dtype)
 
-    def room(self, i: int, j: int) -> NDArray[Any]:
+    def tile_buffer(self, i: int, j: int) -> NDArray[Any]:
         """Uninitialised array to compute tile (i, j) in."""
         return np.empty((self.grid.height(i), self.grid.height(j)), self.dtype)
 

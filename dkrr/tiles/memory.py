@@ -12,7 +12,7 @@ class MemoryMatrix:
     """Lower triangle of an n × n matrix: what `TiledMatrix` is in a store, for tasks of this process.
 
     The tiles of a row to the left of the diagonal are one array: all of them are one panel of a product. The squares on
-    the diagonal are arrays of their own, with room above the diagonal.
+    the diagonal are arrays of their own, whose entries above the diagonal are not used.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class MemoryMatrix:
         other._left = other._empty_rows()
         return other
 
-    def room(self, i: int, j: int) -> NDArray[Any]:
-        """Tile (i, j), i ≥ j, where it lies."""
+    def tile_buffer(self, i: int, j: int) -> NDArray[Any]:
+        """View of tile (i, j), i ≥ j."""
         return self._squares[i] if i == j else self._left[i][:, self.grid.rows(j)]
 
     def panel_buffer(self) -> NDArray[Any]:
@@ -78,22 +78,22 @@ class MemoryMatrix:
 
     def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
         """See TiledMatrix; where it lies."""
-        return self.room(i, p), 0
+        return self.tile_buffer(i, p), 0
 
     def read_tile(self, i: int, j: int, out: NDArray[Any]) -> int:
         """See TiledMatrix."""
-        tile = self.room(i, j)
+        tile = self.tile_buffer(i, j)
         if tile.ctypes.data != out.ctypes.data:
             out[...] = tile
         return 0
 
     def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
-        """See TiledMatrix; a tile that was computed in its `room` lies there already."""
-        room = self.room(i, j)
-        if tile.ctypes.data != room.ctypes.data:
-            room[...] = tile
+        """See TiledMatrix; nothing is copied if the tile was computed in its `tile_buffer`."""
+        own = self.tile_buffer(i, j)
+        if tile.ctypes.data != own.ctypes.data:
+            own[...] = tile
         return 0
 
     def complete_tiles(self) -> set[tuple[int, int]]:
-        """See TiledMatrix; none, since what lies in memory ends with its run."""
+        """See TiledMatrix; none, since a matrix in memory ends with its run."""
         return set()

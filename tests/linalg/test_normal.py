@@ -110,7 +110,7 @@ def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, c
         for i, j in grid.lower():
             block = whole_matrix[grid.rows(i), grid.rows(j)]
             lower = np.tri(*block.shape, dtype=bool) if i == j else np.ones(block.shape, bool)
-            assert_allclose(matrix.room(i, j)[lower], block[lower], **TOLERANCE)
+            assert_allclose(matrix.tile_buffer(i, j)[lower], block[lower], **TOLERANCE)
     assert_allclose(moments, whole_moments, **TOLERANCE)
     assert_allclose(
         feature_sums(Meter(), MAP, segment), ((1.0 if w is None else w) * phi)[here].sum(axis=0), **TOLERANCE
