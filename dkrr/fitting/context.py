@@ -253,7 +253,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
             context.temporary = temporary
         stack.callback(context.executor.forget, context.run)
         yield context
-        context.peak_bytes = peak_resident_bytes() if context.in_memory else context.record.peak_bytes
+        context.peak_bytes = context.record.peak_bytes if plan.execution == "dask" else peak_resident_bytes()
 
 
 def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:

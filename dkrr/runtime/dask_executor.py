@@ -24,7 +24,7 @@ from dkrr.runtime import resident
 from dkrr.runtime.local_workers import how_it_ended
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
-from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_one_thread, execute_with
+from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.units import format_bytes
 
 WINDOW_PER_THREAD = 2
@@ -101,7 +101,7 @@ class DaskExecutor:
                 # Dask's priorities are numbers, these are tuples: tasks are submitted in their order, in which Dask
                 # runs tasks of equal priority.
                 key = f"dkrr-{run_id}-{task.key}"
-                future = self.client.submit(execute_on_one_thread, task, key=key, pure=False)
+                future = self.client.submit(execute_on_worker, task, key=key, pure=False)
                 running[future.key] = task
                 completed.add(future)
 
@@ -188,7 +188,7 @@ class DaskExecutor:
             if task.place is not None:
                 where = {"workers": [places[task.place % len(places)]], "allow_other_workers": True}
             key = f"dkrr-{run_id}-{task.key}"
-            futures.append(self.client.submit(execute_with, vectors, task, key=key, pure=False, **where))
+            futures.append(self.client.submit(execute_on_worker, task, vectors, key=key, pure=False, **where))
         return futures
 
     def _workers_of_places(self) -> list[str]:

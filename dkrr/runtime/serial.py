@@ -13,7 +13,7 @@ from typing import Any, Self
 from dkrr import blas
 from dkrr.runtime import resident
 from dkrr.runtime.progress import Progress
-from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute, execute_with
+from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute
 
 
 class ReadyQueue:
@@ -147,7 +147,8 @@ class ThreadExecutor(SerialExecutor):
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
         """See `Executor.map`."""
         start = time.perf_counter()
-        records = list(self._pool.map(partial(execute_with, shared), tasks))
+        with blas.one_thread():
+            records = list(self._pool.map(partial(execute, shared=shared), tasks))
         return RunRecord(time.perf_counter() - start, records)
 
 

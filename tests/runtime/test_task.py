@@ -7,7 +7,7 @@ import pytest
 import threadpoolctl
 
 from dkrr.runtime import Meter, RunRecord, Task, TaskRecord
-from dkrr.runtime.task import execute, execute_on_one_thread, peak_resident_bytes, reset_peak
+from dkrr.runtime.task import execute, execute_on_worker, peak_resident_bytes, reset_peak
 
 
 def record(key, worker="w", seconds=1.0, by_kind=None, read=0, written=0, peak=0):
@@ -46,7 +46,11 @@ class TestExecute:
         assert found.worker == str(os.getpid())
         assert set(found.seconds_by_kind) == {"read"}
         assert found.seconds >= found.seconds_by_kind["read"] >= 0
-        assert found.peak_bytes > 10 * 2**20
+        assert found.peak_bytes == 0, "the calling process is measured as a whole"
+
+    def test_a_worker_reports_its_peak(self):
+        found = execute_on_worker(Task("k", lambda meter, a, b: a + b, (3,)), 5)
+        assert found.value == 8 and found.peak_bytes > 10 * 2**20
 
     def test_one_thread(self):
         def threads(meter):
@@ -54,7 +58,7 @@ class TestExecute:
             return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
 
         with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
-            assert set(execute_on_one_thread(Task("k", threads)).value) == {1}
+            assert set(execute_on_worker(Task("k", threads)).value) == {1}
             assert set(threads(None)) == {2}, "and only for the task"
 
 
