@@ -30,7 +30,7 @@ from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.prefetch import N_SLOTS, prefetched
 from dkrr.linalg.sources import Vectors, read_range
 from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 Panels = Sequence[tuple[int, int]]
@@ -215,6 +215,11 @@ def solve_block(meter: Meter, job: Substitution, q: int) -> None:
 def substituted(factor: Matrix, right_sides: Array) -> Array:
     """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m)."""
     x = np.array(right_sides, np.float64, order="C")
+    if isinstance(factor, MemoryMatrix) and factor.grid.n_tiles == 1:  # what follows takes longer than a small solve
+        square = factor.tile_buffer(0, 0).astype(np.float64, copy=False)
+        blas.solve_lower(square, x)
+        blas.solve_lower(square, x, transpose=True)
+        return x
     for transpose in (False, True):
         solve_block(Meter(), Substitution.in_memory(factor, x, (0, factor.grid.n_tiles), transpose=transpose), 0)
     return x

@@ -11,14 +11,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr import blas
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
-from dkrr.linalg import memory, sources
+from dkrr.linalg import memory, sources, substitution
 from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_bytes, memory_cost, memory_system
 from dkrr.linalg.residual import Solved, check_tiled, checked
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
-from dkrr.linalg.substitution import substituted
+from dkrr.linalg.substitution import Substitution, substituted
 from dkrr.rows import as_rows
-from dkrr.runtime import Progress, SerialExecutor, ThreadExecutor
+from dkrr.runtime import Meter, Progress, SerialExecutor, ThreadExecutor
 from dkrr.tiles import MemoryMatrix, TileGrid
 from tests.linalg.systems import failing_at, positive_definite
 from tests.oracles import naive_gram
@@ -154,6 +154,18 @@ class TestKept:
         assert check.residual < 1e-14
         assert_allclose(check.squares, (X[:, :1] * (A @ X[:, :1])).sum(axis=0), rtol=1e-12)
         assert_array_equal(substituted(factor, V), X)  # the factor is as it was
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    def test_one_tile_is_solved_with_its_square_at_once(self, dtype, monkeypatch):
+        A, B = positive_definite(30), np.random.default_rng(0).standard_normal((30, 3))
+        factor = MemoryMatrix(grid_of(30, 30), dtype)
+        factor.tile_buffer(0, 0)[...] = np.linalg.cholesky(A)
+        expected = B.copy()
+        for transpose in (False, True):
+            sweep = Substitution.in_memory(factor, expected, (0, 1), transpose=transpose)
+            substitution.solve_block(Meter(), sweep, 0)
+        monkeypatch.setattr(substitution, "solve_block", None)
+        assert_array_equal(substituted(factor, B), expected)
 
     @TILES
     def test_right_sides_of_any_order_and_dtype(self, tile):
