@@ -12,7 +12,7 @@ from dkrr.linalg.sources import gram_cost
 from dkrr.linalg.tiled_operator import pass_cost
 from dkrr.planning.direct_dual import tiled_bytes
 from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
-from dkrr.planning.iteration import refuse_columns_of_gram, why_iterative
+from dkrr.planning.iteration import why_iterative
 from dkrr.planning.limits import RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources, cold_fraction
@@ -41,12 +41,10 @@ class Float32Factor(Strategy):
 
     @classmethod
     def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Float32Factor"]:
-        if form == "primal":
-            refuse_columns_of_gram(problem)
-            return
-        systems = Systems.of_ridge(problem)
-        for choice in tile_choices(problem, resources, form):
-            yield dual_factored(problem, systems, choice)
+        if form == "dual":  # its columns are those of K
+            systems = Systems.of_ridge(problem)
+            for choice in tile_choices(problem, resources, form):
+                yield dual_factored(problem, systems, choice)
 
     def summary(self) -> str:
         how = "conjugate gradient with a float32 factor"

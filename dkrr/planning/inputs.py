@@ -58,8 +58,7 @@ def mapped_target_stage(p: Problem, resources: Resources, place: Place, peak_byt
     """Passes over targets in a mapped file, and over the dual coefficients in another."""
     if not p.y_is_mapped:
         return Stage("targets", 0.0)
-    cache = resources.cache_bytes(place.n_workers, peak_bytes, on_workers=place.n_workers > 1)
-    rates = resources.rates.reading(cold_fraction(2 * p.y_bytes, cache))
+    rates = resources.rates.reading(cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, peak_bytes)))
     read = float(TARGET_PASSES * p.y_bytes)
     return Stage("targets", read / rates.read_bytes + p.y_bytes / rates.write_bytes, read, p.y_bytes, p.y_bytes)
 

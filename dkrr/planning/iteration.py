@@ -54,8 +54,6 @@ class Iterative(Strategy):
             yield from dual_iterative(problem, Systems.of_ridge(problem), resources)
         elif settings_of(problem).preconditioner in ("auto", None):
             yield from primal_iterative(problem, Systems.of_ridge(problem), resources)
-        else:
-            refuse_columns_of_gram(problem)
 
     @property
     def uses_threads(self) -> bool:
@@ -190,19 +188,25 @@ def settings_of(problem: Problem) -> ConjugateGradient:
     return problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
 
 
-def refuse_columns_of_gram(problem: Problem) -> None:
-    """Refuse a preconditioner made of columns of K where the primal form is the only one.
+def refuse_columns_of_gram(problem: Problem, against_dual: Sequence[str]) -> None:
+    """Refuse a preconditioner made of columns of K where only the primal form is left.
 
     Raises
     ------
     InputError
-        Naming the preconditioner.
+        Naming the preconditioner, after the reasons against the dual form.
     """
-    if problem.form == "primal" or problem.kernel.is_precomputed:
-        raise InputError(
-            f"preconditioner is {settings_of(problem).preconditioner!r}; expected 'auto' or None in the primal form, "
-            f"as it is made of columns of K: use preconditioner='auto' or form='dual'"
-        )
+    preconditioner = settings_of(problem).preconditioner
+    if preconditioner in ("auto", None):
+        return
+    remedy = (
+        "set alpha > 0 or use preconditioner='auto'" if against_dual else "use preconditioner='auto' or form='dual'"
+    )
+    refusal = (
+        f"preconditioner is {preconditioner!r}; expected 'auto' or None in the primal form, as it is made of columns "
+        f"of K: {remedy}"
+    )
+    raise InputError("; ".join([*against_dual, refusal]))
 
 
 def why_iterative(problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> str:

@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.planning.iteration import refuse_columns_of_gram
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
@@ -39,7 +40,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     DiskSpaceError
         If those that fit in memory do not fit in the store.
     InputError
-        If the requested form does not exist for this kernel.
+        If the requested form does not exist for this kernel, or not for this preconditioner.
     PlanError
         If λ = 0 and no form has a positive definite matrix.
     """
@@ -48,6 +49,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         raise PlanError("; ".join(impossible))
     _check_layout(problem)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
+    if not candidates and forms == ["primal"]:
+        refuse_columns_of_gram(problem, impossible)
     if problem.solver is None:
         candidates = _refuse_doubtful(candidates, problem)
     fitting = [c for c in candidates if not c.refused]

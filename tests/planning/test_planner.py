@@ -13,11 +13,12 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.features import feature_map
 from dkrr.kernels import Polynomial
 from dkrr.planning import Iterative, KernelRate, Layout, Plan, Problem, Rates, make_plan
+from dkrr.planning.inputs import mapped_target_stage
 from dkrr.planning.iteration import SURELY_FASTER
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import Share
 from dkrr.planning.strategy import Tiling
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.units import parse_bytes
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
 
@@ -116,6 +117,17 @@ class TestLeastSquares:
     def test_one_of_several(self):
         assert make_plan(problem(20, 2000, "linear", alphas=(0.0, 1.0)), machine()).form == "dual"
         assert make_plan(problem(2000, 20, "linear", alphas=(0.0, 1.0)), machine()).form == "primal"
+
+    @pytest.mark.parametrize("preconditioner", [Float32Cholesky(), RPCholesky()])
+    def test_columns_of_a_singular_matrix_do_not_precondition(self, preconditioner):
+        singular = problem(200, 3, "linear", alphas=(0.0,), solver=ConjugateGradient(preconditioner))
+        with pytest.raises(InputError) as caught:
+            make_plan(singular, machine())
+        message = str(caught.value)
+        assert "dual is impossible: with alpha = 0, K has rank ≤ D = 3 < n = 200" in message
+        assert f"preconditioner is {preconditioner!r}" in message and "set alpha > 0" in message
+        assert make_plan(replace(singular, alphas=(1e-3,)), machine()).form == "dual"
+        assert make_plan(replace(singular, solver=ConjugateGradient()), machine()).form == "primal"
 
     def test_infinite_features(self):
         assert make_plan(problem(200, 2, alphas=(0.0,)), machine()).form == "dual"
@@ -546,6 +558,14 @@ class TestManyTargets:
         assert (plan.form, plan.execution) == ("primal", "memory")
         assert plan.peak_bytes < 1 * GIB and plan.chosen.disk_bytes == p.y_bytes
         assert plan.chosen.read_bytes > 3 * p.y_bytes and 60 < plan.seconds < 7200
+
+    def test_one_worker_leaves_less_for_the_cache_than_the_calling_process(self):
+        p = problem(1_000_000, 10, "linear", 1000, y_is_mapped=True)
+        here = replace(machine(limit=8 * GIB, workers=1), memory_bytes=16 * GIB, local_baseline_bytes=1 * GIB)
+        worker, caller = (
+            mapped_target_stage(p, here, at, 1 * GIB) for at in (here.on_workers(), here.in_caller("memory", 1))
+        )
+        assert worker.seconds > caller.seconds and worker.read_bytes == caller.read_bytes
 
     @pytest.mark.parametrize("solver", [Cholesky(), ConjugateGradient()])
     @pytest.mark.parametrize("tile", [None, 20])
