@@ -94,7 +94,7 @@ class _OneThread:
         """Threads that a fork must set again where a thread of its parent had set the limit."""
 
     def forget_threads(self) -> None:
-        """Start anew in a fork, which has none of the threads in blocks, one of which may hold the lock."""
+        """Restart in a fork, which has none of the threads in blocks, one of which may hold the lock."""
         self._of_parent = self._before if self._blocks else []
         self._lock, self._blocks = Lock(), 0
 
@@ -198,7 +198,7 @@ def gemm(
 
 
 def product(a: Array, b: Array) -> Array:
-    """Return a b as a new float64 array.
+    """Product a b as a new float64 array.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
     Raises
     ------
     InputError
-        If there is none, or none is known: `feature_map` returns None then.
+        If the kernel has none, or none is known: `feature_map` returns None then.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def arrays_of(value: Kernel | FeatureMap) -> dict[str, Any]:
 
 
 def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:
-    """Raise InputError if a Nyström approximation would have more centres than there are rows."""
+    """Raise InputError if a Nyström approximation would have more centres than rows."""
     for part in parts_of(kernel):
         if isinstance(part, Nystroem) and part.n_components > n_rows:
             raise InputError(
@@ -185,7 +185,7 @@ def kernel_from_dict(
     callables: Mapping[str, Callable[..., Any]] | None = None,
     arrays: Mapping[str, Any] | None = None,
 ) -> Kernel:
-    """Return the kernel that `Kernel.to_dict` described, also where a feature map is part of it.
+    """Kernel that `Kernel.to_dict` described, also where a feature map is part of it.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def feature_map_from_dict(
     callables: Mapping[str, Callable[..., Any]] | None = None,
     arrays: Mapping[str, Any] | None = None,
 ) -> FeatureMap:
-    """Return the feature map that `FeatureMap.to_dict` described.
+    """Feature map that `FeatureMap.to_dict` described.
 
     Parameters
     ----------

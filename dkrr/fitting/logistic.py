@@ -59,7 +59,7 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
-    """Words for a result that is less accurate than was asked for."""
+    """Words for a result that is less accurate than requested."""
     tol = plan.problem.tol
     text = (
         f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, where {tol:.1e} was asked: "

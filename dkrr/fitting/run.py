@@ -28,7 +28,7 @@ class LossFit(NamedTuple):
     """Data of its outputs, with the fields that all data share."""
     carry_out: Callable[[FitRequest, Any, Plan, Progress], tuple[Solved, ...]]
     shortfall: Callable[[SolveResult, Plan], str]
-    """Words for a result that is less accurate than was asked for."""
+    """Words for a result that is less accurate than requested."""
 
 
 LOSSES: Mapping[Loss, LossFit] = {
@@ -66,13 +66,13 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     Warns
     -----
     ConvergenceWarning
-        If a result is less accurate than was asked for.
+        If a result is less accurate than requested.
     """
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
     sampled = drawn(plan.problem.kernel, request.rows)
     if sampled is not plan.problem.kernel:
         request = request.with_settings(kernel=sampled)
-        plan = plan_of(request)  # there may be fewer features than were asked for
+        plan = plan_of(request)  # there may be fewer features than requested
     loss = LOSSES[plan.problem.loss]
     data: FitData = loss.data(request.outputs, shared_fields(request, plan))
     if data.fit_intercept:
@@ -111,7 +111,7 @@ def _progress(show: bool | None, plan: Plan) -> Progress:
 
 
 def _warn(result: SolveResult, plan: Plan) -> None:
-    """Warn of a result that is less accurate than was asked for, where the caller of an estimator's `fit` is."""
+    """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
     if result.status not in (Status.SOLVED, Status.CONVERGED):
         text = LOSSES[plan.problem.loss].shortfall(result, plan)
         warnings.warn(text, ConvergenceWarning, stacklevel=4)

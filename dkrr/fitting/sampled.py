@@ -29,7 +29,7 @@ Data = TypeVar("Data", bound=FitData)
 
 
 def drawn(value: Value, rows: Rows) -> Value:
-    """Return a kernel or feature map with every Nyström approximation inside fitted to the rows.
+    """Kernel or feature map with every Nyström approximation inside fitted to the rows.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def drawn(value: Value, rows: Rows) -> Value:
 
 
 def about_the_rows(data: Data, store: str | None = None) -> Data:
-    """Return the same problem with an origin near the rows, for fits with a free intercept.
+    """The same problem with an origin near the rows, for fits with a free intercept.
 
     The model is the same. Data are returned as they are where that brings nothing (see `kernels.centring`), and with
     CSR rows, which it would fill.
@@ -131,7 +131,7 @@ def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:
 
 
 def by_name(value: Value, context: Context) -> Value:
-    """Return a kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
+    """Kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
 
     A whitening of 2,000 centres is 32 MB, which every task would carry. Nothing changes where tasks do not travel.
     """
@@ -154,7 +154,7 @@ def by_name(value: Value, context: Context) -> Value:
 
 
 def _replaced(value: Value, change: Callable[[Any], Any]) -> Value:
-    """Return a value with `change` applied to it, or else to its parts; the value itself if that changes nothing."""
+    """Value with `change` applied to it, or else to its parts; the value itself if that changes nothing."""
     new: Value = change(value)
     if new is not value:
         return new
@@ -181,11 +181,11 @@ class _StoredMap(FeatureMap):
         return held_bytes(self.base, self.whitening.shape[0], n_features)
 
     def dimension(self, n_features: int) -> int:  # noqa: ARG002
-        """Return the number of centres."""
+        """Number of centres."""
         return self.whitening.shape[0]
 
     def kernel(self) -> Kernel:
-        """Return the kernel of the map."""
+        """Kernel of the map."""
         return MapKernel(self)
 
     def _fill(self, X: Any, start: int, stop: int, out: Array) -> None:

@@ -83,7 +83,7 @@ def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
-    """Words for a result that is less accurate than was asked for."""
+    """Words for a result that is less accurate than requested."""
     after = (
         f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
     )

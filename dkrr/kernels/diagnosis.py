@@ -77,7 +77,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     X : ndarray or CSR, shape (n_rows, n_features), or data of the kind that the kernel takes
         The Gram matrix, for a precomputed kernel.
     n_sample : int
-        Rows that are drawn without replacement, at least 1; all of them if there are fewer.
+        Rows that are drawn without replacement, at least 1; all of them if X has fewer.
     random_state : int
         Seed of the sample.
 

@@ -56,7 +56,7 @@ class Curvature:
         return x - self.constant(self.root.apply(x).sum(axis=0) @ self.inverse_total)
 
     def within(self, x: Array) -> Array:
-        """Return the part of stacked vectors that the systems act on."""
+        """Part of stacked vectors that the systems act on."""
         root = self.root
         return np.hstack([root.stack(self.project(root.project(root.unstack(part)))) for part in root.split(x)])
 

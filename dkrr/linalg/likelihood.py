@@ -107,7 +107,7 @@ class Bernoulli(Likelihood):
         return np.asarray(e / e.sum(axis=1, keepdims=True))
 
     def _log_each(self, scores: Array) -> Array:
-        """Return log p of every class by itself: where all are next to impossible, what counts is by how much."""
+        """Log p of every class by itself: where all are next to impossible, what counts is by how much."""
         return np.asarray(-np.logaddexp(0.0, -scores))
 
     def log_probabilities(self, scores: Array) -> Array:

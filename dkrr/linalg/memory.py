@@ -85,7 +85,7 @@ class KeptTiles(TileSource, Operator):
 
     @classmethod
     def of_source(cls, source: TileSource, grid: TileGrid, executor: Executor) -> "KeptTiles":
-        """Form all tiles of another source, by tasks if there are several."""
+        """Form all tiles of another source, by tasks if they are several."""
         matrix = MemoryMatrix(grid)
         if grid.n_tiles == 1:
             form_tile(Meter(), source, matrix, 0, 0)

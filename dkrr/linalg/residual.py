@@ -63,7 +63,7 @@ def freed(vectors: Array, constants: Array | None) -> Array:
 
 
 def energies(x: Array, product: Array) -> Array:
-    """Return XᵀAX by columns from X and A X, both of shape (n, t)."""
+    """XᵀAX by columns, from X and A X, both of shape (n, t)."""
     if x.shape[1] == 1:
         return np.array([x[:, 0] @ product[:, 0]])
     return np.einsum("ij,ij->j", x, product)  # type: ignore[no-any-return]

@@ -218,7 +218,7 @@ class SoftmaxRoot(Root):
                 blas.gemm(matrix[here, : k * p], phi * (-shares[:, k])[:, None], others, transpose_a=True, beta=1.0)
 
     def of_columns(self, columns: Columns) -> Self:  # noqa: ARG002
-        """See base class; there is one system."""
+        """See base class; all classes are one system."""
         return self
 
     def stack(self, x: Array) -> Array:

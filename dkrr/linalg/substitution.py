@@ -40,7 +40,7 @@ NEAR_TILES = 2
 """Tile rows whose solution the sum of a resumable substitution does not wait for."""
 WIDENED_ENTRIES = 2**17
 """Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
-cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped anew."""
+cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped again."""
 WIDEN_SECONDS = 6e-10
 """Elementwise work to convert one entry (measured: a sweep over a factor in memory, in float32 and in float64)."""
 

@@ -34,7 +34,7 @@ MESSAGE_BYTES = 2**26
 
 
 def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
-    """Measure the workers of the ambient Dask client if there is one, else of this machine, and keep the result.
+    """Measure the workers of the ambient Dask client, or else this machine, and keep the result.
 
     Later plans use it: it is found by a fingerprint of the machine or cluster, in the folder
     ``dkrr.profile-directory`` of Dask's configuration. Takes about ten seconds; measure when no other program runs.

@@ -25,7 +25,7 @@ from dkrr.units import parse_bytes
 def detect(
     memory_limit: int | str | None, store: str | None, workers: int | None = None, root: Path = ROOT
 ) -> Resources:
-    """Resources of the ambient Dask client if there is one, else of this machine.
+    """Resources of the ambient Dask client, or else of this machine.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def cluster_of(client: Any) -> Fingerprint:
 
 
 def ambient_client() -> Any:
-    """Client that the user has made; None if there is none."""
+    """Client that the user has made; None without one."""
     if "distributed" not in sys.modules:  # then no client exists, and the import is slow
         return None
     from dkrr.runtime import dask_client

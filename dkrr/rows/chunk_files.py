@@ -117,5 +117,5 @@ def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
 def _read_once(descriptor: int, out: memoryview, offset: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [out], offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; the descriptor is nobody else's
+    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
     return os.readv(descriptor, [out])

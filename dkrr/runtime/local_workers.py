@@ -1,4 +1,4 @@
-"""The cluster that dkrr starts when there is none: a scheduler and workers, all in other processes.
+"""The cluster that dkrr starts without a client: a scheduler and workers, all in other processes.
 
 A process of their own starts and watches them, so that nothing in the caller's changes for the time of a fit: not
 Dask's configuration, the environment, logging, nor the way multiprocessing starts a process. Two fits at once do not

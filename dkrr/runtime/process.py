@@ -1,6 +1,6 @@
 """Kind of this process: whether it may start workers, and whether a client that it finds is its own.
 
-`posix_limits` is Python's module `resource`, or None where there is none.
+`posix_limits` is Python's module `resource`, or None where the system lacks it.
 
 Three kinds must do the work of a fit themselves. A Dask task holds a slot of its worker: tasks that it sends to the
 same cluster and waits for may never run. A process that multiprocessing or joblib started is one of several that

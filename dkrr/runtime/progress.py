@@ -58,7 +58,7 @@ class Progress:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began - inside
 
     def take_stages(self) -> tuple[Stage, ...]:
-        """Return the stages that ended since the last call, with the time that each took in all."""
+        """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
         taken, self._seconds = self._seconds, {}
         return tuple(Stage(name, seconds) for name, seconds in taken.items())
 
@@ -162,7 +162,7 @@ def make_progress(show: bool | None) -> Progress:
     Parameters
     ----------
     show : bool or None
-        None shows a bar where there is a terminal or a notebook and nothing elsewhere; True shows lines elsewhere.
+        None shows a bar on a terminal or in a notebook and nothing elsewhere; True shows lines elsewhere.
     """
     if show is False:
         return Progress()

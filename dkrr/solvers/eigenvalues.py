@@ -99,8 +99,8 @@ def ritz_values(steps: Array, products: Array) -> tuple[float, float]:
     ----------
     G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th ed., 2013, section 11.3.
     """
-    used = np.flatnonzero(~(np.isfinite(steps) & np.isfinite(products) & (steps > 0) & (products > 0)))
-    k = int(used[0]) if len(used) else len(steps)
+    unusable = np.flatnonzero(~(np.isfinite(steps) & np.isfinite(products) & (steps > 0) & (products > 0)))
+    k = int(unusable[0]) if len(unusable) else len(steps)
     if k == 0:
         return nan, nan
     steps, beta = steps[:k], products[1:k] / products[: k - 1]

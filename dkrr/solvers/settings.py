@@ -76,7 +76,7 @@ class ConjugateGradient:
         "auto": the planner chooses; None: none.
     precision : {"auto", "mixed", "float64"}
         "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
-        what is asked for is met in float64 all the same. "auto": the planner takes what should be faster.
+        the requested accuracy is met in float64 all the same. "auto": the planner takes what should be faster.
     max_iter : int, default=1000
         Largest number of iterations, over all cycles.
 
@@ -111,7 +111,7 @@ class ConjugateGradient:
 
     @property
     def rank(self) -> int | None:
-        """Rank of the preconditioner's factor that was asked for; None: left open."""
+        """Rank of the preconditioner's factor that was requested; None: left open."""
         return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
 
 

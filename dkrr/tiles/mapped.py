@@ -53,8 +53,8 @@ def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float
                 file.truncate(n_bytes)
         except OSError as error:
             raise DiskSpaceError(
-                f"not enough space for {format_bytes(n_bytes)} of dual coefficients in {folder or tempfile.gettempdir()}: "
-                f"{error.strerror or error}. y is read from a file, so they are kept in one; free some space, or give "
-                f"dkrr.temporary-directory on a larger disk"
+                f"not enough space for {format_bytes(n_bytes)} of dual coefficients in "
+                f"{folder or tempfile.gettempdir()}: {error.strerror or error}. y is read from a file, so "
+                f"they are kept in one; free some space, or give dkrr.temporary-directory on a larger disk"
             ) from error
         return np.frombuffer(mmap.mmap(file.fileno(), n_bytes), np.float64).reshape(shape)
