@@ -133,10 +133,13 @@ def test_every_preconditioner(data, preconditioner, precision, kernel):
             assert result.rank == (min(rank, 21) if isinstance(kernel, Polynomial) else rank), "21 features"
 
 
-@pytest.mark.parametrize("kernel", [Linear(), Polynomial(degree=2, gamma=0.3)], ids=repr)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("tile", [None, 8])
-@pytest.mark.parametrize("preconditioner", ["auto", None])
+@every_pair(
+    kernel=[Linear(), Polynomial(degree=2, gamma=0.3)],
+    fit_intercept=[False, True],
+    tile=[None, 8],
+    preconditioner=["auto", None],
+    ids=repr,
+)
 def test_primal_form(data, kernel, fit_intercept, tile, preconditioner):
     common = {"alpha": ALPHA, "kernel": kernel, "fit_intercept": fit_intercept, "form": "primal"}
     expected = KernelRidge(**common, solver="cholesky").fit(data.X, data.y, data.weights)
@@ -425,7 +428,7 @@ class TestEdges:
 
     def test_least_squares_of_a_singular_matrix_has_no_silent_answer(self, data):
         X = data.X.copy()
-        X[137] = X[60]  # with other targets: there is no solution
+        X[137] = X[60]  # with other targets: no solution exists
         # The outcome depends on rounding: a direction of negative curvature, or a residual that stays.
         with pytest.raises((NotPositiveDefiniteError, ConvergenceWarning), match="alpha = 0|true relative residual"):
             KernelRidge(alpha=0.0, kernel="rbf", gamma=3.0, solver="cg").fit(X, data.y[:, 0])
