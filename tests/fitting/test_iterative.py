@@ -306,9 +306,9 @@ def test_the_calling_process_keeps_its_promise(number, promises):
 
 def test_workers_keep_their_promise():
     """Many columns of a slow kernel, and a factor of a rank that was asked for; more workers than there are cores."""
-    settings = {"kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "cg": {"rank": 1009}}
+    settings = {"kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "cg": {"rank": 701}}
     settings |= {"memory_limit": "1500MiB", "workers": 3, "config": SLOW}
-    _, facts = fit_here(3001, 101, None, **settings)
+    _, facts = fit_here(2003, 211, None, **settings)
     assert (facts["execution"], facts["solver"]) == ("dask", "cg")
     assert facts["residual"] <= 1e-8
     assert len(facts["peaks"]) == 3

@@ -25,7 +25,7 @@ def data(n, classes):
 @pytest.mark.parametrize(
     ("n", "place", "settings"),
     [
-        (200, "serial", {"solver": "cholesky", "tile": 80, "classes": 3, "alpha": 1e-2}),
+        (200, "serial", {"solver": "cholesky", "tile": 110, "classes": 3, "alpha": 1e-2}),
         (800, "serial", {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
         (240, "dask", {"solver": "cholesky", "tile": 120, "classes": 2, "alpha": 1e-3}),
     ],
