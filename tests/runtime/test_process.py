@@ -100,7 +100,7 @@ def in_a_block():
         inside.set()
         leave.wait()
 
-# The pools that read ahead are there, and another thread limits BLAS.
+# The pools that read ahead exist, and another thread limits BLAS.
 with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
     assert ambient_client() is client
     expected = fit()[2]
@@ -160,7 +160,7 @@ with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
 
 @pytest.mark.parametrize("before", ["import dkrr", ""], ids=["only the package", "nothing"])
 def test_a_fork_before_the_first_fit(before):
-    """What notices forks is imported with the first fit: it must not need to have been there before the fork."""
+    """What notices forks is imported with the first fit: it must not need to have existed before the fork."""
     script = FORKED_BEFORE_A_FIT.format(before=before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == ["0"], done.stderr
