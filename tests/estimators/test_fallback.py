@@ -1,4 +1,4 @@
-"""What happens when nobody asked for conjugate gradient and it does not converge."""
+"""Conjugate gradient that `solver="auto"` chose and that does not converge."""
 
 import numpy as np
 import pytest

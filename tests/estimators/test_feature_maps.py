@@ -61,7 +61,7 @@ def test_save_and_load(data, asked, tmp_path):
         assert not path.is_file() or not path.read_bytes().startswith(b"\x80\x04"), path
 
 
-def test_a_loaded_model_draws_its_centres_anew_when_it_is_fitted_again(data, tmp_path):
+def test_a_loaded_model_samples_its_centres_again_when_fitted(data, tmp_path):
     dkrr.save(KernelRidge(kernel=Nystroem(RBF(), 30)).fit(data.X, data.y), tmp_path / "m.zarr")
     again = dkrr.load(tmp_path / "m.zarr")
     assert again.kernel == MapKernel(Nystroem(RBF(), 30))

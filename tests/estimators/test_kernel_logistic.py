@@ -40,7 +40,6 @@ PLACES = {"memory": {}, "tiles": {"tile": 40}}
 PROBLEMS = {"binary": (2, "multinomial"), "multinomial": (3, "multinomial"), "ovr": (3, "ovr")}
 ALPHA = 0.05
 
-every_place = pytest.mark.parametrize("place", PLACES)
 every_problem = pytest.mark.parametrize("problem", PROBLEMS)
 SOLVERS = ["cholesky", "cg"]
 OBJECTIVES = [(False, True), (True, True), (True, False)]  # weights, intercept
@@ -192,9 +191,7 @@ class TestAgainstNaiveNewton:
         assert_allclose(model.intercept_, intercept, atol=1e-6)
         assert model.solve_result_.inner_iterations > 0
 
-    @every_place
-    @every_solver
-    @every_problem
+    @every_pair(problem=list(PROBLEMS), solver=SOLVERS, place=list(PLACES))
     def test_precomputed(self, problem, solver, place):
         X, _, _, X_new = samples(PROBLEMS[problem][0])
         K = naive_gram(KERNELS["rbf"], X)
@@ -236,10 +233,7 @@ class TestAgainstNaiveNewton:
 
 
 class TestAgainstScikitLearn:
-    @pytest.mark.parametrize("fit_intercept", [True, False])
-    @pytest.mark.parametrize("weighted", [False, True])
-    @pytest.mark.parametrize("n_classes", [2, 3])
-    @pytest.mark.parametrize("form", ["primal", "dual"])
+    @every_pair(form=["primal", "dual"], n_classes=[2, 3], weighted=[False, True], fit_intercept=[True, False])
     def test_on_polynomial_features(self, form, n_classes, weighted, fit_intercept):
         X, codes, weights, X_new = samples(n_classes)
         weights = weights if weighted else None
@@ -594,10 +588,10 @@ class TestHardProblems:
         arguments = (K, codes, None, 1e-10, model.dual_coef_, model.intercept_, True, multi_class)
         assert relative_gradient(*arguments) <= 1e-7
 
-    @pytest.mark.parametrize("alpha", [1e-6, 1e-8])
     @every_problem
-    def test_a_smooth_kernel_and_a_small_penalty(self, problem, alpha):
+    def test_a_smooth_kernel_and_a_small_penalty(self, problem):
         """Newton's method needs directions that are exact enough for whole steps."""
+        alpha = 1e-8
         n_classes, multi_class = PROBLEMS[problem]
         X, codes, _, _ = samples(n_classes)
         model = KernelLogisticRegression(alpha, kernel="rbf", gamma=0.1, multi_class=multi_class).fit(X, codes)
@@ -628,9 +622,7 @@ class TestHardProblems:
         model = KernelLogisticRegression(1e-3, multi_class=multi_class, form=form, tol=tol).fit(X, codes)
         assert model.solve_result_.residual <= tol
 
-    @pytest.mark.parametrize("form", ["primal", "dual"])
-    @every_solver
-    @every_problem
+    @every_pair(problem=list(PROBLEMS), solver=SOLVERS, form=["primal", "dual"])
     def test_fewer_rows_than_columns(self, problem, solver, form):
         n_classes, multi_class = PROBLEMS[problem]
         X, codes, _, X_new = samples(n_classes, 13, 30)
@@ -770,7 +762,7 @@ class TestAttributes:
         model.set_params(kernel="rbf", form="dual").fit(X, codes)
         assert hasattr(model, "dual_coef_") and not hasattr(model, "coef_")
 
-    def test_every_step_is_told(self):
+    def test_every_step_is_reported(self):
         model = fitted("multinomial", alpha=1e-4)
         steps = model.solve_result_.steps
         assert [s.step for s in steps] == list(range(1, model.n_iter_ + 1))
@@ -811,7 +803,7 @@ class TestAttributes:
 
 class TestStore:
     @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-    def test_a_fit_that_was_stopped_goes_on(self, tmp_path, solver):
+    def test_a_fit_that_was_stopped_is_resumed(self, tmp_path, solver):
         X, codes, _, _ = samples(2)
         settings = {"alpha": 1e-3, "kernel": "rbf", "solver": solver, "store": str(tmp_path / "run.zarr"), "tile": 40}
         with pytest.warns(ConvergenceWarning, match="max_iter"):
@@ -854,9 +846,7 @@ class TestRoundingIsNotTakenForMore:
         model = KernelLogisticRegression(alpha=1e-3, form="primal").fit(X * column, y)
         assert model.solve_result_.status.name == "CONVERGED" and model.score(X * column, y) > 0.8
 
-    @pytest.mark.parametrize("copies", [1, 3])
-    @pytest.mark.parametrize("form", ["primal", "dual"])
-    @every_solver
+    @every_pair(copies=[1, 3], form=["primal", "dual"], solver=SOLVERS)
     def test_gradients_that_cancel_at_zero(self, form, solver, copies):
         rng = np.random.default_rng(0)
         A = np.vstack([rng.normal(size=(30, 3))] * copies)

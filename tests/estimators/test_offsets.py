@@ -218,7 +218,7 @@ def test_descriptions_are_short():
 def far_only(A, B):
     """Gaussian kernel of the rows of this module far from 0; no other row is its domain."""
     if min(A.min(), B.min()) < 1e4:
-        raise ValueError("a row that nobody gave")
+        raise ValueError("a row that was not given")
     return RBF(0.3)(A, B)
 
 

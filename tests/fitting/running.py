@@ -1,4 +1,4 @@
-"""Starting, killing and reading the programs of `scripts`."""
+"""Start, kill and read the program of `scripts`."""
 
 import json
 import os
@@ -9,26 +9,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests.fitting.scripts import fit
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(n: int, d: int, store: Path | None, out: Path, **settings: Any) -> subprocess.Popen[bytes]:
+def start(n: int, d: int, store: Path, **settings: Any) -> subprocess.Popen[bytes]:
     """Start a fit in a process group of its own."""
-    arguments = {"n": n, "d": d, "store": None if store is None else str(store), "out": str(out), "settings": settings}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.fitting.scripts", json.dumps(arguments)], cwd=ROOT, start_new_session=True
-    )
+    return subprocess.Popen(_command(case(n, d, store, **settings)), cwd=ROOT, start_new_session=True)
 
 
-def finish(process: subprocess.Popen[bytes], out: Path) -> tuple[Any, dict[str, Any]]:
-    """Wait for a fit; its coefficients and facts."""
-    assert process.wait(timeout=280) == 0
-    with np.load(out) as found:
-        return found["dual_coef"], json.loads(str(found["facts"]))
+def fit_in_forks(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Facts of fits, each in a process of its own; those are forks of one, which imports the libraries only once."""
+    done = subprocess.run(_command(cases), cwd=ROOT, stdout=subprocess.PIPE, timeout=280, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def case(n: int, d: int, store: Path | None, **settings: Any) -> dict[str, Any]:
+    """Arguments of a fit in another process."""
+    return {"n": n, "d": d, "store": None if store is None else str(store), "settings": settings}
+
+
+def _command(arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "tests.fitting.scripts", json.dumps(arguments)]
 
 
 def fit_here(n: int, d: int, store: Path | None, **settings: Any) -> tuple[Any, dict[str, Any]]:
@@ -43,7 +46,7 @@ def kill_everything(process: subprocess.Popen[bytes]) -> None:
 
 
 def tiles(store: Path) -> dict[str, int]:
-    """Chunks of the factor that are there, with their times of writing."""
+    """Existing chunks of the factor, with their times of writing."""
     folder = store / "system-0" / "factor"
     if not folder.exists():
         return {}
@@ -51,7 +54,7 @@ def tiles(store: Path) -> dict[str, int]:
 
 
 def iteration(store: Path) -> int:
-    """Iteration (of conjugate gradient, or Newton's step) of the last checkpoint; −1 if there is none."""
+    """Iteration (of conjugate gradient, or Newton's step) of the last checkpoint; −1 without one."""
     try:
         notes = json.loads((store / "zarr.json").read_text())["attributes"]["dkrr"]["notes"]
         plain = json.loads(notes["checkpoint"]["plain"])
@@ -72,9 +75,9 @@ def wait_for_iteration(process: subprocess.Popen[bytes], store: Path, count: int
 
 def wait_for_tiles(process: subprocess.Popen[bytes], store: Path, count: int) -> None:
     """Wait until a run has written so many chunks."""
-    for _ in range(3000):
+    for _ in range(12_000):
         if len(tiles(store)) >= count:
             return
         assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.02)
+        time.sleep(0.005)
     raise AssertionError("no tiles appeared")

@@ -1,9 +1,13 @@
-"""Programs that tests run in processes of their own, to be killed or measured."""
+"""Program that tests run in a process of its own, to be killed or measured."""
 
 import copy
 import json
+import os
 import sys
+import traceback
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -26,7 +30,6 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     import dask
 
     from dkrr import KernelLogisticRegression, KernelRidge
-    from dkrr.planning import tilings
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
@@ -35,10 +38,6 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     if n_targets is not None:
         y = y[:, :1] * np.linspace(0.5, 2.0, n_targets) + 1.0
     workers = settings.pop("workers", None)
-    # With workers asked for, let the planner believe that starting them costs nothing, and that BLAS's threads add
-    # nothing to one task at a time: small fits then use them.
-    if workers is not None:
-        tilings.THREAD_EFFICIENCY = 0.0
     start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
     start |= settings.pop("config", {})
     if "cg" in settings:
@@ -49,7 +48,11 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     classes = settings.pop("classes", None)
     estimator = KernelRidge if classes is None else KernelLogisticRegression
     targets = y if classes is None else labels(y, classes)
-    with dask.config.set(start):
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(start))
+        if workers is not None:
+            # Plans of small fits use workers if these start in no time and BLAS's threads add nothing to one task.
+            stack.enter_context(mock.patch("dkrr.planning.tilings.THREAD_EFFICIENCY", 0.0))
         model = estimator(store=store, progress=False, **settings).fit(X, targets)
     result, plan = model.solve_result_, model.plan_
     return getattr(model, "dual_coef_", np.zeros(0)), {
@@ -71,8 +74,32 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     }
 
 
+def fit_in_forks(cases: list[dict[str, Any]]) -> None:
+    """Fit every case in a fork of its own, which has its own peak of memory, and the libraries from this process.
+
+    dkrr is imported in the fork: imported here, it would recognise a fork, and plan for one.
+    """
+    import distributed  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    import sklearn.base  # noqa: F401
+    import zarr  # noqa: F401
+
+    assert not any(name.startswith("dkrr") for name in sys.modules)
+    for case in cases:
+        child = os.fork()
+        if child == 0:
+            try:
+                print(json.dumps(fit(**case)[1]), flush=True)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, case
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
-    out = arguments.pop("out")
-    coef, facts = fit(**arguments)
-    np.savez(out, dual_coef=coef, facts=json.dumps(facts))
+    if isinstance(arguments, list):
+        fit_in_forks(arguments)
+    else:
+        fit(**arguments)

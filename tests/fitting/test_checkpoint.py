@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_the_same_bits(store):
 
 @pytest.mark.parametrize("at", range(6))
 def test_killed_while_saving(store, monkeypatch, at):
-    """Whichever write is the last, the checkpoint before is whole; and the run that goes on does not destroy it."""
+    """Whichever write is the last, the checkpoint before is whole; the resumed run does not destroy it."""
     _, found = states()
     Checkpoints(store).save(found[3])
     resumed = Checkpoints(store)

@@ -10,7 +10,7 @@ import pytest
 
 from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning, StoreError
-from tests.fitting.running import finish, fit_here, kill_everything, start, wait_for_iteration
+from tests.fitting.running import case, fit_here, fit_in_forks, kill_everything, start, wait_for_iteration
 from tests.fitting.scripts import labels, problem
 
 RBF = {"kernel": "rbf", "gamma": 0.2}
@@ -25,23 +25,24 @@ def data(n, classes):
 @pytest.mark.parametrize(
     ("n", "place", "settings"),
     [
-        (200, "serial", {"solver": "cholesky", "tile": 80, "classes": 3, "alpha": 1e-2}),
+        (200, "serial", {"solver": "cholesky", "tile": 110, "classes": 3, "alpha": 1e-2}),
         (800, "serial", {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
         (240, "dask", {"solver": "cholesky", "tile": 120, "classes": 2, "alpha": 1e-3}),
     ],
     ids=["softmax-cholesky-serial", "ovr-cg-serial", "binary-cholesky-dask"],
 )
-def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, request):
+def test_a_killed_run_is_resumed_after_its_last_step(tmp_path, n, place, settings, request):
     store, settings = tmp_path / "run.zarr", {**RBF, **settings}
-    process = start(n, 5, store, tmp_path / "a.npz", **settings, **(ON_WORKERS if place == "dask" else {}))
+    process = start(n, 5, store, **settings, **(ON_WORKERS if place == "dask" else {}))
     reached = wait_for_iteration(process, store, 3)
     kill_everything(process)
+    whole, facts = fit_here(n, 5, tmp_path / "whole.zarr", **settings)
+    assert facts["status"] == "CONVERGED" and facts["execution"] == "serial"
     if place == "dask":
         request.getfixturevalue("ambient_workers")
-    whole, facts = fit_here(n, 5, tmp_path / "whole.zarr", **settings)
-    assert facts["status"] == "CONVERGED" and facts["execution"] == place
     resumed, again = fit_here(n, 5, store, **settings)
-    assert again["status"] == "CONVERGED" and again["iterations"] == len(again["history"])
+    assert (again["status"], again["execution"]) == ("CONVERGED", place)
+    assert again["iterations"] == len(again["history"])
     assert np.allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
     # What an earlier process found is part of the history, and no step is done twice.
     assert np.allclose(again["objectives"][:reached], facts["objectives"][:reached], rtol=1e-5)
@@ -51,31 +52,44 @@ def test_a_killed_run_goes_on_after_its_last_step(tmp_path, n, place, settings, 
         assert np.array_equal(resumed, whole)
 
 
-@pytest.mark.parametrize(
-    ("form", "solver", "classes"),
-    [
-        ("dual", "cholesky", 2),
-        ("dual", "cholesky", 3),
-        ("dual", "cg", 3),
-        ("primal", "cholesky", 3),
-        ("primal", "cg", 3),
-    ],
-)
-def test_processes_stay_within_the_projected_memory(tmp_path, form, solver, classes):
+PROCESSES = [
+    ("dual", "cholesky", 2, 600),
+    ("dual", "cg", 3, 600),
+    ("primal", "cholesky", 3, 20_000),
+    ("primal", "cg", 3, 8000),
+]
+
+
+def settings_of(form, solver, classes):
     kernel = RBF if form == "dual" else {"kernel": "polynomial", "degree": 2}
-    n = 600 if form == "dual" else 20_000 if solver == "cholesky" else 8000
-    out = tmp_path / "a.npz"
-    settings = {**kernel, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
-    if solver == "cholesky" and form == "dual":
-        # Every task on a worker takes as long as a few tiles: there are fewer and larger ones.
-        settings |= {"tile": 300, "workers": 2} if classes == 3 else {"tile": 150}
-    _, facts = finish(start(n, 6, tmp_path / "run.zarr", out, **settings), out)
-    assert facts["status"] == "CONVERGED"
+    tile = {"tile": 150} if (form, solver) == ("dual", "cholesky") else {}
+    return {**kernel, **tile, "alpha": 0.01, "form": form, "solver": solver, "classes": classes, "tol": 0.01}
+
+
+def check_memory(facts, execution):
+    assert (facts["status"], facts["execution"]) == ("CONVERGED", execution)
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
 
 
+def test_processes_stay_within_the_projected_memory(tmp_path):
+    cases = [
+        case(n, 6, tmp_path / f"{k}.zarr", **settings_of(form, solver, classes))
+        for k, (form, solver, classes, n) in enumerate(PROCESSES)
+    ]
+    for facts in fit_in_forks(cases):
+        check_memory(facts, "serial")
+
+
+def test_workers_stay_within_the_projected_memory(tmp_path):
+    # Every task on a worker takes as long as a few tiles: a few large ones.
+    settings = {**settings_of("dual", "cholesky", 3), "tile": 300, "workers": 2, "alpha": 1.0}
+    _, facts = fit_here(600, 6, tmp_path / "run.zarr", **settings)
+    check_memory(facts, "dask")
+    assert len(facts["peaks"]) == 2
+
+
 @pytest.mark.parametrize("where", ["model-0/coef/c.*", "checkpoint-*/references/c.*"])
-def test_what_is_damaged_is_found_anew(tmp_path, where):
+def test_what_is_damaged_is_recomputed(tmp_path, where):
     X, y = data(300, 3)
     store = tmp_path / "run.zarr"
     settings = {**RBF, "alpha": 0.01, "solver": "cg", "store": str(store)}
@@ -89,14 +103,14 @@ def test_what_is_damaged_is_found_anew(tmp_path, where):
     assert np.allclose(again.dual_coef_, whole.dual_coef_, rtol=0, atol=1e-6 * np.abs(whole.dual_coef_).max())
 
 
-def test_a_run_that_met_its_limit_goes_on(tmp_path):
+def test_a_run_that_met_its_limit_is_resumed(tmp_path):
     X, y = data(300, 3)
     settings = {**RBF, "alpha": 0.01, "store": str(tmp_path / "run.zarr")}
     with pytest.warns(ConvergenceWarning, match="stopped at max_iter"):
         KernelLogisticRegression(max_iter=3, **settings).fit(X, y)
     again = KernelLogisticRegression(**settings).fit(X, y)
     assert again.solve_result_.status.name == "CONVERGED" and again.n_iter_ > 3
-    done = KernelLogisticRegression(**settings).fit(X, y)  # finds everything there
+    done = KernelLogisticRegression(**settings).fit(X, y)  # finds a finished run
     assert np.array_equal(done.dual_coef_, again.dual_coef_)
     assert not [t.key for t in done.solve_result_.record.tasks if not t.key.startswith("scan")]
     sharper = KernelLogisticRegression(tol=1e-11, **settings).fit(X, y)
@@ -105,7 +119,7 @@ def test_a_run_that_met_its_limit_goes_on(tmp_path):
         KernelLogisticRegression(**settings).fit(X, (y == 0).astype(int))
 
 
-def test_a_path_goes_on_at_the_value_where_it_was_killed(tmp_path):
+def test_a_path_is_resumed_at_the_value_where_it_was_killed(tmp_path):
     X, y = data(300, 3)
     alphas, store = (1.0, 0.1, 0.01), tmp_path / "run.zarr"
     settings = {**RBF, "solver": "cg"}

@@ -1,4 +1,4 @@
-"""Calibration: it measures everything that a plan believes, on this machine and on a client's workers."""
+"""Calibration: it measures every rate of a plan, on this machine and on a client's workers."""
 
 import json
 import os
@@ -70,10 +70,10 @@ def test_workers_of_a_client(tmp_path, workers):
         check(profile)
         assert load_profile(machine_fingerprint()) is None, "a cluster on this machine is not the machine"
         assert all_released(workers)
-    assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "it was there already"
+    assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "they had started already"
 
 
-def test_a_folder_that_is_not_there():
+def test_a_missing_folder():
     with pytest.raises(InputError, match="folder is /not/there; expected an existing folder"):
         dkrr.calibrate("/not/there")
 
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_there():
 def test_a_system_that_cannot_be_told_to_forget_a_file(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")  # macOS
     measured = measure_store(str(tmp_path))
-    assert set(measured) == {"write_bytes", "read_bytes"}, "the default of the disk's own rate is believed"
+    assert set(measured) == {"write_bytes", "read_bytes"}, "the default of the disk's own rate is used"
 
 
 def test_nowhere_to_keep_it_is_said_before_the_work(tmp_path, monkeypatch):
@@ -101,3 +101,16 @@ def test_a_slow_call_now_and_then_does_not_count(monkeypatch):
         clock[0] += next(taken)
 
     assert best_seconds(work, 180.0) == 1.0
+
+
+@pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
+def test_long_calls_are_repeated_within_three_times_the_time(monkeypatch, each, calls):
+    clock, made = [0.0], []
+    monkeypatch.setattr("dkrr.machine.measures.time.perf_counter", lambda: clock[0])
+
+    def work():
+        made.append(1)
+        clock[0] += each
+
+    assert best_seconds(work, 1.0) == pytest.approx(each)
+    assert len(made) == calls

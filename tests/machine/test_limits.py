@@ -90,7 +90,7 @@ def test_a_plan_allows_what_the_job_has(tmp_path, job):
     assert resources.local_limit_bytes <= 700 * MIB + psutil.Process().memory_info().rss
     assert resources.memory_bytes <= 700 * MIB + 2 * psutil.Process().memory_info().rss
     given = detect("8GiB", None, workers=2, root=tmp_path)
-    assert given.worker_limit_bytes == 4 * 2**30, "what the user says is believed"
+    assert given.worker_limit_bytes == 4 * 2**30, "a given limit is used"
 
 
 def test_the_smallest_of_all_parents_holds(tmp_path):

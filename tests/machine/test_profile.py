@@ -1,4 +1,4 @@
-"""Profiles: found by what they are of, never believed when they are something else's."""
+"""Profiles: found by what was measured, never used when they are those of something else."""
 
 import json
 import os
@@ -90,7 +90,7 @@ class TestNoHome:
     """A container's user may have neither HOME nor an entry in the list of users."""
 
     @pytest.fixture(autouse=True)
-    def nobody(self, monkeypatch):
+    def unknown_user(self, monkeypatch):
         def no_entry(_):
             raise KeyError("uid not found")
 
@@ -120,7 +120,7 @@ class TestNoHome:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_a_fit_of_a_user_whom_nobody_knows():
+def test_a_fit_of_an_unknown_user():
     """With an empty environment, as `docker run --user 54321` has it."""
     script = """
 import os, sys, dkrr, dkrr.estimators
@@ -170,7 +170,7 @@ def test_medians_over_workers():
     rates = median_rates(measured, kernels, task_seconds=0.25)
     assert (rates.gemm_flops, rates.task_seconds) == (4.0, 0.25)
     assert rates.kernels == (KernelRate("RBF", 4, "float32", 3e-9),)
-    assert rates.write_bytes == Rates().write_bytes, "what nobody measured stays the default"
+    assert rates.write_bytes == Rates().write_bytes, "unmeasured rates keep their defaults"
 
 
 def test_every_rate_is_a_number():

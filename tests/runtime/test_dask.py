@@ -45,7 +45,7 @@ def square(meter, x):
 
 
 def note(meter, folder, name, needs):
-    """Leave a file, after checking that those before are there."""
+    """Leave a file, after checking that those before exist."""
     missing = [other for other in needs if not (Path(folder) / other).exists()]
     (Path(folder) / name).touch()
     return missing
@@ -63,7 +63,7 @@ def not_positive(meter, row):
 
 
 def missing_file(meter):
-    raise StoreError("chunk c.0.0 is not there")
+    raise StoreError("chunk c.0.0 is missing")
 
 
 def wait_for(meter, path):
@@ -190,11 +190,11 @@ class TestKilledWorkers:
         tasks = [Task("first", square, (2,)), Task("killer", die_once, (str(tmp_path / "marker"),), ("first",))]
         tasks += [Task(f"t{k}", square, (k,), ("killer",) if k % 2 else ("first",)) for k in range(20)]
         record = executor.run(tasks, Progress())
-        assert (tmp_path / "marker").exists(), "nobody died, the test shows nothing"
+        assert (tmp_path / "marker").exists(), "no worker died, the test shows nothing"
         assert record.values() == {"first": 4, "killer": "survived", **{f"t{k}": k * k for k in range(20)}}
         client.wait_for_workers(2, timeout=30)
 
-    def test_again_and_again(self, executor, client):
+    def test_every_time(self, executor, client):
         with pytest.raises(DkrrError, match=r"ran task killer died \d times.*likely cause is memory.*same store="):
             executor.run([Task("killer", die)], Progress())
         client.wait_for_workers(2, timeout=30)
@@ -241,7 +241,7 @@ class TestClients:
         with connect(client.scheduler.address) as mine:
             assert ambient_client() is mine
 
-    def test_no_scheduler_there(self):
+    def test_no_scheduler_at_the_address(self):
         with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
             connect("tcp://127.0.0.1:9", timeout="200ms")
 

@@ -116,4 +116,4 @@ def test_forget_leaves_nothing(run):
     assert traces_of(run) == 3
     resident.forget(run)
     assert traces_of(run) == 0
-    resident.forget(run)  # twice is no error
+    resident.forget(run)  # twice is not an error

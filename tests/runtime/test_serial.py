@@ -176,7 +176,7 @@ class TestMapAndTotal:
     def test_an_error_is_raised(self, executor):
         with pytest.raises(ZeroDivisionError):
             executor.total([*tasks_of(3), Task("bad", lambda meter, shared: 1 / 0)], VECTORS)
-        assert len(executor.map(tasks_of(2), VECTORS).tasks) == 2, "and the executor goes on"
+        assert len(executor.map(tasks_of(2), VECTORS).tasks) == 2, "the executor still works"
 
     def test_forget(self, executor):
         run = f"run-{uuid.uuid4().hex}"
