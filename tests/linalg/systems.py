@@ -157,6 +157,15 @@ def files_of(array):
     return {p.name: p.read_bytes() for p in local_path(array.url).iterdir() if p.name.startswith("c.")}
 
 
+def restore_chunks(array, files):
+    """Write what `files_of` read, and delete every other chunk."""
+    folder = local_path(array.url)
+    for name in files_of(array).keys() - files.keys():
+        (folder / name).unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
 def remove_chunks(array, coordinates):
     """Delete chunks of a stored array."""
     for c in coordinates:

@@ -34,6 +34,7 @@ from tests.linalg.systems import (
     grids,
     make_case,
     remove_chunks,
+    restore_chunks,
     run,
     waits_for,
 )
@@ -103,22 +104,23 @@ class TestTasks:
         assert set(columns) == {(i, j) for i in range(n_tiles) for j in range(i + 1)}
 
     @pytest.mark.parametrize("columns_per_task", [0, 2])
-    @settings(max_examples=8, deadline=None)
-    @given(st.randoms(use_true_random=False))
-    def test_any_allowed_order_gives_the_same_bits(self, tmp_path_factory, columns_per_task, chance):
-        folder = tmp_path_factory.mktemp("c")
-        usual, other = (
-            factored(folder, MANY, columns_per_task=columns_per_task),
-            make_case(folder, MANY, columns_per_task=columns_per_task),
-        )
-        left, done = cholesky_tasks(other.system), set()
-        while left:
-            task = chance.choice([t for t in left if done.issuperset(t.depends)])
-            task.function(Meter(), *task.arguments)
-            left.remove(task)
-            done.add(task.key)
-        assert files_of(other.system.factor.array) == files_of(usual.system.factor.array)
-        assert files_of(other.system.forward) == files_of(usual.system.forward)
+    def test_any_allowed_order_gives_the_same_bits(self, tmp_path, columns_per_task):
+        usual = factored(tmp_path, MANY, columns_per_task=columns_per_task).system
+        expected = files_of(usual.factor.array), files_of(usual.forward)
+
+        @settings(max_examples=6, deadline=None)
+        @given(st.randoms(use_true_random=False))
+        def check(chance):
+            other = make_case(tmp_path, MANY, columns_per_task=columns_per_task).system
+            left, done = cholesky_tasks(other), set()
+            while left:
+                task = chance.choice([t for t in left if done.issuperset(t.depends)])
+                task.function(Meter(), *task.arguments)
+                left.remove(task)
+                done.add(task.key)
+            assert (files_of(other.factor.array), files_of(other.forward)) == expected
+
+        check()
 
     @pytest.mark.parametrize("columns_per_task", [1, 2, 3])
     def test_segments_do_not_change_the_bits(self, tmp_path, columns_per_task):
@@ -179,24 +181,28 @@ class TestFactorOnly:
         )
         assert files_of(cut.system.factor.array) == files_of(whole.system.factor.array)
 
-    @settings(max_examples=25, deadline=None)
-    @given(data=st.data(), columns_per_task=st.sampled_from([0, 2]))
-    def test_resume(self, tmp_path_factory, data, columns_per_task):
-        folder = tmp_path_factory.mktemp("c")
-        case = factored(folder, MANY, m=0, columns_per_task=columns_per_task, dtype="float32")
-        before = files_of(case.system.factor.array)
-        there = [(i, p) for i, j in MANY.lower() for p in MANY.panels(j)]
-        chunks = data.draw(st.sets(st.sampled_from(there), min_size=1, max_size=5))
-        remove_chunks(case.system.factor.array, chunks)
-        missing = {(i, MANY.tile_of(p)) for i, p in chunks}
-        left = cholesky_tasks(case.system)
-        assert {t.arguments[1].key for t in left if t.arguments[1].is_last} == {f"L-{i}-{j}" for i, j in missing}
-        for key, earlier in waits_for(left).items():
-            step = next(t.arguments[1] for t in left if t.key == key)
-            assert {f"L-{a}-{b}" for a, b in tiles_read(step) & missing} <= earlier
-        run(left)
-        assert files_of(case.system.factor.array) == before
-        assert cholesky_tasks(case.system) == []
+    @pytest.mark.parametrize("columns_per_task", [0, 2])
+    def test_resume(self, tmp_path, columns_per_task):
+        system = factored(tmp_path, MANY, m=0, columns_per_task=columns_per_task, dtype="float32").system
+        before = files_of(system.factor.array)
+        existing = [(i, p) for i, j in MANY.lower() for p in MANY.panels(j)]
+
+        @settings(max_examples=12, deadline=None)
+        @given(chunks=st.sets(st.sampled_from(existing), min_size=1, max_size=5))
+        def check(chunks):
+            restore_chunks(system.factor.array, before)
+            remove_chunks(system.factor.array, chunks)
+            missing = {(i, MANY.tile_of(p)) for i, p in chunks}
+            left = cholesky_tasks(system)
+            assert {t.arguments[1].key for t in left if t.arguments[1].is_last} == {f"L-{i}-{j}" for i, j in missing}
+            for key, earlier in waits_for(left).items():
+                step = next(t.arguments[1] for t in left if t.key == key)
+                assert {f"L-{a}-{b}" for a, b in tiles_read(step) & missing} <= earlier
+            run(left)
+            assert files_of(system.factor.array) == before
+            assert cholesky_tasks(system) == []
+
+        check()
 
     def test_a_damaged_chunk_stops_the_run(self, tmp_path):
         case = factored(tmp_path, RAGGED, m=0, dtype="float32")
@@ -293,7 +299,7 @@ class TestResume:
         assert (files_of(system.factor.array), files_of(system.forward)) == before
         assert cholesky_tasks(system) == []
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.data())
     def test_anything_may_be_missing(self, tmp_path_factory, data):
         grid, columns_per_task = data.draw(st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]))
