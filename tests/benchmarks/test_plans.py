@@ -17,15 +17,24 @@ MIB = 2**20
 
 
 BAD = Case("too large", 3000, memory_limit="1MiB")
+RUN_HERE = ("smoke cholesky serial", "smoke primal serial")
+"""Cases run in this process; one of each kind of execution has a process of its own."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, run_here):
     """The command itself at its smallest size, after a case that fails."""
+
+    def here_where_serial(command, timeout):
+        is_here = json.loads(command[4])["name"] in RUN_HERE
+        return {"stdout": json.dumps(run_here(command))} if is_here else run_alone(command, timeout)
+
+    run_alone = cases.run_to_end
     path = tmp_path_factory.mktemp("plans") / "runs" / "lines.jsonl"
     arguments = ["grid", "--size", "smoke", "--timeout", "120", "--json", str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "grid", lambda size: [BAD, *grids.grid(size)])
+        patch.setattr(cases, "run_to_end", here_where_serial)
         result = CliRunner().invoke(plans.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result, path
