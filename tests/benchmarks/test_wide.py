@@ -84,10 +84,10 @@ def test_best_stays_within_memory_and_tasks():
 
 def test_shortlist_does_not_lose_the_best():
     """Every layout simulated: the closed formula must not have thrown a much better one away."""
-    chosen = wide.best(20_000, 32, SETTING)
+    chosen = wide.best(12_000, 16, SETTING)
     every = [
-        wide.simulate_factorisation(grid, columns_per_task, COSTS, WideCluster(32)).seconds
-        for grid, columns_per_task in wide._layouts(20_000, SETTING, wide.TASK_COLUMNS)
+        wide.simulate_factorisation(grid, columns_per_task, COSTS, WideCluster(16)).seconds
+        for grid, columns_per_task in wide._layouts(12_000, SETTING, wide.TASK_COLUMNS)
     ]
     assert chosen.seconds <= 1.06 * min(every)
 

@@ -181,7 +181,7 @@ class TestPlace:
 
 
 class TestEveryPlan:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(problems(), machines())
     def test_invariants(self, what, where):
         try:
@@ -280,7 +280,7 @@ def named_bytes(message):
 
 
 class TestMemoryRefused:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(problems(), st.integers(1, 6), st.sampled_from([50, 170, 400, 900]))
     def test_the_named_limit_works_and_less_does_not(self, what, workers, limit):
         message = refusal(what, machine(limit * MIB, workers))
