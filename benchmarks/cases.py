@@ -41,7 +41,7 @@ from dkrr.units import parse_bytes
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")
 """What a plan promises and a fit shows."""
-LEAST_BYTES = 2**20
+MIN_BYTES = 2**20
 """Traffic below which nothing is compared: vectors, which no plan counts, are most of it."""
 _ROWS_AT_ONCE = 2**15
 
@@ -187,9 +187,7 @@ def choosing(among: Callable[[list[Strategy]], list[Strategy]]) -> Iterator[None
     def cheapest(fitting: list[Strategy]) -> Strategy:
         chosen = among(fitting)
         if not chosen:
-            raise LookupError(
-                f"there is no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}"
-            )
+            raise LookupError(f"no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}")
         return original(chosen)
 
     with mock.patch.object(planner, "_cheapest", cheapest):
@@ -299,7 +297,7 @@ def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dic
     """Predicted / measured; None where there was, and should have been, next to nothing to move."""
     found: dict[str, float | None] = {}
     for name in FIGURES:
-        little = name in ("read_bytes", "written_bytes") and max(predicted[name], measured[name]) < LEAST_BYTES
+        little = name in ("read_bytes", "written_bytes") and max(predicted[name], measured[name]) < MIN_BYTES
         found[name] = None if little else predicted[name] / max(measured[name], 1e-9 if name == "seconds" else 1)
     if measured["iterations"]:
         found["iterations"] = predicted["iterations"] / measured["iterations"]
@@ -326,7 +324,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
         priced = [p for p in admissible(plan.problem, plan.resources) if matches(p, wanted)]
-    # The same tiles are kept: how many there is room for depends on the rank, and the run kept what was planned.
+    # The same tiles are kept: how many fit depends on the rank, and the run kept what was planned.
     return min(priced, key=lambda p: (abs(kept_tiles(p) - kept_tiles(c)), p.seconds), default=c)
 
 
@@ -346,8 +344,8 @@ NEAR = 4.0
 """Times of the chosen plan's promise up to which another way is tried: plans should be no further off than 2."""
 OTHER_TILES = 1.4
 """Factor by which the size of a tile must differ to be another way."""
-MOST_WAYS = 7
-MOST_GAMBLES = 2
+MAX_WAYS = 7
+MAX_GAMBLES = 2
 """Of each solver that is not taken unasked."""
 
 
@@ -363,9 +361,9 @@ def ways(case: Case, folder: Path) -> list[Way]:
     for solver in ("cg", "float32"):
         asked = replace(case, solver=solver)
         problem = replace(plan.problem, solver=asked.solver_value())
-        with suppress(dkrr.errors.DkrrError):  # there is no such way
+        with suppress(dkrr.errors.DkrrError):  # no such way exists
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
-            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MOST_GAMBLES]]
+            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MAX_GAMBLES]]
     iterative = [c for c in _best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
     for c in iterative[:1]:
         for rank in (c.rank // 2, 2 * c.rank):
@@ -378,7 +376,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
         (w for w in found if w.predicted_seconds <= NEAR * plan.seconds or w.is_chosen),
         key=lambda w: (not w.is_chosen, w.is_gamble, w.predicted_seconds),
     )
-    return near[:MOST_WAYS]
+    return near[:MAX_WAYS]
 
 
 def _seconds(c: Strategy) -> float:

@@ -38,8 +38,8 @@ FACTOR = sqrt(2)
 """Between the sizes that are timed."""
 STEPS = 2
 """Sizes on either side of the expected crossover."""
-MOST_SIZES = 9
-MOST_N = 16_000
+MAX_SIZES = 9
+MAX_N = 16_000
 """Rows beyond which no crossover of the solvers is looked for: a factorisation takes 20 s on two cores."""
 SHORT_SECONDS, REPEATS = 0.5, 5
 """What takes less time is repeated, and the shortest time counts."""
@@ -324,7 +324,7 @@ def _legend_handles(used: set[Pick], crossings: list[dict[str, Any]]) -> list[An
     "--n", "sizes", type=click.IntRange(min=2), multiple=True, help="Rows, instead of those around a crossover."
 )
 @click.option("--kind", "kinds", type=click.Choice(["form", "solver"]), multiple=True, default=["form", "solver"])
-@click.option("--most-n", type=click.IntRange(min=2), default=MOST_N, show_default=True, help="For the solvers.")
+@click.option("--most-n", type=click.IntRange(min=2), default=MAX_N, show_default=True, help="For the solvers.")
 @click.option("--memory-limit", default="8GiB", show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append the lines here too.")
 def measure(
@@ -381,11 +381,11 @@ class Race:
         if sizes:
             runs = {n: self.at(n) for n in sorted(sizes)}
         else:
-            centre = min(expected or most_n or MOST_N, (most_n or MOST_N) / FACTOR**STEPS)
+            centre = min(expected or most_n or MAX_N, (most_n or MAX_N) / FACTOR**STEPS)
             for k in range(-STEPS, STEPS + 1):
                 n = round(centre * FACTOR**k)
                 runs[n] = self.at(n)
-            while crossing(runs.values(), *self.ways) is None and len(runs) < MOST_SIZES:
+            while crossing(runs.values(), *self.ways) is None and len(runs) < MAX_SIZES:
                 n = self._next(runs)
                 if n < 16 or (most_n is not None and n > most_n):
                     break

@@ -67,7 +67,7 @@ class _Clocks:
 
     wall: float
     busy: float
-    """Of all cores together, for everybody."""
+    """Busy time of all cores, of all processes."""
     ours: float
     """Of all cores together, for this process and its children."""
 

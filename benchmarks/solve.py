@@ -91,7 +91,7 @@ class Settings:
 
     @property
     def problem(self) -> Problem:
-        """What everybody solves."""
+        """Problem that all of them solve."""
         return Problem(self.n, self.d, self.kernel)
 
     @property

@@ -181,7 +181,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         "solve-14000-memory",
-        "The same with room for the matrix in memory",
+        "The same with enough memory for the matrix",
         {
             "small": "benchmarks.solve --n 4000 --memory-limit 8GiB --peers gemm,scipy",
             "full": "benchmarks.solve --n 14000 --memory-limit 8GiB --peers gemm,scipy --repeat 3",

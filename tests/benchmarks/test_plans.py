@@ -161,7 +161,7 @@ def test_data_in_a_store_is_the_data_in_memory(tmp_path, monkeypatch):
     assert X[:, 2].std() < X[:, 0].std() / 2
 
 
-def test_forced_choice_is_taken_or_refused_with_what_there_is(tmp_path):
+def test_forced_choice_is_taken_or_refused_with_the_candidates(tmp_path):
     case = Case("forced", 900, solver="auto", force={"execution": "dask", "n_workers": 1})
     with cases.surroundings(case, tmp_path):
         plan = dkrr.plan(n=900, d=16, kernel="rbf", memory_limit="1GiB")
@@ -282,6 +282,6 @@ def test_draw_makes_a_picture_of_the_last_line_of_each_case(tmp_path):
     assert result.exit_code == 1 and "no lines of a grid" in result.output
 
 
-def test_only_names_that_are_there():
+def test_only_existing_names():
     result = CliRunner().invoke(plans.main, ["grid", "--size", "smoke", "--only", "nonsense"])
     assert result.exit_code == 2 and "smoke cg memory" in result.output

@@ -13,7 +13,7 @@ from dkrr.linalg.tile_steps import tile_steps
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid
 
-# The port that Dask's scheduler takes by default may be somebody else's on this machine.
+# The port that Dask's scheduler takes by default may be in use on this machine.
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 
 
@@ -60,7 +60,7 @@ def test_line_says_what_was_measured_on_what(line):
     assert set(line["load"]) == {"other_cores_busy_before", "other_cores_busy_during", "noisy"}
 
 
-def test_everybody_finds_the_same_solution(line):
+def test_all_find_the_same_solution(line):
     expected = line["dkrr"]["coef_norm"]
     assert line["dkrr"]["status"] == "solved" and line["dkrr"]["residual"] < 1e-10
     X, y = peers.Problem(602, 16).data()

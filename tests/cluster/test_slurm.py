@@ -84,7 +84,7 @@ def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: P
 
 
 def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
-    # The command refuses to start: other processes take the place of the scheduler, of workers and of the wait for them.
+    # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
     for command, script in {"dask": "exec sleep 60", "python": "echo tcp://127.0.0.1:9"}.items():
         (tmp_path / "bin" / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (tmp_path / "bin" / command).chmod(0o755)

@@ -133,7 +133,7 @@ def run(tasks):
 
 
 def factored(folder, grid, **settings):
-    """System whose factor is there."""
+    """System with its factor."""
     case = make_case(folder, grid, **settings)
     run(cholesky_tasks(case.system))
     return case

@@ -1,4 +1,4 @@
-"""Substitution with a stored factor, for any grid, resumed from whatever is there."""
+"""Substitution with a stored factor, for any grid, resumed from whatever exists."""
 
 import numpy as np
 import pytest
