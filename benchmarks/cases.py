@@ -59,7 +59,7 @@ class Case:
     solver: str = "cholesky"
     """auto, cholesky, cg, cg-none (no preconditioner) or float32 (a complete factor as preconditioner)."""
     rank: int | None = None
-    """Of the preconditioner; None: found while it is built."""
+    """Rank of the preconditioner; None: found while it is built."""
     precision: str = "auto"
     alphas: tuple[float, ...] = (1e-2,)
     """λ of each target, or one of all."""
@@ -139,7 +139,7 @@ def tier(c: Strategy) -> str:
 
 
 def precision(c: Strategy) -> str:
-    """Of the products, or of the factor."""
+    """Precision of the products, or of the factor."""
     how = c.for_systems
     if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
         return how.products.precision
@@ -346,7 +346,7 @@ OTHER_TILES = 1.4
 """Factor by which the size of a tile must differ to be another way."""
 MAX_WAYS = 7
 MAX_GAMBLES = 2
-"""Of each solver that is not taken unasked."""
+"""Ways tried of each solver that is not taken unasked."""
 
 
 def ways(case: Case, folder: Path) -> list[Way]:
@@ -356,15 +356,15 @@ def ways(case: Case, folder: Path) -> list[Way]:
     with surroundings(case, folder):
         plan = dkrr.plan(X, y, **{name: value for name, value in model.get_params().items() if name != "progress"})
     free = admissible(plan.problem, plan.resources)
-    found = [_way(case, c, plan.chosen, is_gamble=False) for c in _best_of_kinds(free)]
+    found = [_way(case, c, plan.chosen, is_gamble=False) for c in best_of_kinds(free)]
     taken = [kind(c) for c in free]
     for solver in ("cg", "float32"):
         asked = replace(case, solver=solver)
         problem = replace(plan.problem, solver=asked.solver_value())
         with suppress(dkrr.errors.DkrrError):  # no such way exists
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
-            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MAX_GAMBLES]]
-    iterative = [c for c in _best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
+            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in best_of_kinds(gambles)[:MAX_GAMBLES]]
+    iterative = [c for c in best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
     for c in iterative[:1]:
         for rank in (c.rank // 2, 2 * c.rank):
             asked = replace(case, solver="cg", rank=rank)
@@ -388,7 +388,7 @@ def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 
-def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
+def best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     """Fastest of each kind, and of tiles on disk those whose sizes really differ."""
     kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):

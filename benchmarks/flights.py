@@ -208,7 +208,7 @@ def write(
     train, test = order[:most], order[most:]
     for name, wanted, there in (("n", n, len(train)), ("n_test", n_test, len(test))):
         if wanted is not None and not 1 <= wanted <= there:
-            raise ValueError(f"{name}={wanted} must be between 1 and {there}, the flights that there are")
+            raise ValueError(f"{name}={wanted} must be between 1 and {there}, the number of flights")
     train, test = train[:n], test[:n_test]
     encoder = Encoder.of(flights, COLUMNS[columns], train)
     for ending, rows in (("", train), ("_test", test)):

@@ -431,7 +431,7 @@ class Race:
     def predicted(self) -> float | None:
         """Rows at which the planner expects both ways to take as long; None if it does not, up to 10⁶ rows."""
         first, second = self.ways.values()
-        return _first_true(lambda n: self._planned_seconds(n, first) <= self._planned_seconds(n, second))
+        return first_true(lambda n: self._planned_seconds(n, first) <= self._planned_seconds(n, second))
 
     def switches(self) -> float | None:
         """Rows from which the planner takes the first way by itself (of solvers, it wants a margin)."""
@@ -445,10 +445,10 @@ class Race:
                 return True
             return name in (plan.form, plan.solver)
 
-        return _first_true(taken)
+        return first_true(taken)
 
 
-def _first_true(condition: Callable[[int], bool], least: int = 16, most: int = 10**6) -> float | None:
+def first_true(condition: Callable[[int], bool], least: int = 16, most: int = 10**6) -> float | None:
     """Least whole number from which a condition holds (it changes once), to 1 %; None if it does not hold at `most`."""
     if condition(least):
         return float(least)

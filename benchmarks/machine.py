@@ -69,7 +69,7 @@ class _Clocks:
     busy: float
     """Busy time of all cores, of all processes."""
     ours: float
-    """Of all cores together, for this process and its children."""
+    """Busy time of all cores, of this process and its children."""
 
     @classmethod
     def read(cls) -> Self:

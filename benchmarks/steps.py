@@ -39,7 +39,7 @@ class Goal:
     where: Mapping[str, Any] = field(default_factory=dict)
     """Lines that count: those with these values at these paths."""
     rows: Literal["median", "worst"] = "median"
-    """Of several lines: repetitions of one measurement, or different ones that must all meet the bound."""
+    """Which of several lines: repetitions of one measurement, or different ones that must all meet the bound."""
 
 
 @dataclass(frozen=True)

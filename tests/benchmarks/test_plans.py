@@ -256,7 +256,7 @@ def test_best_of_kinds_keeps_tiles_that_differ():
     plan = dkrr.plan(n=9000, d=16, kernel="rbf", solver="cholesky", memory_limit="600MiB", workers=2)
     found = cases.admissible(plan.problem, plan.resources)
     assert plan.chosen in found and all(not c.refused for c in found)
-    best = cases._best_of_kinds(found)
+    best = cases.best_of_kinds(found)
     tiles = sorted(c.tiling.tile for c in best if (c.execution, c.n_workers) == ("dask", 2))
     assert len(tiles) >= 2 and all(b > 1.4 * a for a, b in pairwise(tiles))
     assert len(best) < len(found)

@@ -87,7 +87,7 @@ def test_shortlist_does_not_lose_the_best():
     chosen = wide.best(12_000, 16, SETTING)
     every = [
         wide.simulate_factorisation(grid, columns_per_task, COSTS, WideCluster(16)).seconds
-        for grid, columns_per_task in wide._layouts(12_000, SETTING, wide.TASK_COLUMNS)
+        for grid, columns_per_task in wide.layouts(12_000, SETTING, wide.TASK_COLUMNS)
     ]
     assert chosen.seconds <= 1.06 * min(every)
 
