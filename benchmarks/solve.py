@@ -78,7 +78,7 @@ class Settings:
     """None: the planner chooses."""
     workers: int = 2
     memory_limit: str = "2GiB"
-    """Times of the whole fit, over all workers."""
+    """Limit of the whole fit, over all workers."""
     kernel: str = "rbf"
     client: bool = False
     """The fit finds running workers; otherwise it starts and stops its own, and the time includes that."""
