@@ -5,7 +5,7 @@
     python -m benchmarks --size full [--only solve-16384 --only 'plans-*'] [--out docs/measured]
 
 Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
-this code already is skipped, so that a stopped run goes on; a step that fails does not stop the others.
+this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others.
 """
 
 import fnmatch

@@ -56,7 +56,7 @@ Array = NDArray[np.float64]
 SUCCESS = (Status.SOLVED, Status.CONVERGED)
 FACTOR = 10.0
 """By which a true residual may exceed the one that is reported."""
-MOST_SLACK = 1e-6
+MAX_SLACK = 1e-6
 """Part of a residual that rounding of features may explain, at most: otherwise a large sensitivity explains any."""
 UNCERTAIN = 1e-2
 """Relative error of α beyond which a direct solver must have warned of it."""
@@ -79,7 +79,7 @@ class Outcome:
     true: float = math.nan
     """Residual, or relative gradient, of the returned coefficients in 180 digits."""
     dual_coef: float = math.nan
-    """‖α − α*‖ / ‖α*‖, largest over the targets; nan where there is no α."""
+    """‖α − α*‖ / ‖α*‖, largest over the targets; nan without α."""
     predictions: float = math.nan
     """Largest |f − f*| / max |f*|, training rows and new ones."""
     probabilities: float = math.nan
@@ -169,7 +169,7 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
         wrong = ("not finite, and a success",) if is_success else ()
         return Outcome(one, solve.status.name, is_success, solve.residual, dishonest=wrong, surprising=tuple(others))
     (true, sensitivity), errors = _true_residual(one, model, dual), _errors(one, found, dual, chances)
-    slack = min(n * np.finfo(float).eps * max(sensitivity, 1.0), MOST_SLACK)
+    slack = min(n * np.finfo(float).eps * max(sensitivity, 1.0), MAX_SLACK)
     dishonest = []
     # All comparisons are such that a NaN fails them.
     if not true <= FACTOR * solve.residual + slack:

@@ -41,7 +41,7 @@ from dkrr.units import parse_bytes
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")
 """What a plan promises and a fit shows."""
-LEAST_BYTES = 2**20
+MIN_BYTES = 2**20
 """Traffic below which nothing is compared: vectors, which no plan counts, are most of it."""
 _ROWS_AT_ONCE = 2**15
 
@@ -59,7 +59,7 @@ class Case:
     solver: str = "cholesky"
     """auto, cholesky, cg, cg-none (no preconditioner) or float32 (a complete factor as preconditioner)."""
     rank: int | None = None
-    """Of the preconditioner; None: found while it is built."""
+    """Rank of the preconditioner; None: found while it is built."""
     precision: str = "auto"
     alphas: tuple[float, ...] = (1e-2,)
     """λ of each target, or one of all."""
@@ -139,7 +139,7 @@ def tier(c: Strategy) -> str:
 
 
 def precision(c: Strategy) -> str:
-    """Of the products, or of the factor."""
+    """Precision of the products, or of the factor."""
     how = c.for_systems
     if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
         return how.products.precision
@@ -187,9 +187,7 @@ def choosing(among: Callable[[list[Strategy]], list[Strategy]]) -> Iterator[None
     def cheapest(fitting: list[Strategy]) -> Strategy:
         chosen = among(fitting)
         if not chosen:
-            raise LookupError(
-                f"there is no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}"
-            )
+            raise LookupError(f"no such candidate among {len(fitting)}: {sorted({c.summary() for c in fitting})}")
         return original(chosen)
 
     with mock.patch.object(planner, "_cheapest", cheapest):
@@ -299,7 +297,7 @@ def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dic
     """Predicted / measured; None where there was, and should have been, next to nothing to move."""
     found: dict[str, float | None] = {}
     for name in FIGURES:
-        little = name in ("read_bytes", "written_bytes") and max(predicted[name], measured[name]) < LEAST_BYTES
+        little = name in ("read_bytes", "written_bytes") and max(predicted[name], measured[name]) < MIN_BYTES
         found[name] = None if little else predicted[name] / max(measured[name], 1e-9 if name == "seconds" else 1)
     if measured["iterations"]:
         found["iterations"] = predicted["iterations"] / measured["iterations"]
@@ -326,7 +324,7 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
         priced = [p for p in admissible(plan.problem, plan.resources) if matches(p, wanted)]
-    # The same tiles are kept: how many there is room for depends on the rank, and the run kept what was planned.
+    # The same tiles are kept: how many fit depends on the rank, and the run kept what was planned.
     return min(priced, key=lambda p: (abs(kept_tiles(p) - kept_tiles(c)), p.seconds), default=c)
 
 
@@ -346,9 +344,9 @@ NEAR = 4.0
 """Times of the chosen plan's promise up to which another way is tried: plans should be no further off than 2."""
 OTHER_TILES = 1.4
 """Factor by which the size of a tile must differ to be another way."""
-MOST_WAYS = 7
-MOST_GAMBLES = 2
-"""Of each solver that is not taken unasked."""
+MAX_WAYS = 7
+MAX_GAMBLES = 2
+"""Ways tried of each solver that is not taken unasked."""
 
 
 def ways(case: Case, folder: Path) -> list[Way]:
@@ -358,15 +356,15 @@ def ways(case: Case, folder: Path) -> list[Way]:
     with surroundings(case, folder):
         plan = dkrr.plan(X, y, **{name: value for name, value in model.get_params().items() if name != "progress"})
     free = admissible(plan.problem, plan.resources)
-    found = [_way(case, c, plan.chosen, is_gamble=False) for c in _best_of_kinds(free)]
+    found = [_way(case, c, plan.chosen, is_gamble=False) for c in best_of_kinds(free)]
     taken = [kind(c) for c in free]
     for solver in ("cg", "float32"):
         asked = replace(case, solver=solver)
         problem = replace(plan.problem, solver=asked.solver_value())
-        with suppress(dkrr.errors.DkrrError):  # there is no such way
+        with suppress(dkrr.errors.DkrrError):  # no such way exists
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
-            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in _best_of_kinds(gambles)[:MOST_GAMBLES]]
-    iterative = [c for c in _best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
+            found += [_way(asked, c, plan.chosen, is_gamble=True) for c in best_of_kinds(gambles)[:MAX_GAMBLES]]
+    iterative = [c for c in best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
     for c in iterative[:1]:
         for rank in (c.rank // 2, 2 * c.rank):
             asked = replace(case, solver="cg", rank=rank)
@@ -378,7 +376,7 @@ def ways(case: Case, folder: Path) -> list[Way]:
         (w for w in found if w.predicted_seconds <= NEAR * plan.seconds or w.is_chosen),
         key=lambda w: (not w.is_chosen, w.is_gamble, w.predicted_seconds),
     )
-    return near[:MOST_WAYS]
+    return near[:MAX_WAYS]
 
 
 def _seconds(c: Strategy) -> float:
@@ -390,7 +388,7 @@ def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 
-def _best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
+def best_of_kinds(candidates: Sequence[Strategy]) -> list[Strategy]:
     """Fastest of each kind, and of tiles on disk those whose sizes really differ."""
     kept: list[Strategy] = []
     for c in sorted(candidates, key=lambda c: c.seconds):

@@ -27,7 +27,7 @@ TOTAL_FLIGHTS = 327_346
 """Those whose time of arrival is known."""
 LATE_MINUTES = 15
 HELD_OUT = 0.25
-"""Part of the rows that nobody fits to: the same ones whatever else is asked for."""
+"""Fraction of the rows that are held out: the same rows for every other setting."""
 SEED = 0
 CHUNK_ROWS = 16_384
 """Rows of a chunk on disk: 21 MB at 162 columns."""
@@ -208,7 +208,7 @@ def write(
     train, test = order[:most], order[most:]
     for name, wanted, there in (("n", n, len(train)), ("n_test", n_test, len(test))):
         if wanted is not None and not 1 <= wanted <= there:
-            raise ValueError(f"{name}={wanted} must be between 1 and {there}, the flights that there are")
+            raise ValueError(f"{name}={wanted} must be between 1 and {there}, the number of flights")
     train, test = train[:n], test[:n_test]
     encoder = Encoder.of(flights, COLUMNS[columns], train)
     for ending, rows in (("", train), ("_test", test)):

@@ -38,8 +38,8 @@ FACTOR = sqrt(2)
 """Between the sizes that are timed."""
 STEPS = 2
 """Sizes on either side of the expected crossover."""
-MOST_SIZES = 9
-MOST_N = 16_000
+MAX_SIZES = 9
+MAX_N = 16_000
 """Rows beyond which no crossover of the solvers is looked for: a factorisation takes 20 s on two cores."""
 SHORT_SECONDS, REPEATS = 0.5, 5
 """What takes less time is repeated, and the shortest time counts."""
@@ -324,7 +324,7 @@ def _legend_handles(used: set[Pick], crossings: list[dict[str, Any]]) -> list[An
     "--n", "sizes", type=click.IntRange(min=2), multiple=True, help="Rows, instead of those around a crossover."
 )
 @click.option("--kind", "kinds", type=click.Choice(["form", "solver"]), multiple=True, default=["form", "solver"])
-@click.option("--most-n", type=click.IntRange(min=2), default=MOST_N, show_default=True, help="For the solvers.")
+@click.option("--most-n", type=click.IntRange(min=2), default=MAX_N, show_default=True, help="For the solvers.")
 @click.option("--memory-limit", default="8GiB", show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append the lines here too.")
 def measure(
@@ -381,11 +381,11 @@ class Race:
         if sizes:
             runs = {n: self.at(n) for n in sorted(sizes)}
         else:
-            centre = min(expected or most_n or MOST_N, (most_n or MOST_N) / FACTOR**STEPS)
+            centre = min(expected or most_n or MAX_N, (most_n or MAX_N) / FACTOR**STEPS)
             for k in range(-STEPS, STEPS + 1):
                 n = round(centre * FACTOR**k)
                 runs[n] = self.at(n)
-            while crossing(runs.values(), *self.ways) is None and len(runs) < MOST_SIZES:
+            while crossing(runs.values(), *self.ways) is None and len(runs) < MAX_SIZES:
                 n = self._next(runs)
                 if n < 16 or (most_n is not None and n > most_n):
                     break
@@ -431,7 +431,7 @@ class Race:
     def predicted(self) -> float | None:
         """Rows at which the planner expects both ways to take as long; None if it does not, up to 10⁶ rows."""
         first, second = self.ways.values()
-        return _first_true(lambda n: self._planned_seconds(n, first) <= self._planned_seconds(n, second))
+        return first_true(lambda n: self._planned_seconds(n, first) <= self._planned_seconds(n, second))
 
     def switches(self) -> float | None:
         """Rows from which the planner takes the first way by itself (of solvers, it wants a margin)."""
@@ -445,10 +445,10 @@ class Race:
                 return True
             return name in (plan.form, plan.solver)
 
-        return _first_true(taken)
+        return first_true(taken)
 
 
-def _first_true(condition: Callable[[int], bool], least: int = 16, most: int = 10**6) -> float | None:
+def first_true(condition: Callable[[int], bool], least: int = 16, most: int = 10**6) -> float | None:
     """Least whole number from which a condition holds (it changes once), to 1 %; None if it does not hold at `most`."""
     if condition(least):
         return float(least)

@@ -80,7 +80,7 @@ CASES = (
     Case("labelled, 4 steps", True, 4),
     Case("unlabelled", False),
 )
-MOST_DENSE = 12
+MAX_DENSE = 12
 """Graphs where GraKeL takes dense matrices."""
 
 
@@ -322,7 +322,7 @@ def pairs(n: int, more: int, decay: float, repeat: int, json_path: Path | None) 
     drawn = molecules(max(n, more))
     records = []
     for case in CASES:
-        count = min(n, MOST_DENSE) if case.is_dense else n
+        count = min(n, MAX_DENSE) if case.is_dense else n
         records.append(compare(case, drawn[:count], drawn[:more], decay, repeat))
         write_line(records[-1], json_path)
     table_console().print(result_table(records))

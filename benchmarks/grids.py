@@ -183,7 +183,7 @@ def problems(size: Size) -> list[Case]:
     if size == "smoke":
         return [Case("smoke free", 1200, solver="auto"), Case("smoke polynomial", 900, 40, "polynomial", solver="auto")]
     return [
-        free("rbf, room for all", 3000, 8000),
+        free("rbf, all in memory", 3000, 8000),
         free("rbf, tiles or iteration", 4000, 14_000, memory_limit=_by(size, "360MiB", "1GiB")),
         free("rbf, much to iterate", 4000, 20_000, memory_limit=_by(size, "400MiB", "1GiB")),
         free("rbf on a client", 4000, 12_000, memory_limit="1GiB", client=True),

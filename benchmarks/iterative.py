@@ -44,7 +44,7 @@ PRECONDITIONERS: dict[str, Any] = {
     "float32": Float32Cholesky,
 }
 CENTRES = 1_500
-"""Of the Nyström approximation that the exact fit is compared with."""
+"""Centres of the Nyström approximation that the exact fit is compared with."""
 STRIP_SECONDS = 1.0
 
 

@@ -44,7 +44,7 @@ Labels = NDArray[np.int64]
 Record = dict[str, Any]
 
 SPLIT_SEED = 0
-TEST_PART = 0.25
+TEST_FRACTION = 0.25
 LINEAR_ALPHA = 0.5
 """λ of the linear model: the very model of scikit-learn's C = 1."""
 CURVATURE = 8.0
@@ -78,7 +78,7 @@ def _of_sklearn(name: str, most: int | None) -> tuple[Floats, Floats, Labels, La
     from sklearn.preprocessing import StandardScaler
 
     X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    X, X_test, y, y_test = train_test_split(X, y, test_size=TEST_PART, random_state=SPLIT_SEED, stratify=y)
+    X, X_test, y, y_test = train_test_split(X, y, test_size=TEST_FRACTION, random_state=SPLIT_SEED, stratify=y)
     X, y = X[:most], y[:most]
     scaler = StandardScaler().fit(X)
     return scaler.transform(X), scaler.transform(X_test), y, y_test

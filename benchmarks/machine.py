@@ -67,9 +67,9 @@ class _Clocks:
 
     wall: float
     busy: float
-    """Of all cores together, for everybody."""
+    """Busy time of all cores, of all processes."""
     ours: float
-    """Of all cores together, for this process and its children."""
+    """Busy time of all cores, of this process and its children."""
 
     @classmethod
     def read(cls) -> Self:

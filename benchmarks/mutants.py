@@ -234,7 +234,7 @@ def table(results: Iterable[Mutant]) -> str:
 
 def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     if any("=" not in value for value in values):
-        raise click.BadParameter("must be NAME=VALUE")
+        raise click.BadParameter("expected NAME=VALUE")
     return dict(value.split("=", 1) for value in values)
 
 

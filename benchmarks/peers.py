@@ -37,7 +37,7 @@ THREADED_BELOW = 16_000
 
 @dataclass(frozen=True)
 class Problem:
-    """What everybody solves: (K + λI) α = y."""
+    """Problem that all of them solve: (K + λI) α = y."""
 
     n: int
     d: int

@@ -34,12 +34,12 @@ from dkrr.units import format_bytes, format_seconds
 Record = dict[str, Any]
 
 MEDIAN_SECONDS = 1.25
-"""Goals: half of the plans are no further off than by this factor ..."""
+"""Goals: half of the plans are off by at most this factor ..."""
 WORST_SECONDS = 2.0
-"""... and none further than by this."""
+"""... and every plan by at most this one."""
 WORST_BYTES = 1.05
 """The same for bytes that are read and written (at the iterations that it took: no plan knows the spectrum)."""
-LEAST_PEAK = 1.0
+MIN_PEAK_RATIO = 1.0
 """Projected / measured peak memory, which no fit may exceed."""
 REGRET = 1.10
 """Time of the chosen way over that of the best one."""
@@ -51,7 +51,7 @@ COLOURS = ("#1763a6", "#e8963a", "#3a9e6d", "#8a6fb3", "#c0504d", "#52606d", "#b
 
 
 def run(what: str, case: Case, timeout: float, size: Size, retries: int) -> Record:
-    """Run a case alone; again where other load disturbed it."""
+    """Run a case alone; repeat it where other load disturbed it."""
     watch = SMOKE_WATCH_SECONDS if size == "smoke" else machine.SECONDS_BEFORE
     for attempt in range(retries + 1):
         record = run_alone(what, case, timeout, watch) | {"attempt": attempt}
@@ -72,7 +72,7 @@ def misses(record: Record) -> list[str]:
         for name in ("read_bytes", "written_bytes")
         if known[name] is not None and off(known[name]) > WORST_BYTES
     ]
-    if raw["peak_bytes"] < LEAST_PEAK:
+    if raw["peak_bytes"] < MIN_PEAK_RATIO:
         found.append(f"peak {_text(raw['peak_bytes'])}")
     if record["status"] not in ("solved", "converged"):
         found.append(record["status"])
@@ -201,7 +201,7 @@ def goal_line(summary: Mapping[str, Record]) -> str:
     parts = [
         f"half of the plans within a factor of {seconds['off']:.2f} of the time (goal {MEDIAN_SECONDS})",
         f"the worst {seconds['worst_off']:.2f} (goal {WORST_SECONDS:g})",
-        f"least projected / measured peak {peak:.2f} (goal {LEAST_PEAK:g})",
+        f"smallest projected / measured peak {peak:.2f} (goal {MIN_PEAK_RATIO:g})",
     ]
     for name in ("read_bytes", "written_bytes"):
         if every[name]:
@@ -312,7 +312,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     records : sequence of dict
         Of the grid; those without figures are left out.
     path : Path
-        PNG to write; its folder is made if need be.
+        PNG to write; its folder is created if missing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

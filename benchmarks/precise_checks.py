@@ -144,7 +144,7 @@ def logistic_gradient(
     """Norm of the gradient of a binary logistic regression, relative to that where all scores are 0.
 
     √(rᵀKr + (1ᵀg)²) with g = v(p − y) and r = g + 2λα, or √(‖Φᵀg + 2λw‖² + (1ᵀg)²). With an intercept the origin of
-    the features is nobody's choice, and the smaller of the two ratios with K as it is and centred is returned.
+    the features is arbitrary, and the smaller of the two ratios with K as it is and centred is returned.
 
     Parameters
     ----------

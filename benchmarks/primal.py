@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.primal linear`` (and ``polynomial``, ``sparse``) writes the rows to a folder, fits in a fresh
 process with cold and warm caches, measures in that process how fast the cores multiply and the store is read, runs the
-peers in processes of their own, and compares everybody's coefficients. One line of JSON a fit or peer on stdout, a
+peers in processes of their own, and compares the coefficients of all. One line of JSON a fit or peer on stdout, a
 table on stderr.
 """
 
@@ -317,14 +317,14 @@ def _limits(
     flops = float(data.n) * width**2
     needs = {"cores": flops / rates["syrk_gflops"] / 1e9, "store": 8.0 * data.n * data.d / bytes_a_second}
     binds = max(needs, key=lambda name: needs[name])
-    part = needs[binds]
+    limit_seconds = needs[binds]
     return {
         **rates,
         "store_bytes_a_second": store,
         "pass_seconds": needs,
         "binds": binds,
-        "ratios": {"fit": part / seconds, "gemm": flops / seconds / rates["gemm_gflops"] / 1e9}
-        | ({} if forming is None else {"normal_matrix": part / forming}),
+        "ratios": {"fit": limit_seconds / seconds, "gemm": flops / seconds / rates["gemm_gflops"] / 1e9}
+        | ({} if forming is None else {"normal_matrix": limit_seconds / forming}),
     }
 
 

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 PeerName = Literal["sklearn", "dask", "dask-ml"]
 PEERS: tuple[PeerName, ...] = get_args(PeerName)
 TOL = 1e-10
-"""Of iterative peers: their coefficients should agree with those of a direct solver to several digits."""
+"""Tolerance of iterative peers: their coefficients should agree with those of a direct solver to several digits."""
 
 
 def peak_bytes() -> int:

@@ -149,7 +149,7 @@ def describe(codes: Integers, positions: Floats) -> Floats:
     """
     n_molecules, n_atoms = codes.shape
     if n_atoms > MAX_ATOMS:
-        raise ValueError(f"a molecule of {n_atoms} atoms: the descriptors have room for {MAX_ATOMS}")
+        raise ValueError(f"a molecule of {n_atoms} atoms: the descriptors take at most {MAX_ATOMS}")
     first, second = np.triu_indices(n_atoms, 1)
     distance = np.sqrt(np.sum((positions[:, first] - positions[:, second]) ** 2, axis=2))
     if distance.size and not distance.min() > 0:

@@ -29,7 +29,7 @@ _BLUE, _GREY, _QUIET = "#1763a6", "#aeb7c0", "#52606d"
 
 
 def look(record: Any, path: str) -> Any:
-    """Value at a path, None if nothing is there; see `benchmarks.steps`."""
+    """Value at a path, None if the path does not exist; see `benchmarks.steps`."""
     for alternative in path.split(","):
         where, _, reduce = alternative.partition("|")
         value = record

@@ -78,7 +78,7 @@ class Settings:
     """None: the planner chooses."""
     workers: int = 2
     memory_limit: str = "2GiB"
-    """Of the whole fit, over all workers."""
+    """Limit of the whole fit, over all workers."""
     kernel: str = "rbf"
     client: bool = False
     """The fit finds running workers; otherwise it starts and stops its own, and the time includes that."""
@@ -91,7 +91,7 @@ class Settings:
 
     @property
     def problem(self) -> Problem:
-        """What everybody solves."""
+        """Problem that all of them solve."""
         return Problem(self.n, self.d, self.kernel)
 
     @property

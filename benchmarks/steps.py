@@ -39,7 +39,7 @@ class Goal:
     where: Mapping[str, Any] = field(default_factory=dict)
     """Lines that count: those with these values at these paths."""
     rows: Literal["median", "worst"] = "median"
-    """Of several lines: repetitions of one measurement, or different ones that must all meet the bound."""
+    """Which of several lines: repetitions of one measurement, or different ones that must all meet the bound."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         "solve-14000-memory",
-        "The same with room for the matrix in memory",
+        "The same with enough memory for the matrix",
         {
             "small": "benchmarks.solve --n 4000 --memory-limit 8GiB --peers gemm,scipy",
             "full": "benchmarks.solve --n 14000 --memory-limit 8GiB --peers gemm,scipy --repeat 3",

@@ -43,7 +43,7 @@ FILE = "data/spam_collection.csv"
 TOTAL_LINES = 4862
 TOTAL_MESSAGES = 4534
 """Different ones: the rest are sent again and again, and would be in both parts."""
-TEST_PART = 0.2
+TEST_FRACTION = 0.2
 ALPHA = 1.0
 TOL = 1e-10
 REPETITIONS = 5
@@ -97,7 +97,7 @@ def split(messages: Messages, n: int | None = None, seed: int = 0) -> tuple[Mess
     seed : int
     """
     order = np.random.default_rng(seed).permutation(len(messages.texts))[:n]
-    border = round(TEST_PART * len(order))
+    border = round(TEST_FRACTION * len(order))
     return messages.part(order[border:]), messages.part(order[:border])
 
 

@@ -48,7 +48,7 @@ TASK_COLUMNS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 SHORTLIST = 4
 """Pairs of the two that it simulates, of those whose closed formula promises most."""
 USABLE_FRACTION = 0.70
-"""Of the memory of a user's worker that a plan may use (Dask pauses a worker at 0.80)."""
+"""Fraction of the memory of a user's worker that a plan may use (Dask pauses a worker at 0.80)."""
 MAX_TASKS = 250_000
 """In one factorisation: four minutes of Dask's scheduler, and some 500 MB of the driver's memory."""
 STORE_ROWS = 3
@@ -347,12 +347,12 @@ class Best:
 
     @property
     def core_hours(self) -> float:
-        """Of all cores for all the time."""
+        """Hours of all cores, busy or idle, over the whole run."""
         return self.cluster.slots * self.seconds / 3600
 
     @property
     def disk_bytes(self) -> int:
-        """Of the factor and of the sums between parts, which are kept until the end."""
+        """Bytes of the factor and of the sums between parts, which are kept until the end."""
         return factor_bytes(self.grid) + partial_bytes(self.grid, 1, self.columns_per_task)
 
     def in_trouble(self, costs: TaskCosts) -> SimulatedRun:
@@ -366,7 +366,7 @@ def task_peak_bytes(grid: TileGrid) -> int:
     return WORKER_BASELINE_BYTES + PROCESS_MARGIN_BYTES + cholesky_task_bytes(grid, 1, form)
 
 
-def _layouts(n: int, setting: Setting, parts: Sequence[int]) -> list[tuple[TileGrid, int]]:
+def layouts(n: int, setting: Setting, parts: Sequence[int]) -> list[tuple[TileGrid, int]]:
     usable = int(USABLE_FRACTION * setting.worker_bytes)
     grids = {tile_grid(n, tile) for tile in TILES}
     return [
@@ -389,10 +389,10 @@ def best(n: int, workers: int, setting: Setting, parts: tuple[int, ...] = TASK_C
     def promise(layout: tuple[TileGrid, int]) -> float:
         return promised_seconds(*layout, setting.costs, cluster)
 
-    layouts = sorted(_layouts(n, setting, parts), key=promise)[:SHORTLIST]
-    if not layouts:
+    shortlist = sorted(layouts(n, setting, parts), key=promise)[:SHORTLIST]
+    if not shortlist:
         raise click.ClickException(f"n = {n:,} has no tile that fits in {format_bytes(setting.worker_bytes)} a worker")
-    found = [Best.of(g, s, setting.costs, cluster) for g, s in layouts]
+    found = [Best.of(g, s, setting.costs, cluster) for g, s in shortlist]
     fastest = min(b.seconds for b in found)
     # The planner's rule: of those about as fast the one that needs least disk.
     return min((b for b in found if b.seconds <= EQUAL_TIME * fastest), key=lambda b: b.disk_bytes)

@@ -119,7 +119,7 @@ def test_symm(dtype, n, m, alpha, beta):
 
 
 def lower_triangular(n, dtype):
-    """Well-conditioned, with NaN where nobody may look."""
+    """Well-conditioned, with NaN where nothing may be read."""
     L = np.tril(random((n, n), dtype)) * 0.3 + np.eye(n, dtype=dtype) * 2
     L[~np.tri(n, dtype=bool)] = np.nan
     return L
@@ -277,7 +277,7 @@ class TestOneThread:
         assert self.threads() == {2}, "the user's process must not stay on one thread"
 
     def test_in_any_thread(self):
-        """Also where another thread has set a limit before, which threadpoolctl then lets nobody else do."""
+        """Also where another thread has set a limit before, which threadpoolctl then refuses to others."""
         seen, inside, leave = [], threading.Event(), threading.Event()
 
         def work():

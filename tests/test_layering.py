@@ -44,7 +44,7 @@ GATEWAYS = {
 }
 
 
-def package_of(path: Path) -> str:
+def module_group(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -75,7 +75,7 @@ def imports(path: Path) -> set[str]:
 def test_imports_run_downwards() -> None:
     wrong = []
     for path in FILES:
-        here = package_of(path)
+        here = module_group(path)
         for name in imports(path):
             there = name.split(".")[1] if name.startswith("dkrr.") else None
             # Another name is one of the package itself.
@@ -88,7 +88,7 @@ def test_only_the_command_uses_names_of_the_package_itself() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dkrr":
-                assert package_of(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
+                assert module_group(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
 
 
 def test_no_modules_import_each_other() -> None:
@@ -106,23 +106,23 @@ def test_heavy_libraries_have_one_gateway() -> None:
     for path in FILES:
         for name in imports(path):
             allowed = GATEWAYS.get(name.split(".")[0])
-            if allowed is not None and package_of(path) not in allowed:
+            if allowed is not None and module_group(path) not in allowed:
                 wrong.append(f"{path.relative_to(PACKAGE)} must not import {name}")
     assert not wrong
 
 
-def test_every_package_has_a_level() -> None:
-    assert {package_of(p) for p in FILES} - {"preload"} <= set(LEVEL)
+def test_every_module_group_has_a_level() -> None:
+    assert {module_group(p) for p in FILES} - {"preload"} <= set(LEVEL)
 
 
 def test_algorithms_do_not_read_the_constants_of_plans() -> None:
     for path in FILES:
-        if package_of(path) in {"fitting", "requests", "plans", "prediction"}:
+        if module_group(path) in {"fitting", "requests", "plans", "prediction"}:
             read = {name.rsplit(".", 1)[1] for name in imports(path) if name.startswith("dkrr.planning.")}
             assert not {name for name in read if name.isupper()}, path
 
 
-def test_kernels_and_features_know_nothing_of_dask() -> None:
+def test_kernels_and_features_do_not_import_dask() -> None:
     for path in FILES:
-        if package_of(path) in {"kernels", "features"}:
+        if module_group(path) in {"kernels", "features"}:
             assert not any(name.split(".")[0] == "dask" for name in imports(path)), path

@@ -1,4 +1,4 @@
-"""What only Linux has is not needed: with it removed, fits in memory and in tiles, predictions and records go on."""
+"""What only Linux has is not needed: without it, fits in memory and in tiles, predictions and records work."""
 
 import os
 

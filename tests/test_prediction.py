@@ -84,7 +84,7 @@ def test_training_rows_of_many_columns(tmp_path):
 
 
 def test_features_may_be_predictions_of_another_model():
-    # One level more than there are cores: nobody may wait for the thread that is waiting for it.
+    # One level more than there are cores: no thread may wait for the one that is waiting for it.
     model, X = fitted(20, 2, 1), MemoryRows(np.random.default_rng(1).normal(size=(5, 2)))
     for _ in range(usable_cores() + 1):
         phi = CallableMap(lambda Z, base=model: predict(base, MemoryRows(Z)), 1)

@@ -77,7 +77,7 @@ DAMAGED = {
     "too few pointers": lambda: replaced("indptr", matrix().indptr[:-1]),
     "too few values": lambda: replaced("data", matrix().data[:-1]),
     "too few indices": lambda: replaced("indices", matrix().indices[:-1]),
-    "indices that are no integers": lambda: replaced("indices", matrix().indices.astype(float)),
+    "indices that are not integers": lambda: replaced("indices", matrix().indices.astype(float)),
     "csc index": lambda: with_entry("csc", "indices", 7, FAR),
     "csc pointer": lambda: with_entry("csc", "indptr", 7, FAR),
     "bsr index": lambda: _block_sparse(),
@@ -85,7 +85,7 @@ DAMAGED = {
     "coo column": lambda: coo(1, -1),
     "lil column": lambda: lil([FAR], [1.0]),
     "lil lengths": lambda: lil([1, 2], [1.0]),
-    "lil index that is no integer": lambda: lil([1.5], [1.0]),
+    "lil index that is not an integer": lambda: lil([1.5], [1.0]),
     "lil index of 70 bits": lambda: lil([2**70], [1.0]),
     "lil with too few lists": lambda: lists("rows"),
     "lil with too few lists of values": lambda: lists("data"),
@@ -93,7 +93,7 @@ DAMAGED = {
     "dia with too few diagonals": lambda: diagonals(data=np.ones((1, 20))),
     "dia with too many diagonals": lambda: diagonals(data=np.ones((3, 20))),
     "dia with values in one row": lambda: diagonals(data=np.ones(2)),
-    "dia with offsets that are no integers": lambda: diagonals(offsets=np.array([0.0, 1.0])),
+    "dia with offsets that are not integers": lambda: diagonals(offsets=np.array([0.0, 1.0])),
     "dia with a diagonal twice": lambda: diagonals(offsets=np.array([1, 1])),
     "dia with offsets in a table": lambda: diagonals(offsets=np.array([[0], [1]])),
 }
@@ -122,7 +122,7 @@ def test_vectors_and_spare_room_pass():
     check_structure(sp.coo_array(np.array([0.0, 2.0])))
     check_structure(sp.csr_array(np.array([0.0, 2.0])))
     X = matrix()
-    # SciPy allows more room than the pointers use; what is there does not count.
+    # SciPy allows arrays longer than the pointers use; the rest does not count.
     check_structure(sp.csr_array((np.append(X.data, 1.0), np.append(X.indices, FAR), X.indptr), shape=X.shape))
 
 
@@ -196,7 +196,7 @@ def test_saved_model_and_stored_run(tmp_path):
         stored[3] = int(stored[3]) ^ 2**30  # one bit
     with pytest.raises(StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")
-    shutil.rmtree(tmp_path / "run.zarr" / "system-0")  # the run goes on from its copy of X
+    shutil.rmtree(tmp_path / "run.zarr" / "system-0")  # the run resumes from its copy of X
     with pytest.raises(StoreError, match="damaged"):
         fit(matrix(), y)
 

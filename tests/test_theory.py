@@ -106,7 +106,7 @@ def test_so_do_as_many_features_as_rows_and_no_fewer(sample):
     assert_allclose(fitted(InteractionMap(), sample, alpha=0.0, form="primal").coef_, least_squares, rtol=1e-7)
 
 
-def test_regularisation_that_vanishes_leads_to_the_interpolant(sample):
+def test_regularisation_towards_zero_leads_to_the_interpolant(sample):
     exact = fitted(RBF(gamma=1.0), sample, alpha=0.0).predict(sample.X_new)
     errors = [
         np.abs(fitted(RBF(gamma=1.0), sample, alpha=alpha).predict(sample.X_new) - exact).max()
@@ -149,7 +149,7 @@ def test_representer_theorem(phi, weighted, sample):
 
 @each_map
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_gradient_vanishes(phi, weighted, sample):
+def test_the_gradient_is_zero(phi, weighted, sample):
     features, v = phi.transform(sample.X), sample.weights if weighted else np.ones(60)
     w = fitted(phi, sample, form="primal", weighted=weighted).coef_
     gradient = 2 * LAMBDA * w - 2 * features.T @ (v[:, None] * (sample.Y - features @ w))
@@ -157,7 +157,7 @@ def test_the_gradient_vanishes(phi, weighted, sample):
 
 
 @each_kernel
-def test_the_gradient_vanishes_in_the_space_of_the_kernel(kernel, sample):
+def test_the_gradient_is_zero_in_the_space_of_the_kernel(kernel, sample):
     # ∇J = 2 Σ (λαᵢ − vᵢ(yᵢ − f(xᵢ))) k(·, xᵢ), with the squared norm rᵀKr.
     K, dual = kernel(sample.X), fitted(kernel, sample, weighted=True).dual_coef_
     r = LAMBDA * dual - sample.weights[:, None] * (sample.Y - K @ dual)

@@ -79,9 +79,9 @@ class TestCrossing:
 
 
 def test_least_number_that_holds():
-    assert forms._first_true(lambda n: n >= 500) == pytest.approx(500, rel=0.011)
-    assert forms._first_true(lambda n: True) == 16
-    assert forms._first_true(lambda n: False) is None
+    assert forms.first_true(lambda n: n >= 500) == pytest.approx(500, rel=0.011)
+    assert forms.first_true(lambda n: True) == 16
+    assert forms.first_true(lambda n: False) is None
 
 
 @pytest.fixture(scope="module")

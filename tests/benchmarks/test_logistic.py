@@ -13,7 +13,7 @@ from benchmarks.report import judge
 from benchmarks.steps import STEPS, Goal
 from dkrr.solvers.result import NewtonStep
 
-# The port that Dask's scheduler takes by default may be somebody else's on this machine.
+# The port that Dask's scheduler takes by default may be in use on this machine.
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is already in use")
 
 

@@ -17,15 +17,24 @@ MIB = 2**20
 
 
 BAD = Case("too large", 3000, memory_limit="1MiB")
+RUN_HERE = ("smoke cholesky serial", "smoke primal serial")
+"""Cases run in this process; one of each kind of execution has a process of its own."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, run_here):
     """The command itself at its smallest size, after a case that fails."""
+
+    def here_where_serial(command, timeout):
+        is_here = json.loads(command[4])["name"] in RUN_HERE
+        return {"stdout": json.dumps(run_here(command))} if is_here else run_alone(command, timeout)
+
+    run_alone = cases.run_to_end
     path = tmp_path_factory.mktemp("plans") / "runs" / "lines.jsonl"
     arguments = ["grid", "--size", "smoke", "--timeout", "120", "--json", str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "grid", lambda size: [BAD, *grids.grid(size)])
+        patch.setattr(cases, "run_to_end", here_where_serial)
         result = CliRunner().invoke(plans.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result, path
@@ -152,7 +161,7 @@ def test_data_in_a_store_is_the_data_in_memory(tmp_path, monkeypatch):
     assert X[:, 2].std() < X[:, 0].std() / 2
 
 
-def test_forced_choice_is_taken_or_refused_with_what_there_is(tmp_path):
+def test_forced_choice_is_taken_or_refused_with_the_candidates(tmp_path):
     case = Case("forced", 900, solver="auto", force={"execution": "dask", "n_workers": 1})
     with cases.surroundings(case, tmp_path):
         plan = dkrr.plan(n=900, d=16, kernel="rbf", memory_limit="1GiB")
@@ -247,7 +256,7 @@ def test_best_of_kinds_keeps_tiles_that_differ():
     plan = dkrr.plan(n=9000, d=16, kernel="rbf", solver="cholesky", memory_limit="600MiB", workers=2)
     found = cases.admissible(plan.problem, plan.resources)
     assert plan.chosen in found and all(not c.refused for c in found)
-    best = cases._best_of_kinds(found)
+    best = cases.best_of_kinds(found)
     tiles = sorted(c.tiling.tile for c in best if (c.execution, c.n_workers) == ("dask", 2))
     assert len(tiles) >= 2 and all(b > 1.4 * a for a, b in pairwise(tiles))
     assert len(best) < len(found)
@@ -273,6 +282,6 @@ def test_draw_makes_a_picture_of_the_last_line_of_each_case(tmp_path):
     assert result.exit_code == 1 and "no lines of a grid" in result.output
 
 
-def test_only_names_that_are_there():
+def test_only_existing_names():
     result = CliRunner().invoke(plans.main, ["grid", "--size", "smoke", "--only", "nonsense"])
     assert result.exit_code == 2 and "smoke cg memory" in result.output

@@ -246,7 +246,7 @@ def quiet_machine(monkeypatch):
     monkeypatch.setattr(machine, "NOISY_CORES", 1e9)
 
 
-def test_run_goes_on_after_a_failure_and_is_resumed(table_of, quiet_machine):
+def test_run_continues_after_a_failure_and_is_resumed(table_of, quiet_machine):
     session, table = table_of(first=(0, False), bad=(1, False), last=(0, False))
     failed, runs = run_all(session, table)
     assert failed == ["bad"]
@@ -294,11 +294,11 @@ def test_step_that_takes_too_long_keeps_what_it_printed(table_of, quiet_machine,
     assert run["status"] == "timed out" and run["records"] == [{"n": 1}] and run["seconds"] < 30
 
 
-def test_module_that_is_not_there_is_a_failed_step(table_of, quiet_machine):
+def test_missing_module_is_a_failed_step(table_of, quiet_machine):
     session, _ = table_of()
-    run = everything.run_step(Step("no", "no", {"smoke": "benchmarks.not_there"}, ()), session, 0)
+    run = everything.run_step(Step("no", "no", {"smoke": "benchmarks.missing"}, ()), session, 0)
     assert run["status"] == "failed" and run["records"] == []
-    assert "No module named benchmarks.not_there" in run["error"]
+    assert "No module named benchmarks.missing" in run["error"]
 
 
 def test_command_lists_and_refuses_unknown_names(table_of):

@@ -84,9 +84,13 @@ def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: P
 
 
 def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
-    paths = ["--x", "nowhere.npy", "--y", "nowhere.npy", "--model", tmp_path / "m.zarr"]
+    # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
+    for command, script in {"dask": "exec sleep 60", "python": "echo tcp://127.0.0.1:9"}.items():
+        (tmp_path / "bin" / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (tmp_path / "bin" / command).chmod(0o755)
+    paths = ["--x", "nowhere.npy", "--y", "nowhere.npy"]
     assert run_job({**allocation, "SLURM_NTASKS": "1"}, tmp_path / "log", *paths) == 2
-    assert "nowhere.npy does not exist" in (tmp_path / "log").read_text()
+    assert "Missing option '--model'" in (tmp_path / "log").read_text()
 
 
 def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def exact_taylor(x, z, r):
 
 
 @pytest.mark.parametrize("r", [30, 170, 500])
-def test_far_rows_and_high_degrees_neither_overflow_nor_vanish(r):
+def test_far_rows_and_high_degrees_neither_overflow_nor_underflow(r):
     # γ‖x‖² up to 2000, where exp(−γ‖x‖²) is 0 in float64; it is 0 in float32 from 104 on, where k may be 1.
     points = [0, 3, 9, 14, 17, 25, 63, -9, -63]
     X = np.array(points, dtype=float)[:, None]

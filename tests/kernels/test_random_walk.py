@@ -89,7 +89,7 @@ def test_explicit_walks(kind, steps):
 
 
 @every_kind
-@pytest.mark.parametrize("steps", [None, 1, 2, 7, 8])
+@pytest.mark.parametrize("steps", [None, 1, 7, 8])
 def test_dense_series(kind, steps):
     X, Y = random_graphs(15, kind, 3), random_graphs(10, kind, 4)
     decay = safe_decay(X + Y)
@@ -265,7 +265,7 @@ def test_bad_parameters(settings, message):
 
 
 @every_kind
-@pytest.mark.parametrize("excess", [1.0, 1 + 1e-9, 1.05, 10.0, 1e6, 1e200])
+@pytest.mark.parametrize("excess", [1.0, 1 + 1e-9, 1.05, 1e200])
 @pytest.mark.parametrize("normalized", [True, False])
 def test_divergent_sums_are_refused(kind, excess, normalized):
     X = random_graphs(25, kind, 12)
@@ -322,11 +322,11 @@ def test_description_round_trip(kernel):
 
 @every_kind
 def test_workspace_is_an_upper_bound(kind):
-    X = random_graphs(40, kind, 14, largest=24, density=0.1)
+    X = random_graphs(28, kind, 14, largest=24, density=0.1)
     for kernel in (RandomWalk(safe_decay(X)), RandomWalk(0.1, 6)):
         rows = kernel.encode(X)
-        for left, right in ((rows, None), (rows, rows[:20].copy())):
-            out = np.empty((40, 40 if right is None else 20))
+        for left, right in ((rows, None), (rows, rows[:14].copy())):
+            out = np.empty((28, 28 if right is None else 14))
             tracemalloc.start()
             kernel(left, right, out=out)
             peak = tracemalloc.get_traced_memory()[1]
@@ -337,4 +337,4 @@ def test_workspace_is_an_upper_bound(kind):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak <= kernel.pieces_bytes(40, 40, GRAPH_WIDTH)
+        assert peak <= kernel.pieces_bytes(28, 28, GRAPH_WIDTH)

@@ -19,6 +19,7 @@ from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer, 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import feature_map
 from dkrr.kernels import BagOfWords, Cosine, Linear, kernel_from_dict
+from tests.pairs import every_pair
 
 WORDS = [f"{a}{b}" for a in ("ba", "co", "di", "fu", "Gé", "x_") for b in ("r", "ne", "lo", "ST", "7")]
 WEIGHTINGS = ("tfidf", "counts", "binary")
@@ -354,11 +355,16 @@ def test_cost_is_that_of_the_terms_and_not_of_the_columns():
     assert many.gemm_flops == 0.0
 
 
-@pytest.mark.parametrize(("shape", "d", "terms"), [((512, 512), 100_000, 300), ((300, 1500), 3000, 700)])
-@pytest.mark.parametrize("index", [np.int32, np.int64])
-@either
-def test_workspace_is_an_upper_bound_for_sparse_rows(shape, d, terms, index, cosine):
+@every_pair(
+    block=[((512, 512), 100_000, 300), ((300, 1500), 3000, 700)],
+    index=[np.int32, np.int64],
+    cosine=[False, True],
+    ids=str,
+)
+def test_workspace_is_an_upper_bound_for_sparse_rows(block, index, cosine):
     import tracemalloc
+
+    shape, d, terms = block
 
     def rows(n, seed):
         rng = np.random.default_rng(seed)

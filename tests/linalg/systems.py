@@ -133,7 +133,7 @@ def run(tasks):
 
 
 def factored(folder, grid, **settings):
-    """System whose factor is there."""
+    """System with its factor."""
     case = make_case(folder, grid, **settings)
     run(cholesky_tasks(case.system))
     return case
@@ -155,6 +155,15 @@ def waits_for(tasks):
 def files_of(array):
     """Bytes of every chunk of a stored array, by name."""
     return {p.name: p.read_bytes() for p in local_path(array.url).iterdir() if p.name.startswith("c.")}
+
+
+def restore_chunks(array, files):
+    """Write what `files_of` read, and delete every other chunk."""
+    folder = local_path(array.url)
+    for name in files_of(array).keys() - files.keys():
+        (folder / name).unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def remove_chunks(array, coordinates):

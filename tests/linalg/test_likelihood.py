@@ -165,7 +165,7 @@ class TestProbabilities:
             assert_allclose(p, separate / separate.sum(axis=1, keepdims=True), rtol=1e-13)
         assert_allclose(np.exp(case.like.log_probabilities(case.scores)), p, rtol=1e-13)
 
-    def test_logarithms_are_finite_where_probabilities_vanish(self, which):
+    def test_logarithms_are_finite_where_probabilities_are_zero(self, which):
         case = Case(which)
         m = case.like.n_columns
         extreme = np.array([[-800.0] * m, [800.0] * m, [800.0] + [-800.0] * (m - 1), [-1e6] * (m - 1) + [1e6]])

@@ -240,7 +240,7 @@ class TestCurvatureProduct:
 
     @every_pair(columns=[[1], [0, 2], [0, 1, 2]], **PROBLEMS | {"loss": ["ovr"]})
     def test_some_columns(self, which, loss, sparse, weighted, intercept, columns):
-        """Columns of systems that are still open, and of those that this solve goes on with."""
+        """Columns of systems that are still open, and of those that this solve continues with."""
         case = Case(which, loss, sparse, weighted, intercept)
         V = np.random.default_rng(1).standard_normal((case.p, len(columns)))
         expected = np.column_stack([case.matrices()[k] @ V[:, i] for i, k in enumerate(columns)])

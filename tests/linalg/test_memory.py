@@ -20,7 +20,7 @@ from dkrr.linalg.substitution import Substitution, substituted
 from dkrr.rows import as_rows
 from dkrr.runtime import Meter, Progress, SerialExecutor, ThreadExecutor
 from dkrr.tiles import MemoryMatrix, TileGrid
-from tests.linalg.systems import failing_at, positive_definite
+from tests.linalg.systems import failing_at, grids, positive_definite
 from tests.oracles import naive_gram
 
 
@@ -63,13 +63,13 @@ TILES_AND_EXECUTORS = pytest.mark.parametrize(
 
 class TestFormedAgain:
     @settings(max_examples=30, deadline=None)
-    @given(n=st.integers(1, 40), tile=st.integers(1, 20), m=st.integers(1, 3), seed=st.integers(0, 9))
-    def test_against_numpy(self, n, tile, m, seed):
-        rng = np.random.default_rng(seed)
+    @given(grid=grids(most=40), m=st.integers(1, 3), seed=st.integers(0, 9))
+    def test_against_numpy(self, grid, m, seed):
+        rng, n = np.random.default_rng(seed), grid.n
         A, B = positive_definite(n, seed), rng.standard_normal((n, m))
         source, factor = (
             MatrixTiles(as_rows(np.tril(A) + np.triu(np.full((n, n), 7.0), 1))),
-            MemoryMatrix(grid_of(n, tile)),
+            MemoryMatrix(grid_of(n, grid.tile)),
         )
         given = B.copy()
         for shift in (rng.uniform(0, 1, n), np.full(n, 100.0), np.zeros(n)):

@@ -412,10 +412,10 @@ class TestLostRows:
         found.close()
 
     def test_a_task_says_that_it_has_none(self):
-        part = FactorRows(MatrixColumns(MemoryRows(np.eye(5))), 0, 5, "nobody's run", 0, 3, np.float64)
+        part = FactorRows(MatrixColumns(MemoryRows(np.eye(5))), 0, 5, "another run", 0, 3, np.float64)
         with pytest.raises(LostRowsError):
             project_rows(Meter(), part, np.ones((5, 1)))
-        assert "nobody's run" not in resident._kept
+        assert "another run" not in resident._kept
 
     def test_the_same_round_twice(self):
         A, found = self.grown()
@@ -460,7 +460,7 @@ class TestRestore:
         check(second, positive_definite(47))
 
     def test_pivots_that_do_not_hold(self):
-        """Rounding made them dependent: there is no factor then, and it can be grown from nothing."""
+        """Rounding made them dependent: no factor exists then, and it can be grown from nothing."""
         X = rows(20)
         X[:2] = [1.0, 2.0, 2.0]  # of length 3: nothing at all is left of the second
         found = factor(GramColumns(Linear(), MemoryRows(X)))

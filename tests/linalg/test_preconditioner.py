@@ -280,7 +280,7 @@ class TestEstimates:
         assert next_eigenvalue(traces((0, 10.0), (4, 2.0))) == 2.0
         assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (6, 1.5))) == 0.25
         assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (4, 2.0))) == 0.0
-        assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (5, 2.5))) == 0.0, "rounding is no eigenvalue"
+        assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (5, 2.5))) == 0.0, "rounding is not an eigenvalue"
 
 
 class TestPaysNoMore:

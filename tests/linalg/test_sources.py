@@ -304,8 +304,10 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path, stored):
     # Heavy rows stand together at the end, as where rows were sorted.
     counts = np.repeat([20, 8000], [100, 200])
     rng, pointers = np.random.default_rng(0), np.concatenate([[0], np.cumsum(counts)])
-    indices = (np.arange(pointers[-1]) - np.repeat(pointers[:-1], counts)) * np.repeat(20_000 // counts, counts)
-    X = sp.csr_array((rng.random(pointers[-1]), indices, pointers), shape=(300, 20_000))
+    # Every fifth column, from another first one in each row: with few columns in common the oracle is fast.
+    indices = (np.arange(pointers[-1]) - np.repeat(pointers[:-1], counts)) * np.repeat(40_000 // counts, counts)
+    indices += np.repeat(np.arange(300) % 5, counts)
+    X = sp.csr_array((rng.random(pointers[-1]), indices, pointers), shape=(300, 40_000))
     rows: Rows = MemoryRows(X)
     if stored:
         rows = write_rows(rows, str(tmp_path / "rows"))
@@ -313,8 +315,8 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path, stored):
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
     problem = Problem.of_rows(rows, kernel, n_targets=1)
     row_bytes = problem.bytes_of_part(300)
-    workspace = gram_workspace_bytes(kernel, 300, row_bytes, 20_000, row_bytes)
-    product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 20_000, row_bytes)
+    workspace = gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
+    product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 40_000, row_bytes)
     assert 300 * row_bytes < rows.n_bytes / 2
     source, tile, joined = GramTiles(kernel, rows), np.empty((300, 300)), np.zeros((300, 300))
     whole, within = slice(0, 300), slice(90, 210)

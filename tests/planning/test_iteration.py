@@ -87,7 +87,7 @@ class TestMemory:
         where = machine(limit, WORKERS)
         for c in candidates(where=where):
             least = c.products.kept_tiles == 0 and c.rank_limit == c.rank
-            assert least or c.peak_bytes <= usable(c, where), "more than it needs only where there is room"
+            assert least or c.peak_bytes <= usable(c, where), "more than it needs only where memory is left"
             assert c.limit_bytes == (limit if c.execution == "memory" else limit // WORKERS)
 
     def test_no_more_tiles_are_kept_than_there_are(self):
@@ -125,7 +125,7 @@ class TestMemory:
         with pytest.raises(MemoryLimitError, match="conjugate gradient.*Nothing was computed") as caught:
             make_plan(what, machine(limit * MIB))
         enough = int(str(caught.value).split(" bytes)")[0].rsplit("(", 1)[1])
-        for bytes_ in (enough, 2 * enough, 3 * enough, 10 * enough):
+        for bytes_ in (enough, 2 * enough, 10 * enough):
             plan = make_plan(what, machine(bytes_))
             assert plan.peak_bytes <= usable(plan.chosen, plan.resources)
         with pytest.raises(MemoryLimitError):
@@ -170,7 +170,7 @@ class TestSettings:
     def test_tile(self):
         assert {c.products.tile for c in candidates(tile=1009)} == {1009}
         assert {c.products.tile for c in candidates(tile=2 * N)} == {N}
-        # Tiles of conjugate gradient are no tasks: they may be as small as one likes.
+        # Tiles of conjugate gradient are not tasks: they may have any size.
         assert make_plan(problem(N, D, tile=37, solver=CG), machine()).chosen.products.tile == 37
 
     @pytest.mark.parametrize("limit", [100 * MIB, GIB, 64 * GIB])
@@ -305,7 +305,7 @@ class TestPrimal:
         assert (plan.form, plan.solver) == ("dual", "cg"), "the form that can have it"
 
 
-class TestRunsThatGoOn:
+class TestRunsThatResume:
     LAYOUT = Layout("dual", 701, 701, 0, 1, "cg")
 
     @pytest.mark.parametrize("solver", [None, CG, ConjugateGradient(RPCholesky(101))], ids=repr)

@@ -80,7 +80,7 @@ class TestCacheOfFiles:
         assert self.RATES.reading(1.0).read_bytes == pytest.approx(0.5e9)
         assert 1e9 / self.RATES.reading(0.25).read_bytes == pytest.approx(0.75 / 4 + 0.25 / 0.5)
         assert Rates(read_bytes=0.1e9).reading(0.5).read_bytes == pytest.approx(0.1e9), (
-            "a disk is no faster than a cache"
+            "a disk is not faster than a cache"
         )
 
     def test_memory_that_is_left(self):

@@ -103,10 +103,10 @@ def test_estimate_counts_all_work(case):
 @pytest.mark.parametrize("columns_per_task", [0, 1, 3, 8])
 @pytest.mark.parametrize("n_tiles", [12, 25, 48])
 def test_estimate_meets_the_simulation(n_tiles, columns_per_task):
-    """Few and many workers; with the longest matrix two of the four kinds of tiles and kernels in turn."""
+    """Few and many workers; beyond the shortest matrix two of the four kinds of tiles and kernels in turn."""
     kinds = list(product((256, 1024), (1e-9, 2e-7)))
     for k, slots in enumerate((2, 4, 16, 128, 1024)):
-        for tile, entry_seconds in kinds if n_tiles < 48 else (kinds[k % 4], kinds[(k + 2) % 4]):
+        for tile, entry_seconds in kinds if n_tiles < 25 else (kinds[k % 4], kinds[(k + 2) % 4]):
             grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
             costs, ideal = TaskCosts.of_rates(RATES, entry_seconds), Cluster.ideal(slots)
             exact = simulate_factorisation(grid, columns_per_task, costs, ideal).seconds

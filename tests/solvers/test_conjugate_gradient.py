@@ -633,7 +633,7 @@ class TestGrowth:
         found = Iteration(Counting(positive_definite(N)), SHIFTS["one number"], right_sides(), M_inverse).run()
         assert (found.status, M_inverse.growths, found.messages) == (Status.CONVERGED, 0, ())
 
-    def test_where_it_cannot_it_goes_on(self):
+    def test_where_it_cannot_it_continues(self):
         A, B, shift, inverse = self.system()
         M_inverse = Growing(inverse, most=0)
         found = Iteration(Counting(A), shift, B, M_inverse, tol=1e-8, max_iter=500).run()
@@ -755,7 +755,7 @@ class TestState:
         assert again.status is Status.CONVERGED
         assert_array_equal(again.x, found.x)
 
-    def test_goes_on_beyond_max_iterations(self):
+    def test_continues_beyond_max_iterations(self):
         ends = []
         first = self.iteration(max_iter=5, on_end=ends.append).run()
         assert first.status is Status.MAX_ITERATIONS

@@ -152,7 +152,7 @@ class TestSteps:
         found = Newton(o, 1e-10, 10).run()
         assert found.status is Status.CONVERGED and not found.state.history and not o.asked
 
-    def test_none_where_the_gradient_at_zero_vanishes(self):
+    def test_none_where_the_gradient_at_zero_is_zero(self):
         o = Smooth([quadratic()], [np.zeros(5)])
         o.references = np.zeros(1)
         found = Newton(o, 1e-10, 10).run()
@@ -285,7 +285,7 @@ class TestSystems:
     def test_one_that_cannot_move_does_not_stop_the_others(self):
         class Uphill(Quadratic):
             def hessian(self, x):
-                return -self.A  # of which the direction is no descent
+                return -self.A  # of which the direction is not one of descent
 
         o = Smooth([Uphill(np.eye(2), np.ones(2)), Hyperbola()], [np.zeros(2), [30.0]])
         found = Newton(o, 1e-10, 100).run()

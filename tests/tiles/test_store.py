@@ -41,7 +41,7 @@ class TestClaim:
         assert found["layout"] == LAYOUT
         assert (found["kind"], found["format"]) == ("run", FORMAT_VERSION)
 
-    def test_an_open_store_belongs_to_nobody(self, store):
+    def test_an_open_store_has_no_owner(self, store):
         store.open()
         store.open()
         assert store.description()["fingerprint"] is None
@@ -166,7 +166,7 @@ class TestContents:
         store.create_group("g")
         store.delete()
         assert store.description() is None
-        store.delete()  # nothing left to delete is no error
+        store.delete()  # nothing left to delete is not an error
 
     def test_the_store_is_one_zarr_hierarchy(self, store):
         claimed(store)
@@ -207,7 +207,7 @@ class TestNotes:
         store.set_note("pivots", "p")
         assert store.description() == {**before, "notes": {"pivots": "p"}}
         claimed(store)
-        assert store.note("pivots") == "p", "a run that goes on finds it"
+        assert store.note("pivots") == "p", "a run that resumes finds it"
 
     def test_deleted_during_the_run(self, store):
         claimed(store)
