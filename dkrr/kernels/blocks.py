@@ -15,8 +15,7 @@ from dkrr.errors import InputError, InputTypeError, NotFiniteError
 from dkrr.sparse import check_structure
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-Sparse: TypeAlias = Any  # a canonical scipy.sparse.csr_array of float64 or float32
-Block: TypeAlias = Any  # FloatArray or Sparse, two-dimensional
+Block: TypeAlias = Any  # a matrix: FloatArray, or a canonical scipy.sparse.csr_array of float64 or float32
 
 # Writes k(X[rows], Y[columns]) into a (len(rows), len(columns)) buffer; made once for each pair of blocks.
 Fill: TypeAlias = Callable[[slice, slice, FloatArray], None]
