@@ -275,8 +275,8 @@ def test_a_worker_that_is_killed(tmp_path, ambient_workers):
 
 
 PROMISES = [
-    (3001, 8, {"memory_limit": "295MiB"}, "run.zarr"),
-    (3001, 8, {"memory_limit": "295MiB"}, None),
+    (3001, 8, {"memory_limit": "290MiB"}, "run.zarr"),
+    (3001, 8, {"memory_limit": "290MiB"}, None),
     (3001, 8, {"memory_limit": "360MiB", "cg": {"rank": 1009}}, None),
     (3001, 40, {"memory_limit": "360MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal"}, None),
     (5003, 8, {"memory_limit": "375MiB", "cg": {"precision": "float64"}}, None),
