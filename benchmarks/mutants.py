@@ -43,7 +43,7 @@ from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_repla
 from benchmarks.accuracy import replaced
 
 MODULES = {
-    "dkrr/linalg/cholesky.py": ["tests/linalg/test_cholesky.py"],
+    "dkrr/linalg/cholesky.py": ["tests/linalg/test_cost.py", "tests/linalg/test_cholesky.py"],
     "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/linalg/low_rank.py": ["tests/linalg/test_preconditioner.py"],
@@ -55,6 +55,7 @@ MODULES = {
     "dkrr/planning/direct_primal.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/tiles/chunks.py": ["tests/tiles/test_chunks.py"],
     "dkrr/arguments.py": [
+        "tests/test_arguments.py",
         "tests/planning/test_newton.py",
         "tests/estimators/test_bad_input.py",
         "tests/estimators/test_logistic_bad_input.py",

@@ -218,6 +218,11 @@ class TestFactorOnly:
             run(cholesky_tasks(case.system))
         assert caught.value.row == row
 
+    def test_first_entry_beyond_float32(self, tmp_path):
+        A = np.diag(np.where(np.isin(np.arange(47), (30, 32)), 1e39, 1.0))
+        with pytest.raises(NotPositiveDefiniteError, match="entry of row 30 leaves the range of float32"):
+            run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=A, dtype="float32").system))
+
     def test_entries_that_float32_confuses(self, tmp_path):
         # [[1, 1 − δ], [1 − δ, 1]] is singular once δ is below float32's precision.
         A = np.eye(47)

@@ -3,7 +3,7 @@
 import pytest
 
 from dkrr.cost import Cost
-from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes
+from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes, partial_bytes
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
 from dkrr.tiles import TileGrid
@@ -46,5 +46,17 @@ def test_what_a_factorisation_reads_from_the_disk_itself(n_tiles):
     lefts = sum(1 for j in range(n_tiles) for i in range(j, n_tiles) for _ in range(j))
     assert cold[0] == lefts * tile <= read
     assert cold == sorted(cold, reverse=True) and cold[-1] == 0
+    # In a cache smaller than its working set a column reads the rest from the disk.
+    some = 2.5 * tile
+    assert cold_cholesky_bytes(grid, some) == (
+        0 if n_tiles < 3 else sum(max(0.0, j * (n_tiles - j) * tile - some) for j in range(n_tiles))
+    )
+    assert cold_cholesky_bytes(grid, whole) == 0
     # A column's working set is j (n_tiles − j) tiles: never more than half the factor, and a little.
     assert cold_cholesky_bytes(grid, tile * (n_tiles // 2) * -(-n_tiles // 2)) == 0
+
+
+def test_sums_between_parts_come_from_the_disk_too():
+    grid, cache = TileGrid(7 * 6, 6, 3), 100.0
+    without, between = cold_cholesky_bytes(grid, cache), partial_bytes(grid, 0, 2)
+    assert cold_cholesky_bytes(grid, cache, 2) == without + between - cache and between > cache

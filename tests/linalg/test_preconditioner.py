@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.linalg.columns import MatrixColumns
-from dkrr.linalg.low_rank import GROWTH, MAX_GROWTHS, LowRank
+from dkrr.linalg.low_rank import GROWTH, MAX_GROWTHS, LowRank, mean_left
 from dkrr.linalg.pivot_stopping import expected_iterations, next_eigenvalue, pivot_stopping_rule
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity
@@ -323,3 +323,9 @@ class TestPaysNoMore:
         enough = pivot_stopping_rule(0.0, 1e-8, 1.0, lambda rank: 1.0)
         assert not enough(traces((0, 1e6), (32, 5.0), (64, 4.0)))
         assert enough(traces((0, 1e6), (32, 5.0), (64, 0.0)))
+
+
+def test_mean_of_what_a_factor_leaves():
+    assert mean_left(np.array([0.0, 2.0, 0.0, 3.0]), 2) == 2.5
+    assert mean_left(np.full(3, 1e308), 1) == pytest.approx(1.5e308), "although the sum of the diagonal overflows"
+    assert mean_left(np.zeros(3), 3) == 0.0

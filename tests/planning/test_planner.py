@@ -67,6 +67,8 @@ class TestForm:
         plan = make_plan(problem(n, d, "linear"), machine())
         assert plan.form == form
         assert f"D = {d:,} features against n = {n:,} rows" in str(plan)
+        other = [c for c in plan.rejected if c.form != form]
+        assert ("would take about" in plan.reasons[0]) == any(not c.refused for c in other)
         assert "primal" in plan.prediction
 
     @pytest.mark.parametrize("form", ["primal", "dual"])
