@@ -87,7 +87,7 @@ _cache = click.option("--cache", type=click.Path(path_type=Path), help="Folder f
 @click.option("--solver", "solver_name", default="auto", show_default=True, help="auto, cholesky, cg-rpcholesky ...")
 @click.option("--rank", type=int)
 @click.option("--precision", default="auto", show_default=True)
-@click.option("--max-iterations", type=int, default=1000, show_default=True)
+@click.option("--max-iter", type=int, default=1000, show_default=True)
 @click.option("--tol", type=float, default=1e-6, show_default=True)
 @click.option("--memory-limit")
 @_cache
