@@ -34,7 +34,7 @@ def test_a_killed_run_is_resumed(tmp_path, place, request):
     assert len(after) == n_chunks
     kept = [name for name, when in before.items() if after[name] == when]
     # Not kept are at most the tiles whose task was cut short between its last chunk and its end: none, with one
-    # strip to a tile, but for the diagonal ones, whose right-hand side is written first.
+    # panel per tile, but for the diagonal ones, whose right-hand side is written first.
     assert len(kept) == len(before) >= n_chunks // 2
     computed = [key for key in facts["tasks"] if key.startswith("L-")]
     assert len(computed) == len(after) - len(kept)

@@ -16,7 +16,7 @@ from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 from dkrr.tiles.chunks import local_path
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)
-"""Four tiles, the last with eleven rows, and its last strip with three columns."""
+"""Four tiles, the last with eleven rows, and its last panel with three columns."""
 MANY = TileGrid(n=40, tile=6, panel=3)
 """Seven tiles, the last with four rows."""
 
@@ -44,7 +44,7 @@ class MatrixOperator(Operator):
 
 @st.composite
 def grids(draw, most=30):
-    """Grids of all kinds: one row, one tile, ragged tiles and strips; at most seven tiles a side, which are files."""
+    """Grids of all kinds: one row, one tile, ragged tiles and panels; at most seven tiles per side, which are files."""
     panel = draw(st.integers(1, 7))
     tile = panel * draw(st.integers(1, 4))
     return TileGrid(draw(st.integers(1, min(most, 7 * tile))), tile, panel)
