@@ -56,6 +56,9 @@ class Direct(Strategy):
         tiles = "" if self.is_whole else f", tiles of {self.tiling.tile:,}"
         return f"{self.form}, Cholesky, {short_place(self.place)}{tiles}"
 
+    def solves_by(self) -> str:
+        return "Cholesky"
+
     def lines(self, problem: Problem) -> list[str]:
         tiles = [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
         return ["  solver      tiled Cholesky", place_line(self.place), *tiles]

@@ -50,6 +50,9 @@ class Float32Factor(Strategy):
         how = "conjugate gradient with a float32 factor"
         return f"{self.form}, {how}, {short_place(self.place)}, tiles of {self.tiling.tile:,}"
 
+    def solves_by(self) -> str:
+        return "conjugate gradient with factors in float32"
+
     def lines(self, problem: Problem) -> list[str]:
         how = (
             f"conjugate gradient to a true residual of {problem.tol:.0e}, preconditioned by a tiled Cholesky factor in "

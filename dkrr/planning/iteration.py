@@ -75,6 +75,9 @@ class Iterative(Strategy):
         where = f"{self.place.n_workers} workers" if self.place.execution == "dask" else "in this process"
         return f"{self.form}, conjugate gradient, {where}, {self.products.describe(self.place.slots)}"
 
+    def solves_by(self) -> str:
+        return "conjugate gradient" + (f" with a factor of rank about {self.rank:,}" if self.rank else "")
+
     def lines(self, problem: Problem) -> list[str]:
         rank = f"rank {self.rank:,}"
         if self.rank < self.rank_limit:

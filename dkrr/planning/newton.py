@@ -60,17 +60,15 @@ class Newton(Strategy):
     def summary(self) -> str:
         return self.inner.summary()
 
+    def solves_by(self) -> str:
+        return self.inner.solves_by()
+
     def lines(self, problem: Problem) -> list[str]:
-        by = "Cholesky"
-        if isinstance(self.inner, Float32Factor):
-            by = "conjugate gradient with factors in float32"
-        elif isinstance(self.inner, Iterative):
-            by = "conjugate gradient" + (f" with a factor of rank about {self.inner.rank:,}" if self.inner.rank else "")
         in_all = "" if isinstance(self.inner, Direct) else f", {self.inner.iterations:,} iterations in all"
         _, where, *matrix = self.inner.lines(problem)
         return [
-            f"  solver      Newton to a relative gradient of {problem.tol:.0e}, by {by}; about {self.n_steps} "
-            f"steps{in_all} (an estimate)",
+            f"  solver      Newton to a relative gradient of {problem.tol:.0e}, by {self.solves_by()}; "
+            f"about {self.n_steps} steps{in_all} (an estimate)",
             where,
             *([] if self.streams else matrix),
         ]

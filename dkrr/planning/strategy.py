@@ -95,6 +95,10 @@ class Strategy(ABC):
         """Short description of the strategy."""
 
     @abstractmethod
+    def solves_by(self) -> str:
+        """What solves linear systems, in a few words."""
+
+    @abstractmethod
     def lines(self, problem: Problem) -> list[str]:
         """Lines of the plan: what solves the systems and to what accuracy, where, and how the matrix is kept."""
 
