@@ -8,12 +8,14 @@ machine reads no faster than its own disk or network; `SharedFactor` lets the wo
 import uuid
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
+from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.prefetch import N_SLOTS
 from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitution, substitution_tasks
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
@@ -54,12 +56,14 @@ class LocalFactor:
         StoreError
             If a panel of L is missing or damaged.
         """
-        x = np.array(residual, np.float64, order="C")
+        # Substitution in the precision of the factor changes it by no more than its own rounding.
+        sizes = column_sizes(residual)  # float32 has a small range
+        x = np.array(residual / sizes, self.factor.dtype, order="C")
         done = execute(Task("precondition", self._substitute, (x,)))  # one record: tasks may be thousands
         self.record.add(RunRecord(done.seconds, [done]))
-        return x
+        return x * sizes
 
-    def _substitute(self, meter: Meter, x: Array) -> None:
+    def _substitute(self, meter: Meter, x: NDArray[Any]) -> None:
         # Sums are subtracted in the same order however blocks are cut; tasks cost little here, so blocks are smaller.
         cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
         forward = Substitution.in_memory(self.factor, x, cuts, transpose=False)
@@ -69,6 +73,25 @@ class LocalFactor:
                 meter.bytes_read += task.bytes_read
                 for kind, seconds in task.seconds_by_kind.items():
                     meter.seconds[kind] += seconds
+
+
+@dataclass
+class ScaledFactor:
+    """P (L Lᵀ)⁻¹ P, the inverse of a matrix A with L Lᵀ ≈ P A P.
+
+    Parameters
+    ----------
+    factor : LocalFactor or SharedFactor
+    scale : ndarray of shape (n, 1)
+        P.
+    """
+
+    factor: "LocalFactor | SharedFactor"
+    scale: Array
+
+    def apply(self, residual: Array) -> Array:
+        """See `LocalFactor.apply`."""
+        return self.factor.apply(residual * self.scale) * self.scale
 
 
 def both_sweeps(forward: Substitution, backward: Substitution) -> list[Task]:

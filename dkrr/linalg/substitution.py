@@ -2,8 +2,8 @@
 
 Each of the two sweeps reads L once. Every panel of L is used once: x_i ← x_i − L_ip x_p forward, x_p ← x_p − L_ipᵀ x_i
 backward, and one that meets the diagonal also solves with its square. A sweep is nothing but panels in an order that
-respects what is read. Vectors and arithmetic are float64 whatever the dtype of L: a panel in float32 is widened piece
-by piece, in cache.
+respects what is read. The arithmetic is in the precision of the vectors: where they are float64, a panel in float32 is
+widened piece by piece, in cache.
 
 As tasks, tile rows are put together in blocks, numbered in the order in which they are solved::
 
@@ -265,7 +265,7 @@ def read_panels(meter: Meter, factor: Matrix, wanted: Panels) -> Iterator[tuple[
 
 
 def solve_panel(panel: NDArray[Any], columns: slice, x: Array, *, transpose: bool) -> None:
-    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in float64.
+    """One step of x ← L⁻¹ x or L⁻ᵀ x, with a panel of a triangular L, in the precision of x.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def solve_panel(panel: NDArray[Any], columns: slice, x: Array, *, transpose: boo
         Overwritten.
     transpose : bool
     """
-    square, below = panel[columns].astype(np.float64, copy=False), slice(columns.stop, len(x))
+    square, below = panel[columns].astype(x.dtype, copy=False), slice(columns.stop, len(x))
     if transpose:
         subtract_product(x[columns], panel[below], x[below], transpose=True)
         blas.solve_lower(square, x[columns], transpose=True)
@@ -288,7 +288,7 @@ def solve_panel(panel: NDArray[Any], columns: slice, x: Array, *, transpose: boo
 
 
 def subtract_product(c: Array, panel: NDArray[Any], x: Array, *, transpose: bool = False) -> None:
-    """Set c ← c − panel x (panelᵀ x with `transpose`) in float64, also for a panel in float32.
+    """Set c ← c − panel x (panelᵀ x with `transpose`) in the precision of c, which may exceed the panel's.
 
     Parameters
     ----------

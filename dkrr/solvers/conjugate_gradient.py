@@ -33,16 +33,14 @@ from dkrr.solvers.result import Residuals, Status
 
 Array = NDArray[np.float64]
 
-AIM = 0.9
-"""Fraction of the tolerance that the recurrence aims at, so that the true residual, which follows, meets it."""
+RECURRENCE_FRACTION = 0.9
+"""Fraction of the tolerance at which the recurrence of a cycle ends, so that the true residual meets it."""
 LOW_PRECISION_DROP = 10**-3.5
 """Factor by which a cycle in float32 may reduce the residual before it is recomputed in float64."""
 ROUNDING = 1e-10
 """Fraction of ‖r‖‖z‖ below which a negative rᵀz says nothing of the preconditioner."""
 MIXED_ITERATION_FACTOR = 1.15
 """Iterations with products in float32 over those in float64: every cycle restarts (measured 1.07 to 1.2)."""
-DIGITS_PER_ITERATION = 3.3
-"""Digits that an iteration gains with a complete factor in float32 as the preconditioner (measured: 3 to 4)."""
 ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
@@ -78,6 +76,8 @@ class Iteration:
         Called with the last State.
     estimates_condition : bool
         Keep what the condition number is estimated from.
+    recurrence_fraction : float
+        Fraction of the tolerance at which the recurrence of a cycle ends.
     """
 
     operator: Operator
@@ -92,6 +92,7 @@ class Iteration:
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
     estimates_condition: bool = True
+    recurrence_fraction: float = RECURRENCE_FRACTION
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
@@ -250,7 +251,7 @@ class Iteration:
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
-        goal = AIM * self.tol * self._norms[columns]
+        goal = self.recurrence_fraction * self.tol * self._norms[columns]
         if state.precision == "float32":
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))

@@ -55,6 +55,8 @@ CURVATURE_SHIFT = {False: 40, True: 8}
 """Multiple of λ with which a regression takes as many iterations. With the largest curvature that a row can have, a
 quarter, it is 8, and for a softmax that is about right; the models of single classes are sure of most rows (measured on
 digits, 5 classes of 20 informative columns and 16 normal ones, λ of 1 to 0.001)."""
+LEAST_SHIFT = 8.0
+"""Smallest diagonal shift of a system over λ, with the largest curvature that a row of weight 1 can have."""
 COUPLED_ITERATIONS = 8
 """More iterations of a softmax, whose preconditioner takes the classes one by one (measured with 10: 4 to 9)."""
 INNER_WITH_FACTOR = 1

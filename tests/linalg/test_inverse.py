@@ -44,6 +44,11 @@ def preconditioner(way, factor, folder):
     return LocalFactor(factor, 1 if way == "one thread" else 3)
 
 
+def tolerance(way, dtype):
+    """Threads substitute in the precision of the factor, tasks in float64."""
+    return 1e-11 if way == "tasks" or dtype == "float64" else 1e-4
+
+
 def stored_factor(folder, grid, dtype):
     """Factor of a well-conditioned matrix, and the matrix that the rounded factor stands for."""
     L = np.linalg.cholesky(positive_definite(grid.n)).astype(dtype).astype(np.float64)
@@ -58,7 +63,8 @@ class TestValues:
         factor, A = stored_factor(folder, grid, dtype)
         R = np.random.default_rng(1).standard_normal((grid.n, m))
         given = R.copy()
-        assert_allclose(preconditioner(way, factor, folder).apply(R), np.linalg.solve(A, R), rtol=1e-11, atol=1e-12)
+        found, expected = preconditioner(way, factor, folder).apply(R), np.linalg.solve(A, R)
+        assert_allclose(found, expected, rtol=0, atol=tolerance(way, dtype) * abs(expected).max())
         assert_array_equal(R, given)
 
     @pytest.mark.parametrize("way", WAYS)
@@ -71,12 +77,12 @@ class TestValues:
             X += apply(B - case.A @ X)
             errors.append(np.linalg.norm(B - case.A @ X) / np.linalg.norm(B))
         assert 1e-9 < errors[0] < 1e-5, "a float32 factor"
-        assert errors[-1] < 1e-14, "float64 arithmetic"
+        assert errors[-1] < 1e-14, "float64 residuals"
 
     def test_symmetric(self, tmp_path):
         factor, _ = stored_factor(tmp_path, NINE, "float32")
         inverse = LocalFactor(factor, 2).apply(np.eye(NINE.n))
-        assert_allclose(inverse, inverse.T, rtol=1e-12, atol=1e-14)
+        assert_allclose(inverse, inverse.T, atol=1e-5 * abs(inverse).max())
 
     @pytest.mark.parametrize("way", WAYS)
     def test_orders_and_dtypes_of_the_residual(self, tmp_path, way):
@@ -85,7 +91,7 @@ class TestValues:
         for residual in (R, np.asfortranarray(R)):
             found = preconditioner(way, factor, tmp_path).apply(residual)
             assert found.dtype == np.float64
-            assert_allclose(found, np.linalg.solve(A, R), rtol=1e-10, atol=1e-12)
+            assert_allclose(found, np.linalg.solve(A, R), atol=tolerance(way, "float32"))
 
     def test_threads_do_not_change_the_bits(self, tmp_path):
         factor, _ = stored_factor(tmp_path, NINE, "float32")
