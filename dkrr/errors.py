@@ -35,6 +35,10 @@ class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
 
 
+class Float32BreakdownError(DkrrError):
+    """A factor in float32 does not serve; the fit is planned again without it, so that users do not see this."""
+
+
 class NotPositiveDefiniteError(DkrrError, np.linalg.LinAlgError):
     """A pivot of the factorisation is not positive.
 

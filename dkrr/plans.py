@@ -20,7 +20,7 @@ from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels.columns import encodes
 from dkrr.machine import detect
 from dkrr.planning import Plan, Problem, make_plan
-from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, with_spectrum
+from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows
 from dkrr.rows import as_rows
 
 
@@ -152,9 +152,9 @@ def plan(
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
     resources = detect(memory_limit, settings.store, workers)  # before the sample, some of whose memory stays in use
-    if rows is None:
-        known = value.resolved(d)
-        problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
-    else:
-        problem = with_spectrum(Problem.of_rows(rows, value, **fields), rows)
-    return make_plan(problem, replace(resources, enforce_disk=X is not None or store is not None))
+    resources = replace(resources, enforce_disk=X is not None or store is not None)
+    if rows is not None:
+        return plan_for_rows(Problem.of_rows(rows, value, **fields), rows, resources)
+    known = value.resolved(d)
+    problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+    return make_plan(problem, resources)

@@ -16,6 +16,8 @@ from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, est
 from dkrr.machine import detect
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
+from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import SMALL_SECONDS
 from dkrr.rows import DaskRows, Rows
 from dkrr.rows.open import open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
@@ -181,7 +183,16 @@ def plan_of(request: FitRequest) -> Plan:
     refuse_more_components_than_rows(settings.kernel, rows.shape[0])
     problem = request.problem()
     resources = detect(settings.memory_limit, settings.store)  # before the sample, some of whose memory stays in use
-    return make_plan(with_spectrum(problem, rows), resources)
+    return plan_for_rows(problem, rows, resources)
+
+
+def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
+    """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
+    plan = make_plan(problem, resources) if problem.solver is None else None
+    if plan is not None and plan.chosen.for_systems.is_direct and plan.seconds <= SMALL_SECONDS:
+        return plan
+    sampled = with_spectrum(problem, rows)
+    return plan if plan is not None and sampled is problem else make_plan(sampled, resources)
 
 
 def with_spectrum(problem: Problem, rows: Rows) -> Problem:

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram, direct_gram
+from dkrr.fitting.float32_gram import NOT_CONTRACTING, AppliedFactor, Float32Gram, float32_gram
+from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import worst
@@ -20,6 +21,8 @@ from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import CGOutcome, State
+from dkrr.solvers.refinement import Refinement
+from dkrr.solvers.result import direct_status
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]
@@ -31,6 +34,7 @@ CANCELLED = (
     "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
 )
+REFINED = "factored in float32, and refined in float64 to the level of rounding ({iterations} iterations)"
 
 
 def tightened(tol: float, reached: float, residual: float) -> float | None:
@@ -217,9 +221,70 @@ class IteratedDual(DualRidge):
         return LowRank(factor, shift, self.scale)
 
 
-class FactoredDual(DualRidge):
-    """Systems that conjugate gradient solves one after the other, each with a complete factor."""
+@dataclass
+class CompleteFactor(Preconditioner):
+    """(L Lᵀ)⁻¹ with a complete factor."""
 
-    def __init__(self, strategy: Float32Factor, data: TrainingData, context: Context) -> None:
+    factor: AppliedFactor
+    captures_constant = True
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
+        return self.factor.apply(residuals)
+
+
+class FactoredDual(DualRidge):
+    """Systems that are solved one after the other, each by iterations with a complete factor in float32."""
+
+    def __init__(self, strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data)
-        self.matrix: Float32Gram = Float32Gram(data, strategy, context, self.scale)
+        self._strategy, self._plan, self._context = strategy, plan, context
+        self.matrix: Float32Gram = float32_gram(data, strategy, context, self.scale)
+
+    def solve(self, system: RidgeSystem) -> CGOutcome:
+        """Solve a system: to the tolerance of an iterative solver that was requested, else to the level of rounding."""
+        matrix, group = self.matrix, f"factored-{system.number}"
+        solve = self._to_rounding if self._strategy.tol is None else self._to_tolerance
+        outcome = solve(system, CompleteFactor(matrix.factor(group, system.shift, family=group)))
+        if outcome is None:
+            matrix.give_up(group, group, NOT_CONTRACTING)
+            outcome = solve(system, CompleteFactor(matrix.factor(group, system.shift, family=group)), is_last=True)
+        assert outcome is not None
+        if not self._context.storage.keeps:
+            matrix.release(group)
+        broken = matrix.breakdown(group)
+        return replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome
+
+    def _to_tolerance(
+        self,
+        system: RidgeSystem,
+        preconditioner: CompleteFactor,
+        *,
+        is_last: bool = False,  # noqa: ARG002
+    ) -> CGOutcome | None:
+        operator, shift, right_sides = self.matrix.operator(), system.shift[:, None], system.right_sides
+        iteration = iteration_of(self._plan, self._context, operator, shift, right_sides, preconditioner)
+        return self.iterate(iteration, [(system.columns, right_sides.shape[1])])
+
+    def _to_rounding(
+        self, system: RidgeSystem, preconditioner: CompleteFactor, *, is_last: bool = False
+    ) -> CGOutcome | None:
+        """None where iterations do not reach it and another factor may."""
+        products = LastProduct(self.matrix.operator())
+        begun = Refinement.begun(
+            products,
+            self.matrix.scaled_diagonal,
+            system.shift,
+            system.right_sides,
+            preconditioner,
+            self._context.progress,
+        )
+        outcome = begun.iteration.run(state=begun.start)
+        if outcome.status is not Status.CONVERGED and not is_last:
+            return None
+        groups = [(system.columns, system.right_sides.shape[1])]
+        residuals, squares = self._checked(groups, begun.iteration, products, outcome)
+        largest = float(residuals.max())
+        self._note(system.columns, Check(largest, squares, begun.condition))
+        self._residuals[system.columns] = residuals
+        done = REFINED.format(iterations=outcome.iterations + 1)
+        return replace(outcome, status=direct_status(largest), messages=(done, *outcome.messages))

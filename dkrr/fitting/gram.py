@@ -7,7 +7,6 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
@@ -29,10 +28,6 @@ from dkrr.tiles import TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
 
-BROKE_DOWN = (
-    "the factorisation in float32 broke down at row {row}, since λ is below its rounding or entries are outside of its "
-    "range: factoring in float64 instead, which takes twice the time and disk"
-)
 SYMMETRY_TILE = 512
 """Rows of the blocks in which a Gram matrix in memory is compared with its mirror image."""
 
@@ -87,12 +82,16 @@ class GramMatrix(ABC):
             return self._tiles()
         return self._tiles(self._context.storage.vectors("weights", "scale", self._grid, 1, self._scale))
 
-    def _scaled_diagonal(self) -> Array:
+    @cached_property
+    def scaled_diagonal(self) -> Array:
+        """Diagonal of diag(c) K diag(c), of shape (n,)."""
         return self.diagonal() if self._scale is None else self.diagonal() * self._scale**2
 
-    def _operator(self, source: TileSource, kept_tiles: int = 0, precision: Precision = "float64") -> TiledOperator:
+    def _operator(
+        self, source: TileSource, kept_tiles: int = 0, precision: Precision = "float64", tile: int | None = None
+    ) -> TiledOperator:
         """Matrix that is multiplied tile by tile, some of which stay in memory."""
-        context, tile = self._context, self._grid.tile
+        context, tile = self._context, self._grid.tile if tile is None else tile
         return TiledOperator(
             source=source,
             grid=TileGrid(self.n, tile, tile),
@@ -132,11 +131,17 @@ class FactoredGram(GramMatrix):
             Which of several factors these are, for the display of the progress.
         """
 
+    def release(self, group: str) -> None:
+        """Give up a factor that is not needed any more."""
+        self._context.storage.delete(group)
+
 
 class GramInMemory(FactoredGram):
     """Gram matrix that is factored in the memory of the calling process."""
 
-    def __init__(self, data: FitData, strategy: Direct, context: Context, scale: Array | None = None) -> None:
+    def __init__(
+        self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
+    ) -> None:
         super().__init__(data, context, strategy.tiling, scale)
         self._keeps_matrix = strategy.keeps_matrix
 
@@ -144,7 +149,7 @@ class GramInMemory(FactoredGram):
     def systems(self) -> MemorySystems:
         context, grid, source = self._context, self._grid, self._scaled_tiles()
         if not self._keeps_matrix:
-            return MemorySystems(source, grid, self._scaled_diagonal(), context)
+            return MemorySystems(source, grid, self.scaled_diagonal, context)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
             return MemorySystems.kept(KeptTiles.of_source(source, grid, executor), context)
 
@@ -174,63 +179,30 @@ class GramInStore(FactoredGram):
 
     @cached_property
     def systems(self) -> TiledSystems:
-        diagonal = self._scaled_diagonal()
+        diagonal = self.scaled_diagonal
         return TiledSystems(self._scaled_tiles(), self._grid, self._columns_per_task, diagonal, self._context)
 
     def operator(self) -> Operator:
         return self._operator(self._tiles())
 
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:  # noqa: ARG002
-        """Factor the matrix + diag(s) out of core, to be applied again and again.
-
-        Parameters
-        ----------
-        group : str
-            Place in the store; what an earlier run has finished there is kept.
-        shift : ndarray of shape (n,)
-            s.
-        family : str
-            Name of the factors that are all in float64 once float32 does not hold one of them.
-        detail : str
-            Which of several factors this is, for the display of the progress.
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If a pivot is not positive in float64; what exists of the factor is deleted.
-        """
-        return self._applied(self.systems.factor(group, shift, "float64", detail), group)
-
     def factors(
-        self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
+        self,
+        groups: Sequence[str],
+        shifts: Array,
+        family: str,  # noqa: ARG002
+        details: Sequence[str],
     ) -> list[Callable[[Array], Array]]:
         each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
-        return [self.factor(group, shift, family, detail).apply for group, shift, detail in each]
+        return [
+            self._applied(self.systems.factor(group, shift, "float64", detail), group).apply
+            for group, shift, detail in each
+        ]
 
     def _applied(self, factor: TiledMatrix, group: str) -> LocalFactor | SharedFactor:
         context = self._context
         if context.cluster_is_running:
             return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
         return LocalFactor(factor, context.threads, context.record)
-
-
-class Float32Gram(GramInStore):
-    """Gram matrix that is factored in float32, unless a factor of the family was not positive definite in it."""
-
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> LocalFactor | SharedFactor:
-        if not self.breakdown(family):
-            try:
-                factor = self.systems.factor(group, shift, "float32", ", ".join(filter(None, (detail, "float32"))))
-                return self._applied(factor, group)
-            except NotPositiveDefiniteError as error:
-                self._context.storage.set_note(f"{family}-broken", error.row)
-                self._context.progress.note(self.breakdown(family))
-        return super().factor(group, shift, family, detail)
-
-    def breakdown(self, family: str) -> str:
-        """Message that float32 did not hold a factor of a family; empty where it did."""
-        row = self._context.storage.note(f"{family}-broken")
-        return "" if row is None else BROKE_DOWN.format(row=row)
 
 
 class MultipliedGram(GramMatrix):

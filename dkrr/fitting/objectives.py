@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram, direct_gram
+from dkrr.fitting.float32_gram import float32_gram
+from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
@@ -59,7 +60,7 @@ class StepFactors(ByCompleteFactors):
 
     def end_step(self) -> None:
         while self._groups:
-            self.context.storage.delete(self._groups.pop())
+            self.matrix.release(self._groups.pop())
 
 
 def _dual(
@@ -108,7 +109,7 @@ def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Conte
 
 def dual_factored(strategy: Float32Factor, data: LabelledData, plan: Plan, context: Context) -> Made:
     """Systems with K, by conjugate gradient with complete factors in float32."""
-    matrix = Float32Gram(data, strategy, context)
+    matrix = float32_gram(data, strategy, context)
     return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 

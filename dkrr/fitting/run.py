@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from dkrr.errors import ConvergenceWarning, PlanError
+from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.results import Solved
@@ -15,7 +15,7 @@ from dkrr.planning import Plan
 from dkrr.planning.problem import Loss
 from dkrr.requests import FitRequest, plan_of
 from dkrr.runtime import Progress, make_progress
-from dkrr.solvers import Cholesky, SolveResult, Status
+from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
 
 QUIET_SECONDS = 2.0
 """Fits projected to be shorter show no progress unless asked to."""
@@ -77,10 +77,15 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     data: FitData = loss.data(request.outputs, shared_fields(request, plan))
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
-    solved = loss.carry_out(request, data, plan, _progress(show_progress, plan))
+    try:
+        solved = loss.carry_out(request, data, plan, _progress(show_progress, plan))
+    except Float32BreakdownError as error:
+        plan, solved = _without_float32(request, data, str(error), show_progress)
     if _may_be_retried(request, solved):
+        largest = max(one.result.residual for one in solved)
         with suppress(PlanError):
-            plan, solved = _with_direct_solver(request, data, solved, show_progress)
+            message = request.outputs.retry_message.format(residual=largest)
+            plan, solved = _with_solver(Cholesky(), request, data, message, show_progress)
     for one in solved:
         _warn(one.result, plan)
     return Fit(plan, solved)
@@ -92,13 +97,22 @@ def _may_be_retried(request: FitRequest, solved: tuple[Solved, ...]) -> bool:
     return is_free and any(one.result.status in request.outputs.retried for one in solved)
 
 
-def _with_direct_solver(
-    request: FitRequest, data: FitData, before: tuple[Solved, ...], show_progress: bool | None
+def _without_float32(
+    request: FitRequest, data: FitData, message: str, show_progress: bool | None
 ) -> tuple[Plan, tuple[Solved, ...]]:
-    """Plan and fit once more with a direct solver, which does not depend on the spectrum."""
-    request = replace(request.with_settings(solver=Cholesky()), start=None)
+    """Plan and fit once more with a factor in float64; by conjugate gradient if that needs more memory than allowed."""
+    try:
+        return _with_solver(Cholesky(), request, data, message, show_progress)
+    except MemoryLimitError:
+        return _with_solver(ConjugateGradient(), request, data, message, show_progress)
+
+
+def _with_solver(
+    solver: Cholesky | ConjugateGradient, request: FitRequest, data: FitData, message: str, show_progress: bool | None
+) -> tuple[Plan, tuple[Solved, ...]]:
+    """Plan and fit once more with another solver; the message says why."""
+    request = replace(request.with_settings(solver=solver), start=None)
     plan = plan_of(request)
-    message = request.outputs.retry_message.format(residual=max(one.result.residual for one in before))
     progress = _progress(show_progress, plan)
     progress.note(message)
     solved = LOSSES[plan.problem.loss].carry_out(request, data, plan, progress)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ from numpy.typing import NDArray
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
-from dkrr.fitting.iteration import iteration_of, resumed
+from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal import DirectPrimal, IteratedPrimal
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.linalg.condition import worst
-from dkrr.linalg.inverse import LocalFactor, SharedFactor
-from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
 from dkrr.requests import FitRequest
@@ -50,19 +47,11 @@ def solve_iteratively(strategy: Iterative, data: TrainingData, plan: Plan, conte
 
 
 def solve_with_float32_factor(strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> Solution:
-    """Conjugate gradient for each distinct λ, with a complete factor in float32 as the preconditioner."""
-    form, outcomes = FactoredDual(strategy, data, context), list[CGOutcome]()
+    """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
+    form, outcomes = FactoredDual(strategy, data, plan, context), list[CGOutcome]()
     for system in form.systems():
-        group = f"factored-{system.number}"
         with in_terms_of_alpha([system.alpha], "dual"):
-            factor = form.matrix.factor(group, system.shift, family=group)
-        preconditioner, operator = CompleteFactor(factor), form.matrix.operator()
-        iteration = iteration_of(plan, context, operator, system.shift[:, None], system.right_sides, preconditioner)
-        outcome = form.iterate(iteration, [(system.columns, system.right_sides.shape[1])])
-        if not context.storage.keeps:
-            context.storage.delete(group)
-        broken = form.matrix.breakdown(group)
-        outcomes.append(replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome)
+            outcomes.append(form.solve(system))
     return form.solution(merged(outcomes))
 
 
@@ -90,24 +79,14 @@ def shortfall(result: SolveResult, plan: Plan) -> str:
     return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
 
 
-@dataclass
-class CompleteFactor(Preconditioner):
-    """(L Lᵀ)⁻¹ with a stored factor."""
-
-    factor: LocalFactor | SharedFactor
-    captures_constant = True
-
-    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
-        return self.factor.apply(residuals)
-
-
 def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
     """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
-    bad = [o.status for o in outcomes if o.status is not Status.CONVERGED]
+    good = (Status.CONVERGED, Status.SOLVED)
+    bad = [o.status for o in outcomes if o.status not in good]
     return CGOutcome(
         x=outcomes[-1].x,
         residuals=np.concatenate([o.residuals for o in outcomes]),
-        status=bad[0] if bad else Status.CONVERGED,
+        status=bad[0] if bad else outcomes[-1].status,
         iterations=sum(o.iterations for o in outcomes),
         rank=0,
         history=tuple(h for o in outcomes for h in o.history),

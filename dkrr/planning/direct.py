@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from dkrr.linalg.memory import ONE_TILE, memory_grid
 from dkrr.planning import direct_dual, direct_primal
+from dkrr.planning.float32_factor_dual import against_float32
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Settings, Strategy, Systems, Tiling
@@ -29,7 +30,8 @@ class Direct(Strategy):
     keeps_matrix: bool = False
     """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
 
-    linear_solver: ClassVar = "cholesky"
+    solver: ClassVar = "cholesky"
+    is_direct: ClassVar = True
     keeps_rows: ClassVar = False
 
     @classmethod
@@ -64,8 +66,11 @@ class Direct(Strategy):
         return ["  solver      tiled Cholesky", place_line(self.place), *tiles]
 
     def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
+        is_large = problem.n > ONE_TILE and self.form == "dual"
+        against = against_float32(problem) if is_large else ""
+        precision = [f"in float64, since {against}"] if against else []
         if self.is_whole:
-            return ["in the calling process, since everything fits in memory and that is fastest"]
+            return [*precision, "in the calling process, since everything fits in memory and that is fastest"]
         whole = next((c for c in others if c.place.is_memory and c.form == priced.form), None)
         if problem.keeps_store:
             why = ["tiles on disk, since store= asks for a run that can be resumed"]
@@ -76,7 +81,7 @@ class Direct(Strategy):
             why = [f"tiles on disk, since in memory one process would need {needed}"]
         else:
             why = [f"on Dask, since {whole.refused or 'that is faster'}"]
-        return why + tile_reasons(problem)
+        return precision + why + tile_reasons(problem)
 
     def layout(self) -> dict[str, Any]:
         return self.layout_of(self.tiling, self.row_parts)

@@ -37,7 +37,7 @@ def gram_in_memory_bytes(p: Problem, resources: Resources, *, keeps_matrix: bool
     is_one = grid.n_tiles == 1
     return (
         resources.local_baseline_bytes
-        + _loaded_bytes(p)
+        + loaded_bytes(p)
         + memory_bytes(grid, keeps=keeps_matrix)
         + 5 * 8 * p.n * m
         + (1 if is_one else threads) * _thread_bytes(p, grid, m, keeps_matrix=keeps_matrix)
@@ -66,13 +66,14 @@ def gram_in_memory_stages(p: Problem, resources: Resources, peak_bytes: int, n_t
     if memory_grid(p.n).n_tiles > 1:  # by threads
         formed = replace(formed, element_seconds=formed.element_seconds / threads)
     return (
-        Stage("reading X", _loaded_bytes(p) / reading.read_bytes, checked_bytes(p)),
+        Stage("reading X", loaded_bytes(p) / reading.read_bytes, checked_bytes(p)),
         Stage("Gram matrix", resources.rates.seconds(formed, threads), peak_bytes=peak_bytes),
         *symmetry_stages(p),
     )
 
 
-def _loaded_bytes(p: Problem) -> int:
+def loaded_bytes(p: Problem) -> int:
+    """Memory of X where it is loaded."""
     return 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
 
 

@@ -40,7 +40,7 @@ class Iterative(Strategy):
     rank_limit: int = 0
     """Columns that fit in memory."""
 
-    linear_solver: ClassVar = "cg"
+    solver: ClassVar = "cg"
 
     @classmethod
     def serves(cls, settings: Settings) -> bool:
@@ -216,7 +216,7 @@ def why_iterative(problem: Problem, priced: Strategy, others: Sequence[Strategy]
     """Reason for conjugate gradient."""
     if isinstance(problem.solver, ConjugateGradient):
         return "conjugate gradient was requested"
-    direct = [c for c in others if c.solver == "cholesky" and c.form == priced.form]
+    direct = [c for c in others if c.for_systems.is_direct and c.form == priced.form]
     possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
     if possible is not None:
         return (

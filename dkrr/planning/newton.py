@@ -42,7 +42,7 @@ class Newton(Strategy):
 
     @property
     def uses_threads(self) -> bool:
-        return self.form == "primal" or isinstance(self.inner, Iterative)
+        return self.form == "primal" or self.inner.uses_threads
 
     @property
     def for_systems(self) -> Inner:
@@ -84,7 +84,7 @@ class Newton(Strategy):
 
         Steps are estimates for all solvers, and tolerate systems that are not solved well.
         """
-        if isinstance(self.inner, Direct):
+        if self.inner.is_direct:
             return ""
         return doubt_of_spectrum(problem, self, direct_seconds, MANY_ITERATIONS * self.n_steps)
 
@@ -117,7 +117,7 @@ INNER: Mapping[
     "dual": {Direct: newton_dual.direct, Float32Factor: newton_dual.factored, Iterative: newton_dual.by_iteration},
     "primal": {
         Direct: newton_primal.direct,
-        Float32Factor: newton_primal.by_iteration,
+        Float32Factor: newton_primal.instead_of_factors,
         Iterative: newton_primal.by_iteration,
     },
 }

@@ -13,26 +13,34 @@ from dkrr.linalg.tiled_operator import pass_cost
 from dkrr.planning.direct import Direct, dual_in_tiles
 from dkrr.planning.direct_dual import gram_in_memory_bytes, gram_in_memory_stages
 from dkrr.planning.float32_factor import Float32Factor
+from dkrr.planning.float32_factor_dual import against_float32, tol_of
 from dkrr.planning.iteration import Iterative, dual_iterative
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Resources
+from dkrr.planning.resources import Rates, Resources
 from dkrr.planning.strategy import Systems, Tiling
 from dkrr.planning.tilings import TileChoice, tile_choices
 from dkrr.solvers.dual_objective import VECTORS_HELD
 from dkrr.solvers.newton import COUPLED_ITERATIONS, CURVATURE_SHIFT, INNER_TOL, INNER_WITH_FACTOR, PASSES_PER_STEP
 
+MORE_IN_FLOAT32 = 2
+"""Iterations of a step that factors in float32 leave to do, besides those with factors in float64."""
+
 
 def direct(p: Problem, resources: Resources) -> Iterator[tuple[Direct | Float32Factor, list[Stage]]]:
     """Factors in memory, then in tiles on disk."""
     if not p.wants_tiles:
-        yield _in_memory(p, resources)
+        yield _in_memory(p, resources, 8)
     for choice in tile_choices(p, resources, "dual"):
         yield _in_tiles(p, choice, 8)
 
 
 def factored(p: Problem, resources: Resources) -> Iterator[tuple[Direct | Float32Factor, list[Stage]]]:
-    """Factors in float32."""
+    """Factors in float32, in memory, then in tiles on disk."""
+    if against_float32(p):
+        return
+    if not p.wants_tiles:
+        yield _in_memory(p, resources, 4)
     for choice in tile_choices(p, resources, "dual"):
         yield _in_tiles(p, choice, 4)
 
@@ -74,40 +82,62 @@ def _vectors_bytes(p: Problem) -> int:
     return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_coupled and p.fit_intercept else 0))
 
 
-def _in_memory(p: Problem, r: Resources) -> tuple[Direct, list[Stage]]:
+def _in_memory(p: Problem, r: Resources, itemsize: int) -> tuple[Direct | Float32Factor, list[Stage]]:
     """K and its factors in the memory of the calling process."""
     n, m, steps = p.n, p.n_targets, p.n_steps
     # A product passes over K, a substitution twice over a factor; independent models have both to themselves.
     products = steps * (1 if p.is_coupled else m)
-    substitutions = steps * m * (_inner_iterations(p) + 1)
-    grid = memory_grid(n)
+    iterations = products * (_inner_iterations(p) + _more_iterations(itemsize))
+    substitutions = steps * m * (_inner_iterations(p) + _more_iterations(itemsize) + 1)
+    grid, at_once = memory_grid(n), m if p.is_coupled else 1
     one = memory_bytes(grid, keeps=False)
-    copies = Cost(fresh_bytes=steps * m * float(one) if p.is_coupled else 0.0)
-    apart = one * m - (memory_bytes(grid, keeps=True) - one) if p.is_coupled else 0
-    peak = gram_in_memory_bytes(p, r, keeps_matrix=True) + apart + _vectors_bytes(p)
+    copies = Cost(fresh_bytes=steps * m * float(one) * itemsize / 8 if p.is_coupled else 0.0)
+    beside = memory_bytes(grid, keeps=True) - one  # a factor in float64 shares the squares on the diagonal with K
+    of_factors = one * at_once if p.is_coupled else beside
+    if itemsize == 4:
+        of_factors = one // 2 * at_once
+    peak = gram_in_memory_bytes(p, r, keeps_matrix=True) - beside + of_factors + _vectors_bytes(p)
 
-    def stage(name: str, cost: Cost) -> Stage:
-        return Stage(name, r.rates.seconds(cost, r.local_threads), peak_bytes=peak)
+    def stage(name: str, cost: Cost, rates: Rates = r.rates) -> Stage:
+        return Stage(name, rates.seconds(cost, r.local_threads), peak_bytes=peak)
 
     once = Cost(gemm_flops=2.0 * n * n, memory_bytes=8.0 * n * n)
-    inner = Direct(
-        form="dual",
-        place=r.in_caller("memory", r.local_threads),
-        stages=(
-            *gram_in_memory_stages(p, r, peak, 1),
-            stage("factorisation", memory_cost(grid, 1, steps * m, keeps=True) + copies),
-            stage("substitution", once.times(substitutions)),
-        ),
-        tiling=Tiling(grid.tile, grid.panel),
-        row_block=n,
-        keeps_matrix=True,
+    stages = (
+        *gram_in_memory_stages(p, r, peak, 1),
+        stage("factorisation", memory_cost(grid, 1, steps * m, keeps=True) + copies, _rates(r.rates, itemsize)),
+        stage("substitution", once.times(substitutions * itemsize / 8)),
     )
     scores = Cost(element_seconds=steps * n * m * SECONDS_PER_SCORE)
+    place, tiling = r.in_caller("memory", r.local_threads), Tiling(grid.tile, grid.panel)
+    inner: Direct | Float32Factor
+    if itemsize == 8:
+        inner = Direct(form="dual", place=place, stages=stages, tiling=tiling, row_block=n, keeps_matrix=True)
+    else:
+        inner = Float32Factor(
+            form="dual",
+            place=place,
+            stages=stages,
+            tiling=tiling,
+            iterations=iterations,
+            products_tile=grid.tile,
+            tol=tol_of(p),
+            keeps_matrix=True,
+        )
     return inner, [
-        stage("conjugate gradient", once.times(products * _inner_iterations(p))),
+        stage("conjugate gradient", once.times(iterations)),
         stage("likelihood", scores),
         stage("Newton steps", once.times(products * PASSES_PER_STEP)),
     ]
+
+
+def _more_iterations(itemsize: int) -> int:
+    """Iterations of one step besides those with factors in float64."""
+    return MORE_IN_FLOAT32 if itemsize == 4 else 0
+
+
+def _rates(rates: Rates, itemsize: int) -> Rates:
+    """Rates of a factorisation in numbers of this size."""
+    return rates if itemsize == 8 else rates.faster(2.0)
 
 
 def _in_tiles(p: Problem, choice: TileChoice, itemsize: int) -> tuple[Direct | Float32Factor, list[Stage]]:
@@ -115,11 +145,11 @@ def _in_tiles(p: Problem, choice: TileChoice, itemsize: int) -> tuple[Direct | F
     r, place, grid, _ = choice
     m, steps, rates = p.n_targets, p.n_steps, r.rates
     # As so many ridge regressions, each of which checks its residual by one product with K.
-    fast = choice._replace(resources=replace(r, rates=rates if itemsize == 8 else rates.faster(2.0)))
+    fast = choice._replace(resources=replace(r, rates=_rates(rates, itemsize)))
     whole = dual_in_tiles(p, _systems(p, 0.0), fast)
     product = rates.seconds(pass_cost(p.entry(rates), p.n**2 / 2, m, "float64", 0.0)) / place.slots
     product_read = grid.tile * p.stored_bytes / p.n * grid.n_tiles**2
-    iterations = _inner_iterations(p) + (2 if itemsize == 4 else 0)
+    iterations = _inner_iterations(p) + _more_iterations(itemsize)
     apply = apply_cost(grid, 1, itemsize, place.slots if r.cluster_is_running else None)
     checkpoint = 3 * 8 * p.n * m if p.keeps_store else 0
     peak, kept = _tiled_bytes(p, choice, itemsize, whole.peak_bytes), (1 + len(p.alphas)) * checkpoint
@@ -132,7 +162,7 @@ def _in_tiles(p: Problem, choice: TileChoice, itemsize: int) -> tuple[Direct | F
     more = ((m if p.is_coupled else 1) * factor_bytes(grid, itemsize)) - factor_bytes(grid)
     stages["factorisation"] = stages["factorisation"].plus(0.0, disk=more)
     seconds, x_read = passes * product + checked.seconds, passes * product_read + checked.read_bytes
-    return _of_itemsize(whole, choice, itemsize, tuple(stages.values()), products), [
+    return _of_itemsize(whole, choice, itemsize, tuple(stages.values()), products, tol_of(p)), [
         Stage("conjugate gradient", products * product, products * product_read),
         Stage("likelihood", 0.0),
         Stage("Newton steps", seconds, x_read, steps * checkpoint, kept, peak),
@@ -140,7 +170,7 @@ def _in_tiles(p: Problem, choice: TileChoice, itemsize: int) -> tuple[Direct | F
 
 
 def _of_itemsize(
-    whole: Direct, choice: TileChoice, itemsize: int, stages: tuple[Stage, ...], iterations: int
+    whole: Direct, choice: TileChoice, itemsize: int, stages: tuple[Stage, ...], iterations: int, tol: float | None
 ) -> Direct | Float32Factor:
     """Strategy that factors in numbers of this size."""
     if itemsize == 8:
@@ -150,8 +180,9 @@ def _of_itemsize(
         place=choice.place,
         stages=stages,
         tiling=choice.tiling,
-        keeps_rows=False,
         iterations=iterations,
+        products_tile=choice.grid.tile,
+        tol=tol,
     )
 
 

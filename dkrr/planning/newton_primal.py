@@ -49,6 +49,12 @@ def by_iteration(p: Problem, resources: Resources) -> Iterator[tuple[Iterative, 
         yield _by_iteration(p, resources, place)
 
 
+def instead_of_factors(p: Problem, resources: Resources) -> Iterator[tuple[Iterative, list[Stage]]]:
+    """Streaming passes where factors of K in float32 were requested, which the primal form does not have."""
+    if p.settings is not None:
+        yield from by_iteration(p, resources)
+
+
 def _direct(p: Problem, r: Resources, place: Place) -> tuple[Direct, list[Stage]]:
     dimension, m = _dimension(p), p.n_targets
     block = rows_at_once(p, dimension)

@@ -14,7 +14,9 @@ from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
 from dkrr.units import format_bytes, format_count, format_seconds
 
 TINY_SECONDS = 0.1
-"""Work in memory below this is not compared with tiles, which are slower: pricing them would take as long."""
+"""Work in memory below this is not compared with anything else: pricing that would take as long."""
+SHORT_SECONDS = 10.0
+"""Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
 EQUAL_TIME = 1.03
 """Ratio of projected times below which they count as equal; the disk decides then, and after it the bytes that are
@@ -96,14 +98,17 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
             continue
         for c in strategy.candidates(problem, resources, form):
             found.append(_checked(c, resources))
-            if c.is_whole and c.seconds < TINY_SECONDS and not found[-1].refused:
-                return found
+            if c.is_whole and not found[-1].refused:
+                if c.seconds < TINY_SECONDS:
+                    return found
+                if c.seconds < SHORT_SECONDS:
+                    break
     return found
 
 
 def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
     """Refuse iterative solvers whose estimate may be wrong where a direct solver is possible."""
-    direct = min((c.seconds for c in candidates if c.solver == "cholesky" and not c.refused), default=None)
+    direct = min((c.seconds for c in candidates if c.for_systems.is_direct and not c.refused), default=None)
     if direct is None:
         return candidates
     doubts = [c.refused or c.doubt(problem, direct) for c in candidates]

@@ -11,7 +11,7 @@ from dkrr.linalg.operator import Precision
 from dkrr.planning.resources import Rates
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.sources import PART_ENTRIES, WINDOW_ROWS
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.solvers.newton import STEPS_FROM_NEAR, expected_steps
 
 Form = Literal["primal", "dual"]
@@ -50,11 +50,16 @@ class Layout:
     panel: int
     columns_per_task: int
     row_parts: int
-    solver: Literal["cholesky", "cg"] = "cholesky"
+    solver: Literal["cholesky", "cg", "float32"] = "cholesky"
 
     def is_of(self, solver: Cholesky | ConjugateGradient | None) -> bool:
         """Whether a solver can resume the run; None means any."""
-        return solver is None or isinstance(solver, Cholesky if self.solver == "cholesky" else ConjugateGradient)
+        if solver is None:
+            return True
+        if self.solver == "cholesky":
+            return isinstance(solver, Cholesky)
+        by_float32 = isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, Float32Cholesky)
+        return isinstance(solver, ConjugateGradient) and by_float32 == (self.solver == "float32")
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,8 @@ class Problem:
         """Solver that was requested, or that began the run in the store; None: the planner chooses."""
         if self.solver is not None or self.layout is None:
             return self.solver
+        if self.layout.solver == "float32":
+            return ConjugateGradient(Float32Cholesky())
         return Cholesky() if self.layout.solver == "cholesky" else ConjugateGradient()
 
     @property

@@ -78,7 +78,8 @@ class Strategy(ABC):
     refused: str = ""
     """Why it cannot be chosen; empty if it can."""
 
-    linear_solver: ClassVar[Literal["cholesky", "cg"]]
+    is_direct: ClassVar[bool] = False
+    """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
 
     @classmethod
     @abstractmethod
@@ -136,7 +137,7 @@ class Strategy(ABC):
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
         """Solver of linear systems."""
-        return self.for_systems.linear_solver
+        return self.for_systems.solver
 
     @property
     def is_whole(self) -> bool:

@@ -122,7 +122,7 @@ class TestMemory:
     )
     def test_the_limit_that_a_refusal_names_is_enough(self, limit, settings, more, d):
         what = problem(N, d, solver=settings, **more)
-        with pytest.raises(MemoryLimitError, match="conjugate gradient.*Nothing was computed") as caught:
+        with pytest.raises(MemoryLimitError, match="(conjugate gradient|float32).*Nothing was computed") as caught:
             make_plan(what, machine(limit * MIB))
         enough = int(str(caught.value).split(" bytes)")[0].rsplit("(", 1)[1])
         for bytes_ in (enough, 2 * enough, 10 * enough):
@@ -253,7 +253,7 @@ class TestWhoIsChosen:
         assert (plan.solver, plan.execution, plan.rejected) == ("cholesky", "memory", ())
 
     def test_where_a_factorisation_does_not_fit(self):
-        kept = make_plan(of_kernel(Linear(), N), machine(2 * GIB, disk_free_bytes=GIB))
+        kept = make_plan(of_kernel(Linear(), N), machine(GIB, disk_free_bytes=GIB))
         assert kept.solver == "cg" and kept.disk_bytes == 0
         assert any("since a factorisation needs" in r for r in kept.reasons)
 

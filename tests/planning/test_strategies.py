@@ -59,7 +59,7 @@ def resumed(loss, strategy: type[Strategy], c: Strategy, layout: Layout):
 @pytest.mark.parametrize("settings", [None, *SETTINGS], ids=repr)
 def test_every_solver_is_served(settings):
     served = [s for s in STRATEGIES["squared"] if s.serves(settings)]
-    assert len(served) == (2 if settings is None else 1), "the direct solver and conjugate gradient compete"
+    assert len(served) == (3 if settings is None else 1), "two kinds of factors and conjugate gradient compete"
 
 
 def test_newton_takes_the_price_of_its_systems_and_adds_its_own():
