@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.spatial
 import threadpoolctl
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,123 @@ def test_solve_lower_right(dtype, n, m):
     assert_only_inside(frame, x)
 
 
+@pytest.fixture
+def slow_trsm(monkeypatch):
+    """Blocks are inverted, whatever the processor."""
+    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: True)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the routines called."""
+    names, call = [], blas._call
+    monkeypatch.setattr(blas, "_call", lambda module, name, *rest: (names.append(name), call(module, name, *rest)))
+    return names
+
+
+@every_dtype
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(0, 40), m=st.integers(1, 9), leaf=st.integers(1, 9), side=st.sampled_from(["left", "t", "right"]))
+def test_solves_by_inverted_blocks(dtype, n, m, leaf, side):
+    L, b = lower_triangular(n, dtype), random((m, n) if side == "right" else (n, m), dtype, 1)
+    frame, x = within(b)
+    _, view = within(L)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blas, "_trsm_is_slow", lambda: True)
+        patch.setattr(blas, "_LEAF", leaf)
+        patch.setattr(blas, "_INVERSE_ROWS", 4)
+        if side == "right":
+            blas.solve_lower_right(view, x)
+        else:
+            blas.solve_lower(view, x, transpose=side == "t")
+    clean = np.tril(np.nan_to_num(L)).astype(float)
+    system = clean.T if side == "t" else clean
+    expected = np.linalg.solve(system, b.T if side == "right" else b)
+    assert_allclose(x.T if side == "right" else x, expected, atol=100 * DTYPES[dtype], rtol=100 * DTYPES[dtype])
+    assert_only_inside(frame, x)
+
+
+def ill_conditioned(name, n):
+    """Matrices of condition 1e12, and kernel matrices whose factor has blocks that are nearly singular."""
+    rng = np.random.default_rng(3)
+    if name == "random":
+        Q = np.linalg.qr(rng.standard_normal((n, n)))[0]
+        return (Q * np.logspace(0, -12, n)) @ Q.T + 1e-15 * np.eye(n)
+    x = rng.standard_normal((n, 1 if name == "smooth" else 3))
+    if name == "near duplicates":
+        x[1::2] = x[::2] + 1e-5 * rng.standard_normal(x[::2].shape)
+    distance = scipy.spatial.distance.cdist(x, x)
+    if name == "smooth":
+        return np.exp(-(distance**2)) + 1e-10 * np.eye(n)
+    return (1 + distance) * np.exp(-distance) + 1e-10 * np.eye(n)
+
+
+def residual(left, right, product):
+    """Norm of left rightᵀ − product in some rows, in a precision in which its own rounding does not count."""
+    rows = slice(None, None, max(1, len(left) // 16))
+    return np.linalg.norm((left[rows].astype(np.longdouble) @ right.T - product[rows]).astype(float))
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@every_dtype
+@pytest.mark.parametrize("name", ["random", "smooth", "near duplicates"])
+def test_residuals_of_ill_conditioned_systems_are_those_of_lapack(name, dtype):
+    n, m = 4 * blas._LEAF, blas._INVERSE_ROWS
+    A = ill_conditioned(name, n)
+    if dtype == "float32":
+        A += 1e-4 * np.eye(n)  # else not positive definite in its arithmetic
+    L = np.linalg.cholesky(A).astype(dtype)
+    b = (random((m, n), "float64") @ L.T).astype(dtype)
+    x = b.copy()
+    blas.solve_lower_right(L, x)
+    assert residual(x, L, b) < 2 * residual(scipy.linalg.solve_triangular(L, b.T, lower=True).T, L, b)
+    A = A.astype(dtype)
+    own = A.copy()
+    assert blas.cholesky_in_place(own) == 0
+    own, other = np.tril(own), scipy.linalg.cholesky(A, lower=True)
+    assert residual(own, own, A) < 2 * residual(other, other, A)
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@pytest.mark.parametrize(("pivot", "routine"), [(1.0, "strmm"), (1e-25, "strsm")], ids=["ordinary", "overflows"])
+def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(called, pivot, routine):
+    """The inverse has an entry of −1/pivot²; the solution is of ordinary size."""
+    L = np.eye(blas._LEAF + 5, dtype="float32")
+    L[3, 3] = L[4, 4] = pivot
+    L[4, 3] = 1.0
+    b = random((blas._INVERSE_ROWS, len(L)), "float32")
+    b[:, 3] = 0.0
+    expected = b.copy()
+    b[:, 4] *= L[4, 4]
+    blas.solve_lower_right(L, b)
+    assert_allclose(b, expected, rtol=1e-6)
+    assert [name for name in called if name in ("strsm", "strmm")] == [routine, "strmm"]
+
+
+def test_trsm_where_it_is_as_fast_as_a_product(monkeypatch, called):
+    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: False)
+    blas.solve_lower_right(np.eye(3 * blas._LEAF), random((blas._INVERSE_ROWS, 3 * blas._LEAF), "float64"))
+    assert called == ["dtrsm"]
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@every_dtype
+def test_a_task_that_runs_again_gives_the_same_bits(dtype):
+    """Tasks run on one thread; where their arrays lie differs between runs."""
+    n = 2 * blas._POTRF_BLOCK + 2 * blas._LEAF + 44
+    A, b = positive_definite(n).astype(dtype), random((n, blas._INVERSE_ROWS), dtype)
+    results = []
+    with blas.one_thread():
+        for place in (lambda values: values.copy(order="C"), lambda values: within(values)[1]):
+            L, x, y = place(A), place(b), place(b.T)
+            assert blas.cholesky_in_place(L) == 0
+            blas.solve_lower(L, x)
+            blas.solve_lower_right(L, y)
+            results.append((L, x, y))
+    for one, other in zip(*results, strict=True):
+        assert_array_equal(one, other)
+
+
 @every_dtype
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(0, 40), block=st.integers(1, 9))
@@ -157,7 +275,7 @@ def test_cholesky(dtype, n, block):
     A = positive_definite(n).astype(dtype)
     frame, L = within(A)
     with pytest.MonkeyPatch.context() as patch:  # the recursion, on sizes that a test can afford
-        patch.setattr(blas, "_POTRF_BLOCK", block)
+        patch.setattr(blas, "_LEAF", block)
         patch.setattr(blas, "_RANK_BLOCK", 2 * block)
         assert blas.cholesky_in_place(L) == 0
     assert_allclose(np.tril(L), naive_cholesky(A.astype(float)), atol=DTYPES[dtype], rtol=DTYPES[dtype])
@@ -167,7 +285,7 @@ def test_cholesky(dtype, n, block):
 
 
 def test_cholesky_of_real_blocks():
-    A = positive_definite(2 * blas._POTRF_BLOCK + 77)
+    A = positive_definite(2 * blas._LEAF + 77)
     L = A.copy()
     assert blas.cholesky_in_place(L) == 0
     assert_allclose(np.tril(L), np.linalg.cholesky(A), atol=1e-12)
@@ -176,7 +294,7 @@ def test_cholesky_of_real_blocks():
 @pytest.mark.parametrize("block", [3, 512])
 @pytest.mark.parametrize("row", [0, 1, 2, 3, 7, 15, 16, 28])
 def test_failing_pivot(monkeypatch, row, block):
-    monkeypatch.setattr(blas, "_POTRF_BLOCK", block)
+    monkeypatch.setattr(blas, "_LEAF", block)
     A = failing_at(row, 29)
     assert np.linalg.eigvalsh(A[: row + 1, : row + 1])[0] < 0
     if row:
