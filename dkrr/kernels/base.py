@@ -20,12 +20,13 @@ from dkrr.kernels.blocks import (
     Block,
     Fill,
     FloatArray,
-    Scratch,
     as_buffer,
     as_row_pair,
     as_rows,
     check_diagonal,
+    is_sparse,
     mirror_lower,
+    piece_memory,
     pieces_below,
     pieces_of,
     positive,
@@ -135,15 +136,20 @@ class Kernel(ABC):
         if 0 in shape:
             return
         kernel = self.resolved(left.shape[1])
-        fill, scratch = kernel._filler(left, right, np.dtype(dtype)), Scratch(dtype, PIECE_ENTRIES)
+        fill = kernel._filler(left, right, np.dtype(dtype))
         diagonal = kernel.diagonal(left) if symmetric else None
-        for rows, columns in pieces_below(shape[0]) if symmetric else pieces_of(*shape):
-            piece = scratch.of_shape(rows.stop - rows.start, columns.stop - columns.start)
-            fill(rows, columns, piece)
-            if diagonal is not None and rows == columns:
-                mirror_lower(piece)
-                np.fill_diagonal(piece, diagonal[rows])
-            yield rows, columns, piece
+        # As many bytes of float32 as of float64, unless other buffers are as large as a piece.
+        grows = np.dtype(dtype) == np.float32 and not kernel._buffers() and not is_sparse(left)
+        entries = (2 if grows else 1) * PIECE_ENTRIES
+        cuts = pieces_below(shape[0], entries) if symmetric else pieces_of(*shape, entries)
+        with piece_memory(dtype) as memory:
+            for rows, columns in cuts:
+                piece = memory[: (n := rows.stop - rows.start) * (m := columns.stop - columns.start)].reshape(n, m)
+                fill(rows, columns, piece)
+                if diagonal is not None and rows == columns:
+                    mirror_lower(piece)
+                    np.fill_diagonal(piece, diagonal[rows])
+                yield rows, columns, piece
 
     def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
         """Kernel with what it learns from training data X, such as a vocabulary."""

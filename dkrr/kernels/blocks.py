@@ -1,7 +1,9 @@
 """What every kernel shares: checked blocks of rows, cache-sized strips, and mirroring of a symmetric block."""
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -162,20 +164,44 @@ def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tupl
             yield slice(top, bottom), slice(left, min(left + width, end))
 
 
-def pieces_below(n: int) -> Iterator[tuple[slice, slice]]:
-    """Cut the lower triangle of a square block into strips left of the diagonal and squares on it."""
+def pieces_below(n: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Cut the lower triangle of a square block into strips left of the diagonal and squares on it.
+
+    `entries` bounds a strip where it is more than PIECE_ROWS × PIECE_COLUMNS.
+    """
+    width = max(PIECE_COLUMNS, (entries or 0) // PIECE_ROWS)
     for top in range(0, n, PIECE_ROWS):
         rows = slice(top, min(top + PIECE_ROWS, n))
-        for left in range(0, top, PIECE_COLUMNS):
-            yield rows, slice(left, min(left + PIECE_COLUMNS, top))
+        for left in range(0, top, width):
+            yield rows, slice(left, min(left + width, top))
         yield rows, rows
 
 
-def pieces_of(n_rows: int, n_columns: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a block into pieces."""
-    for top in range(0, n_rows, PIECE_ROWS):
-        for left in range(0, n_columns, PIECE_COLUMNS):
-            yield slice(top, min(top + PIECE_ROWS, n_rows)), slice(left, min(left + PIECE_COLUMNS, n_columns))
+def pieces_of(n_rows: int, n_columns: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Cut a block into pieces of at most so many entries (PIECE_ENTRIES), the higher the fewer columns it has."""
+    width = min(n_columns, PIECE_COLUMNS)
+    height = max(1, (entries or PIECE_ENTRIES) // width)
+    for top in range(0, n_rows, height):
+        for left in range(0, n_columns, width):
+            yield slice(top, min(top + height, n_rows)), slice(left, min(left + width, n_columns))
+
+
+_spare = threading.local()
+
+
+@contextmanager
+def piece_memory(dtype: npt.DTypeLike) -> Iterator[FloatArray]:
+    """Memory of 8 · PIECE_ENTRIES bytes for pieces, of shape (entries,), which the thread keeps for the next ones.
+
+    Memory that is released returns to the system, and tens of tiles a product would each wait for fresh pages.
+    """
+    memory = _spare.__dict__.pop("memory", None)  # two users at a time do not share it
+    if memory is None:
+        memory = np.empty(8 * PIECE_ENTRIES, np.uint8)
+    try:
+        yield memory.view(dtype)
+    finally:
+        _spare.memory = memory
 
 
 class Scratch:

@@ -17,8 +17,9 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import Operator, Precision, Vectors, column_sizes
-from dkrr.linalg.sources import Piece, TileSource, cut_tile, mirror_squares
+from dkrr.linalg.sources import Piece, TileSource
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 from dkrr.tiles import TileGrid
@@ -38,6 +39,8 @@ STORE_ABOVE_RATIO = 2.0
 """Time to compute an entry over the time to read it, above which tiles on disk are considered."""
 WORKSPACE_FRACTION = 1 / 16
 """Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
+KEPT_STRIP_BYTES = 4 * 2**20
+"""Strips in which a tile that is kept is multiplied: lower ones let threads wait for the interpreter."""
 KEPT_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
 
@@ -224,10 +227,24 @@ def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Pi
                     piece
                 )
             if rows == columns:
-                mirror_squares(tile)  # squares on the diagonal may have come in other pieces
+                mirror_lower(tile)
             return tile
 
-        yield from cut_tile(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+        yield from kept_strips(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+
+
+def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
+    """Yield a tile that is in memory in strips whose second product finds them in the last-level cache.
+
+    A tile on the diagonal is one strip: being symmetric, it is used once.
+    """
+    if rows == columns:
+        yield rows, columns, tile
+        return
+    height = max(1, KEPT_STRIP_BYTES // (tile.shape[1] * tile.itemsize))
+    for top in range(0, len(tile), height):
+        strip = tile[top : top + height]
+        yield slice(rows.start + top, rows.start + top + len(strip)), columns, strip
 
 
 class ResidentRows(Rows):

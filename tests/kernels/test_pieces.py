@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError
-from dkrr.kernels import RBF, blocks
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS, pieces_below
+from dkrr.kernels import RBF, Matern, blocks
+from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS, pieces_below, pieces_of
 from tests.kernels.cases import DISTINCT
 
 TOLERANCES = {"float64": {"rtol": 1e-12, "atol": 1e-12}, "float32": {"rtol": 2e-5, "atol": 2e-5}}
@@ -89,6 +89,20 @@ def test_pieces_are_overwritten_and_stay_in_cache():
         assert max(piece.size for piece in found) <= PIECE_ENTRIES
 
 
+def test_float32_pieces_have_as_many_bytes():
+    X, Y = np.random.default_rng(0).standard_normal((2, PIECE_ROWS * 9, 2))
+    for kernel, ratio in ((RBF(), 2), (Matern(), 1)):
+        largest = {d: max(p.size for _, _, p in kernel.pieces(X, Y, dtype=d)) for d in TOLERANCES}
+        assert largest["float32"] == ratio * largest["float64"] == ratio * PIECE_ENTRIES
+
+
+def test_two_blocks_at_a_time():
+    X, Y = np.random.default_rng(0).standard_normal((2, 9, 2))
+    for first, second in zip(RBF().pieces(X, Y), RBF().pieces(Y, X), strict=True):
+        assert_allclose(first[2], second[2].T, rtol=1e-12)
+        assert not np.shares_memory(first[2], second[2])
+
+
 def test_columns_that_do_not_fit():
     with pytest.raises(InputError, match="same columns"):
         list(RBF().pieces(np.ones((3, 2)), np.ones((3, 4))))
@@ -108,3 +122,16 @@ def test_below_the_diagonal(n, height, width):
             count[rows, columns] += 1
     assert (count[np.tri(n, dtype=bool)] == 1).all()
     assert count.max(initial=0) <= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(m=st.integers(1, 60), n=st.integers(1, 60), width=st.integers(1, 23), entries=st.integers(23, 300))
+def test_of_a_rectangle(m, n, width, entries):
+    count = np.zeros((m, n), int)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "PIECE_COLUMNS", width)
+        for rows, columns in pieces_of(m, n, entries):
+            assert columns.stop - columns.start <= width
+            assert (rows.stop - rows.start) * (columns.stop - columns.start) <= entries
+            count[rows, columns] += 1
+    assert (count == 1).all()

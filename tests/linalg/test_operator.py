@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Linear, Polynomial
+from dkrr.linalg import tiled_operator
 from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource
 from dkrr.linalg.tiled_operator import (
@@ -20,6 +21,7 @@ from dkrr.linalg.tiled_operator import (
     TiledOperator,
     TileGroup,
     balanced_groups,
+    kept_strips,
     multiply_bytes,
     multiply_group,
     pass_cost,
@@ -260,6 +262,20 @@ class TestKeeping:
         kept = resident._kept[tiled.run].values()
         assert sum(t.nbytes for t in kept) == 4 * sum(RAGGED.height(i) * RAGGED.height(j) for i, j in RAGGED.lower())
         tiled.close()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("n_bytes", [1, 200, 10**6])
+def test_strips_of_a_tile_that_is_kept(monkeypatch, n_bytes, dtype):
+    monkeypatch.setattr(tiled_operator, "KEPT_STRIP_BYTES", n_bytes)
+    tile, found = np.arange(77.0, dtype=dtype).reshape(11, 7), np.full((11, 7), np.nan)
+    for rows, columns, strip in kept_strips(tile, slice(30, 41), slice(5, 12)):
+        assert np.shares_memory(strip, tile)
+        assert strip.nbytes <= n_bytes or len(strip) == 1
+        assert columns == slice(5, 12)
+        assert np.isnan(found[rows.start - 30 : rows.stop - 30]).all(), "once"
+        found[rows.start - 30 : rows.stop - 30] = strip
+    assert_array_equal(found, tile)
 
 
 class TestCut:
