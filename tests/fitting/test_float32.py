@@ -1,0 +1,141 @@
+"""Fits that factor in float32 first: the accuracy of float64, whatever the problem, and what a breakdown leads to."""
+
+import dask
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.linalg.memory import ONE_TILE
+from dkrr.planning import Float32Factor
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
+from dkrr.solvers import refinement as refining
+
+N = ONE_TILE + 53
+
+
+@pytest.fixture(autouse=True)
+def _slow_machine():
+    """Makes so few rows a problem that takes long enough to be worth a factor in float32."""
+    with dask.config.set({"dkrr.rates.gemm-gflops": 5}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N, 3))
+    y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2]) + 0.1 * rng.standard_normal((N, 2))
+    weights = 10.0 ** rng.uniform(-4, 0, N)
+    weights[7] = 0.0
+    return X, y, weights
+
+
+def in_float32(model):
+    return isinstance(model.plan_.chosen.for_systems, Float32Factor)
+
+
+def check_against_float64(model, X, y, weights=None):
+    """The same function, residual and condition as a factorisation in float64."""
+    other = KernelRidge(**{**model.get_params(), "solver": "cholesky"}).fit(X, y, sample_weight=weights)
+    assert in_float32(model) and not in_float32(other)
+    found, expected = model.solve_result_, other.solve_result_
+    assert found.status is expected.status is Status.SOLVED
+    assert found.residual <= 3 * expected.residual
+    assert 0 < found.iterations < 15 and expected.iterations == 0
+    assert found.condition == pytest.approx(expected.condition, rel=0.5)
+    assert any("factored in float32" in m for m in found.messages)
+    assert not any("float32" in m for m in expected.messages)
+    assert_allclose(model.predict(X[:50]), other.predict(X[:50]), atol=1e-8)
+    assert_allclose(model.norm_, other.norm_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("tile", [None, 700])
+@pytest.mark.parametrize(
+    ("weighted", "fit_intercept", "alpha"), [(False, False, 1e-2), (True, True, [1.0, 0.1]), (False, True, 1e9)]
+)
+def test_as_accurate_as_float64(data, tile, weighted, fit_intercept, alpha):
+    X, y, weights = data
+    weights = np.maximum(weights, 0.01) if weighted else None
+    model = KernelRidge(alpha, kernel="rbf", gamma=0.3, fit_intercept=fit_intercept, tile=tile)
+    check_against_float64(model.fit(X, y, sample_weight=weights), X, y, weights)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_no_kernel_leaves_the_range_of_float32(data, size):
+    X, y, _ = data
+    X = np.hstack([X * size, np.sin(X @ np.ones((3, 1))) * size])
+    model = KernelRidge(alpha=0.1 * size**4, kernel="polynomial", degree=2, gamma=1.0, coef0=size**2, form="dual")
+    check_against_float64(model.fit(X, y), X, y)
+
+
+def test_a_precomputed_matrix(data):
+    X, y, _ = data
+    K = 7.0 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+    check_against_float64(KernelRidge(0.1, kernel="precomputed").fit(K, y), K, y)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_newton_steps(data, n_classes):
+    X, y = data[0][:700], data[1][:700]
+    labels = np.digitize(y[:, 0], [-0.3, 0.3][: n_classes - 1])
+    settings = {"alpha": 0.1, "kernel": "rbf", "gamma": 0.3, "solver": ConjugateGradient(Float32Cholesky())}
+    model = KernelLogisticRegression(**settings).fit(X, labels)
+    other = KernelLogisticRegression(**{**settings, "solver": "cholesky"}).fit(X, labels)
+    assert in_float32(model) and model.plan_.execution == "memory"
+    assert model.solve_result_.status is Status.CONVERGED and model.solve_result_.residual <= 1e-8
+    assert_allclose(model.predict_proba(X[:40]), other.predict_proba(X[:40]), atol=1e-6)
+
+
+class TestWithoutFloat32:
+    def test_foreseen_by_the_plan(self, data):
+        X, y, _ = data
+        model = KernelRidge(1e-7, kernel="rbf", gamma=0.3).fit(X, y)
+        assert not in_float32(model) and model.solve_result_.iterations == 0
+        assert "in float64, since λ is too small: rounding in float32 may be 1 of it" in model.plan_.reasons
+
+    def test_foreseen_from_the_diagonal(self, data):
+        # A plan does not know the scale of these entries.
+        X, y, _ = data
+        K = 1e6 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+        model = KernelRidge(1.0, kernel="precomputed").fit(K, y)
+        assert model.solve_result_.status is Status.SOLVED and not in_float32(model)
+        assert model.solve_result_.messages[0].startswith("λ is too small for a factor in float32")
+        assert_allclose(model.predict(K[:9]), K[:9] @ np.linalg.solve(K + np.eye(N), y), atol=1e-4)
+
+    def test_a_breakdown(self, data):
+        X, y, _ = data
+        solver = ConjugateGradient(Float32Cholesky())
+        model = KernelRidge(1e-8, kernel="rbf", gamma=0.3, solver=solver).fit(X, y)
+        found = model.solve_result_
+        assert found.status is Status.SOLVED and not in_float32(model)
+        assert "broke down at row" in found.messages[0] and "factoring in float64 instead" in found.messages[0]
+
+    @pytest.mark.parametrize("tile", [None, 700])
+    def test_iterations_that_do_not_end(self, data, monkeypatch, tile):
+        X, y, _ = data
+        monkeypatch.setattr(refining, "MAX_REFINEMENTS", 1)
+        model = KernelRidge(1e-2, kernel="rbf", gamma=0.3, tile=tile).fit(X, y)
+        monkeypatch.undo()
+        assert "did not reach the level of rounding" in model.solve_result_.messages[0]
+        expected = KernelRidge(1e-2, kernel="rbf", gamma=0.3, solver="cholesky").fit(X, y)
+        assert model.solve_result_.status is Status.SOLVED
+        assert model.solve_result_.residual <= 3 * expected.solve_result_.residual
+
+    def test_where_a_factor_in_float64_does_not_fit(self, data):
+        X, y, _ = data
+        K = 1e6 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+        plan = KernelRidge(1.0, kernel="precomputed").fit(K, y).plan_
+        limit = plan.peak_bytes - 2**20  # of the factor in float64
+        model = KernelRidge(1.0, kernel="precomputed", memory_limit=limit).fit(K, y)
+        assert model.plan_.execution != "memory" and model.solve_result_.status is Status.SOLVED
+
+
+def test_a_store_is_resumed(data, tmp_path):
+    X, y, _ = data
+    settings = {"alpha": 1e-2, "kernel": "rbf", "gamma": 0.3, "tile": 700, "store": str(tmp_path / "run.zarr")}
+    model, again = KernelRidge(**settings).fit(X, y), KernelRidge(**settings).fit(X, y)
+    assert in_float32(model) and in_float32(again)
+    assert [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
+    assert not [t.key for t in again.solve_result_.record.tasks if t.key.startswith("L-")]
+    np.testing.assert_array_equal(again.dual_coef_, model.dual_coef_)
