@@ -93,14 +93,17 @@ def _check_layout(problem: Problem) -> None:
 def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
     """Every way to solve in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
+    soon_done = False
     for strategy in STRATEGIES[problem.loss]:
-        if not strategy.serves(problem.settings):
+        # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
+        if not strategy.serves(problem.settings) or (soon_done and not strategy.is_direct):
             continue
         for c in strategy.candidates(problem, resources, form):
             found.append(_checked(c, resources))
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
                     return found
+                soon_done |= c.is_direct and problem.solver is None and c.seconds <= SMALL_SECONDS
                 if c.seconds < SHORT_SECONDS:
                     break
     return found
