@@ -218,7 +218,7 @@ class IteratedDual(DualRidge):
         plan, importance = self._plan, None if self.scale is None else self.scale**2
         is_enough = pivot_rule(self._strategy, plan, float(shift.min()), plan.problem.tol)
         factor = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
-        return LowRank(factor, shift, self.scale)
+        return LowRank(factor, shift, self.scale, self.matrix.is_mixed)
 
 
 @dataclass

@@ -15,6 +15,8 @@ Array = NDArray[np.float64]
 
 STRIP_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
+LOW_STRIP_ENTRIES = 2**21
+"""Entries of F whose product with vectors in float32 is summed in float32, before it is added in float64."""
 
 
 class LostRowsError(Exception):
@@ -66,6 +68,13 @@ class State:
 
     array: NDArray[Any]
     rank: int = 0
+
+    def stored_strips(self) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Rows of F a strip at a time, as they are stored."""
+        height = max(64, LOW_STRIP_ENTRIES // max(self.rank, 1))
+        for start in range(0, len(self.array), height):
+            rows = slice(start, min(start + height, len(self.array)))
+            yield rows, self.array[rows, : self.rank]
 
     def strips(self) -> Iterator[tuple[slice, Array]]:
         """Rows of F a strip at a time, in float64."""
@@ -129,24 +138,30 @@ def gram_rows(meter: Meter, rows: FactorRows, weights: Array) -> Array:
     return total
 
 
-def project_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
-    """Task: Fᵀ V over its rows, of shape (r, m); `vectors` is V, of shape (n, m)."""
+def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
+    """Task: Fᵀ V over its rows, of shape (r, m); `vectors` is V, of shape (n, m), whose precision is the products'."""
     state = rows.state()
     total = np.zeros((state.rank, vectors.shape[1]))
     with meter.time("project"):
+        if vectors.dtype != np.float64:
+            part = np.empty(total.shape, vectors.dtype)
+            for where, strip in state.stored_strips():
+                blas.gemm(part, strip, vectors[rows.numbers(where)], transpose_a=True)
+                total += part
+            return total
         for where, strip in state.strips():
             blas.gemm(total, strip, vectors[rows.numbers(where)], transpose_a=True, beta=1.0)
     return total
 
 
-def expand_rows(meter: Meter, rows: FactorRows, vectors: Array) -> Array:
-    """Task: its rows of F U, of shape (stop − start, m); `vectors` is U, of shape (r, m)."""
+def expand_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
+    """Task: its rows of F U, of shape (stop − start, m); `vectors` is U, of shape (r, m), as in `project_rows`."""
     state = rows.state()
-    out = np.empty((rows.stop - rows.start, vectors.shape[1]))
+    out = np.empty((rows.stop - rows.start, vectors.shape[1]), vectors.dtype)
     with meter.time("expand"):
-        for where, strip in state.strips():
+        for where, strip in state.strips() if vectors.dtype == np.float64 else state.stored_strips():
             blas.gemm(out[where], strip, vectors)
-    return out
+    return out.astype(np.float64, copy=False)
 
 
 def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> None:

@@ -45,6 +45,7 @@ from dkrr.linalg.factor_rows import (
     rebuild_rows,
     square_rows,
 )
+from dkrr.linalg.operator import Precision, column_sizes
 from dkrr.linalg.sources import clear_upper, gram_cost
 from dkrr.runtime import Executor, RunRecord, Task
 
@@ -188,15 +189,26 @@ class PivotedCholesky:
             total *= self._unit
         return total
 
-    def project(self, vectors: Array) -> Array:
+    def project(self, vectors: Array, precision: Precision = "float64") -> Array:
         """Fᵀ V; shape (r, m)."""
-        return self._total(project_rows, np.ascontiguousarray(vectors)) * sqrt(self._unit)
+        scaled, sizes = self._rounded(vectors, precision)
+        return self._total(project_rows, scaled) * (sizes * sqrt(self._unit))
 
-    def expand(self, vectors: Array) -> Array:
+    def expand(self, vectors: Array, precision: Precision = "float64") -> Array:
         """F U; shape (n, m)."""
-        vectors = np.ascontiguousarray(vectors * sqrt(self._unit))
-        record = self._safely(lambda: self._map(expand_rows, vectors))
-        return np.concatenate([t.value for t in record.tasks])
+        scaled, sizes = self._rounded(vectors * sqrt(self._unit), precision)
+        record = self._safely(lambda: self._map(expand_rows, scaled))
+        product = np.concatenate([t.value for t in record.tasks])
+        if precision == "float32":
+            product *= sizes
+        return product
+
+    def _rounded(self, vectors: Array, precision: Precision) -> tuple[NDArray[Any], Any]:
+        """Vectors in a precision, and by what they are divided so that they stay within the small range of float32."""
+        if precision == "float64" or np.dtype(self.dtype) != np.float32:
+            return np.ascontiguousarray(vectors), 1.0
+        sizes = column_sizes(vectors)
+        return np.ascontiguousarray((vectors / sizes).astype(np.float32)), sizes
 
     def close(self) -> None:
         """Release the rows in every process."""

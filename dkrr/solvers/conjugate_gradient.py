@@ -232,7 +232,7 @@ class Iteration:
             self._grow(state)
             return None
         if ended == "inexact":
-            self._record_message(state, "the preconditioner has lost its digits: its shift is raised")
+            self._record_message(state, "the preconditioner has lost its digits: its shift or its precision is raised")
             return None
         if ended == "limit":
             return Status.MAX_ITERATIONS

@@ -157,6 +157,24 @@ class TestFactor:
             found.close()
 
     @pytest.mark.parametrize("dtype", [np.float64, np.float32])
+    def test_products_in_float32(self, monkeypatch, dtype):
+        """Of a factor that is stored so; vectors may be outside its range."""
+        monkeypatch.setattr(factor_rows, "LOW_STRIP_ENTRIES", 64)
+        found = factor(positive_definite(150), slots=2, dtype=dtype)
+        found.grow(5)
+        F = rows_of(found)
+        for size in (1e-60, 1.0, 1e60):
+            V, U = rows(150, 2, 5) * [1.0, size], rows(5, 3, 6) * size
+            for product, exact, bound in (
+                (found.project(V, "float32"), F.T @ V, np.abs(F.T) @ np.abs(V)),
+                (found.expand(U, "float32"), F @ U, np.abs(F) @ np.abs(U)),
+            ):
+                assert product.dtype == np.float64
+                error = (np.abs(product - exact) / bound).max()
+                assert error < 1e-15 if dtype == np.float64 else 1e-9 < error < 1e-6
+        found.close()
+
+    @pytest.mark.parametrize("dtype", [np.float64, np.float32])
     @pytest.mark.parametrize("power", [-400, -64, 3, 65, 480])
     def test_a_power_of_two_changes_no_digit(self, dtype, power):
         """Also where entries of F leave the range of float32."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.linalg.columns import MatrixColumns
-from dkrr.linalg.low_rank import GROWTH, MAX_GROWTHS, LowRank, mean_left
+from dkrr.linalg.low_rank import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
 from dkrr.linalg.pivot_stopping import expected_iterations, next_eigenvalue, pivot_stopping_rule
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity
@@ -172,6 +172,31 @@ class TestLowRank:
         assert np.abs(inexact.apply(R, everything) - expected).max() < 0.2 * np.abs(expected).max()
         sound = LowRank(F, np.full((1, M), 0.1))
         assert not sound.raise_shift_if_inexact(R, everything) and sound.lift == 1.0
+        F.close()
+
+    def test_precision_of_products(self):
+        """Float32 where the factor is stored so and the shift is not lost beside the largest eigenvalue."""
+        A, R = np.ones((N, N)) + np.diag(np.logspace(-9, -6, N)), vectors()
+        for dtype, shift, expected in ((np.float32, 1.0, "float32"), (np.float64, 1.0, "float64"),
+                                       (np.float32, N / LOW_PRECISION_RATIO / 3, "float64")):  # fmt: skip
+            F = PivotedCholesky(MatrixColumns(MemoryRows(A)), SerialExecutor(), "test-precision", 2, 99, dtype=dtype)
+            F.grow(9)
+            assert LowRank(F, np.full((1, M), shift)).precision == "float64"
+            M_inverse = LowRank(F, np.full((1, M), shift), mixed=True)
+            assert M_inverse.precision == expected
+            found, right = M_inverse.apply(R, everything), R.copy()
+            assert_allclose(rows_of(F) @ (rows_of(F).T @ found) + shift * found, right, atol=2e-5 * np.abs(R).max())
+            F.close()
+
+    def test_float32_that_has_lost_its_digits_is_given_up_first(self):
+        A, R = np.ones((N, N)) + np.diag(np.logspace(-12, -10, N)), vectors()
+        F = PivotedCholesky(MatrixColumns(MemoryRows(A)), SerialExecutor(), "test-digits", 2, 99, dtype=np.float32)
+        F.grow(9)
+        inexact = LowRank(F, np.full((1, M), 1e-9), mixed=True)
+        inexact.precision = "float32"
+        assert inexact.raise_shift_if_inexact(R, everything)
+        assert (inexact.precision, inexact.lift) == ("float64", 1.0)
+        assert not inexact.raise_shift_if_inexact(R, everything)
         F.close()
 
     @pytest.mark.parametrize("scaled", [False, True])
