@@ -287,9 +287,8 @@ USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}
 """Time of both products of one entry, in cache, with one vector."""
 
 
-KEPT_SECONDS = 0.35e-9
-"""Time of an entry of a tile that is kept, besides its bytes: calls of pieces, and threads that wait for the
-interpreter."""
+KEPT_SECONDS = 0.05e-9
+"""Time of an entry of a tile that is kept, besides its bytes: calls, and threads that wait for the interpreter."""
 
 
 def thin(m: int) -> float:
