@@ -10,7 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_alphas
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
 from dkrr.fitting import fit
 from dkrr.model import FittedFunction
 from dkrr.requests import FitRequest, Targets
@@ -183,7 +183,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         return values[:, 0] if self._is_vector else values
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
-        if is_local(X) and (y is None or is_local(y)):
+        if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
+            self._set_plain(X)
+        elif is_local(X) and (y is None or is_local(y)):
             if y is not None and np.asarray(y).dtype.kind == "f":
                 check_finite(np.asarray(y), "y")  # names the row; scikit-learn does not
             with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
