@@ -1,6 +1,7 @@
 """The fitted function: everything that a prediction needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,11 @@ from numpy.typing import NDArray
 
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import KernelTo
 from dkrr.rows import Rows
+
+KEPT_BYTES = 16 * 2**20
+"""Most memory of what a function keeps of the training rows for predictions of a few rows."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,31 @@ class FittedFunction:
     def plain_intercept(self) -> NDArray[np.float64]:
         """Intercept of the kernel about 0, whatever origin the fit used; shape (t,)."""
         return self.intercept if self.intercept_shift is None else self.intercept + self.intercept_shift
+
+    def kernel_to(self, start: int, stop: int) -> KernelTo | None:
+        """k(·, xᵢ) of some training rows, which is kept; None if too much would be kept of all rows together."""
+        if not self._keeps_kernels:
+            return None
+        known = self._kernels_to.get((start, stop))
+        if known is None:
+            # Two threads may both do this: either result will do.
+            assert self.rows is not None
+            known = self._kernels_to[start, stop] = self.kernel.to(self.rows.read(start, stop))
+        return known
+
+    @cached_property
+    def _keeps_kernels(self) -> bool:
+        rows = self.rows
+        if rows is None or rows.is_sparse or not rows.is_in_memory:
+            return False
+        return self.kernel.kept_bytes(*rows.shape) <= KEPT_BYTES
+
+    @cached_property
+    def _kernels_to(self) -> dict[tuple[int, int], KernelTo]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
 
     @property
     def n_targets(self) -> int:

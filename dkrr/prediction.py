@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.linalg.sources import fill_gram
+from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
 from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
@@ -149,9 +149,20 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
     for start in range(0, n, height):
         stop = min(start + height, n)
         part = gram[:, : stop - start]
-        fill_gram(model.kernel, x, model.rows.read(start, stop), part, origin=(first, start))
+        _fill_strip(model, x, part, first, start)
         blas.gemm(out, part, model.dual_coef[start:stop], beta=1.0)
     return out
+
+
+def _fill_strip(model: FittedFunction, x: Any, out: NDArray[np.float64], first: int, start: int) -> None:
+    """Write k(x, xᵢ) of the training rows from `start` on to `out`, one column each."""
+    assert model.rows is not None
+    right = model.rows.read(start, start + out.shape[1])
+    for columns in kernel_blocks(right):
+        kernel_to = model.kernel_to(start + columns.start, start + columns.stop) or model.kernel.to(right[columns])
+        for rows in kernel_blocks(x):
+            with located(shifted(rows, first), shifted(columns, start)):
+                kernel_to(x[rows], out=out[rows, columns])
 
 
 def _lazy(model: FittedFunction, rows: Rows) -> Any:

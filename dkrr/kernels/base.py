@@ -19,6 +19,7 @@ from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     Block,
     Fill,
+    Fillers,
     FloatArray,
     as_buffer,
     as_row_pair,
@@ -72,6 +73,8 @@ class Kernel(ABC):
     """Buffers as large as a strip."""
     _piece_buffers: ClassVar[int | None] = None
     """Number of these buffers that are as large as a piece in `pieces`; None means all."""
+    _kept_copies: ClassVar[int] = 0
+    """Copies of the rows of Y that `_fillers` keeps."""
     _takes_csr: ClassVar[bool] = False
     """Whether CSR rows are worked on strip by strip as they are, and never made dense."""
     _csr_buffers: ClassVar[int] = 3
@@ -113,14 +116,22 @@ class Kernel(ABC):
         symmetric = right is left
         # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
         with np.errstate(over="ignore", invalid="ignore"):
-            fill = kernel._filler(left, right, target.dtype)
-            for rows, columns in strips(*target.shape, lower=symmetric):
-                fill(rows, columns, target[rows, columns])
+            _fill_strips(kernel._filler(left, right, target.dtype), target, lower=symmetric)
             if symmetric:
                 mirror_lower(target)
                 # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
                 np.einsum("ii->i", target)[...] = kernel._finite_diagonal(left)
         return target
+
+    def to(self, Y: Block) -> KernelTo:
+        """Kernel to fixed rows: ``kernel.to(Y)(X)`` is ``kernel(X, Y)``, and computes what follows from Y alone once.
+
+        Parameters
+        ----------
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Not to be changed afterwards.
+        """
+        return KernelTo(self, Y)
 
     def pieces(
         self, X: Block, Y: Block | None = None, *, dtype: npt.DTypeLike = np.float64
@@ -244,6 +255,10 @@ class Kernel(ABC):
             more += self.sparse_parts * further * _transpose_bytes(n_features)
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
 
+    def kept_bytes(self, n_columns: int, n_features: int) -> int:
+        """Upper bound of the memory that `to` keeps besides Y, for dense rows in float64."""
+        return 8 * self._kept_copies * n_columns * (n_features + 3)
+
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """`workspace_bytes` for dense rows."""
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
@@ -285,6 +300,10 @@ class Kernel(ABC):
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
 
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        """`_filler` by X for one Y, with what is computed from Y alone, which takes no more than `kept_bytes`."""
+        return lambda X: self._filler(X, Y, dtype)
+
     @abstractmethod
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """k(x, x) of checked rows. Called on a resolved kernel only."""
@@ -310,6 +329,32 @@ class Kernel(ABC):
     def __rmul__(self, other: object) -> Kernel:
         """Kernel scaled by a number above 0."""
         return self * other if isinstance(other, Real) else NotImplemented
+
+
+class KernelTo:
+    """k(·, Y) for fixed rows Y, in float64; see `Kernel.to`."""
+
+    def __init__(self, kernel: Kernel, Y: Block) -> None:
+        self._Y = as_rows(kernel.encode(Y), "Y")
+        self._kernel = kernel.resolved(self._Y.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._fillers = self._kernel._fillers(self._Y, np.dtype(np.float64))
+
+    def __call__(self, X: Block, *, out: FloatArray | None = None) -> FloatArray:
+        """Block of kernel values; parameters, result and errors are those of `Kernel.__call__`, `out` is of float64."""
+        left = as_rows(self._kernel.encode(X))
+        target = as_buffer(out, (left.shape[0], self._Y.shape[0]))
+        if left.shape[1] != self._Y.shape[1] or is_sparse(left) != is_sparse(self._Y) or target.dtype != np.float64:
+            return self._kernel(left, self._Y, out=target)
+        if target.size:
+            with np.errstate(over="ignore", invalid="ignore"):
+                _fill_strips(self._fillers(left), target)
+        return target
+
+
+def _fill_strips(fill: Fill, target: FloatArray, *, lower: bool = False) -> None:
+    for rows, columns in strips(*target.shape, lower=lower):
+        fill(rows, columns, target[rows, columns])
 
 
 def _transpose_bytes(n_features: int) -> int:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill
+from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.objects import is_objects
 
@@ -83,6 +83,10 @@ class Compound(Kernel):
         width = self.width(n_features)
         parts = sum(part._dense_workspace_bytes(n_rows, n_columns, width) for part in self.parts)
         return parts + self._strip_buffers * 8 * STRIP_ENTRIES
+
+    def kept_bytes(self, n_columns: int, n_features: int) -> int:
+        width = self.width(n_features)
+        return sum(part.kept_bytes(n_columns, width) for part in self.parts)
 
     def _buffers(self) -> int:
         return sum(part._buffers() for part in self.parts) + self._strip_buffers
@@ -212,9 +216,16 @@ class Columns(Compound):
             return np.ascontiguousarray(part)
         return part.toarray() if part.shape[1] <= DENSE_COLUMNS else part
 
+    def kept_bytes(self, n_columns: int, n_features: int) -> int:
+        return super().kept_bytes(n_columns, n_features) + 8 * n_columns * self.width(n_features)
+
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        left = self._cut(X)
-        return self.base._filler(left, left if Y is X else self._cut(Y), dtype)
+        return self._fillers(Y, dtype)(X)
+
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        right = self._cut(Y)
+        base = self.base._fillers(right, dtype)
+        return lambda X: base(right if X is Y else self._cut(X))
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self.base._diagonal(self._cut(X))

@@ -11,6 +11,7 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     Block,
     Fill,
+    Fillers,
     FloatArray,
     Scratch,
     are_moderate,
@@ -34,9 +35,13 @@ class _Pair(Compound):
     right: Kernel
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        first, second = self.left._filler(X, Y, dtype), self.right._filler(X, Y, dtype)
-        scratch = Scratch(dtype)
+        return self._fillers(Y, dtype)(X)
 
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        first, second = self.left._fillers(Y, dtype), self.right._fillers(Y, dtype)
+        return lambda X: self._combined(first(X), second(X), Scratch(dtype))
+
+    def _combined(self, first: Fill, second: Fill, scratch: Scratch) -> Fill:
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             other = scratch.like(out)
             first(rows, columns, out)
@@ -114,8 +119,13 @@ class Scaled(Compound):
         return self.base.row_degree
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        base = self.base._filler(X, Y, dtype)
+        return self._fillers(Y, dtype)(X)
 
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        base = self.base._fillers(Y, dtype)
+        return lambda X: self._multiplied(base(X))
+
+    def _multiplied(self, base: Fill) -> Fill:
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             base(rows, columns, out)
             out *= self.scale

@@ -17,6 +17,7 @@ from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     Block,
     Fill,
+    Fillers,
     FloatArray,
     Scratch,
     dot_products,
@@ -69,6 +70,7 @@ class RBF(Kernel):
     # Only where entries are recomputed: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 0
+    _kept_copies: ClassVar[int] = 1
 
     gamma: float | None = None
 
@@ -79,8 +81,15 @@ class RBF(Kernel):
         return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._fillers(Y, dtype)(X)
+
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         assert self.gamma is not None, "the kernel must be resolved first"
-        exponent = ScaledSquaredDistances(X, Y, -self.gamma, dtype)
+        columns = DistanceColumns(Y, -self.gamma, dtype)
+        return lambda X: self._filler_of(ScaledSquaredDistances(X, columns))
+
+    def _filler_of(self, exponent: "ScaledSquaredDistances") -> Fill:
+        dtype = exponent.dtype
         limit = REFINE_EXPONENT[dtype]
         sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
 
@@ -134,6 +143,7 @@ class Matern(Kernel):
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 1
+    _kept_copies: ClassVar[int] = 1
 
     nu: float = 1.5
     length_scale: float = 1.0
@@ -151,8 +161,14 @@ class Matern(Kernel):
         return EntryCost(2.0 * (n_features + 2), elements)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        squares = ScaledSquaredDistances(X, Y, 2 * self.nu / self.length_scale**2, dtype)
-        scratch, near = Scratch(dtype), REFINE_DISTANCE[dtype]
+        return self._fillers(Y, dtype)(X)
+
+    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        columns = DistanceColumns(Y, 2 * self.nu / self.length_scale**2, dtype)
+        return lambda X: self._filler_of(ScaledSquaredDistances(X, columns))
+
+    def _filler_of(self, squares: "ScaledSquaredDistances") -> Fill:
+        scratch, near = Scratch(squares.dtype), REFINE_DISTANCE[squares.dtype]
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             if squares.fill(rows, columns, out) < math.inf:
@@ -190,6 +206,23 @@ class Matern(Kernel):
         squares *= r
 
 
+class DistanceColumns:
+    """What follows from the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
+
+    def __init__(self, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
+        self.Y, self.scale, self.dtype = Y, scale, dtype
+        # Sizes that overflow are infinite or NaN; `fill` looks.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if is_sparse(Y):
+                self.sizes = abs(scale) * squared_norms(Y)
+                return
+            d = Y.shape[1]
+            self.mean: npt.NDArray[np.float64] = np.add.reduce(Y, 0, np.float64) / len(Y)
+            self.rows, self.sizes = _augmented(Y, self.mean, scale, dtype)
+            self.rows[:, d + 1] = self.rows[:, d]
+            self.rows[:, d] = 1.0
+
+
 class ScaledSquaredDistances:
     """s ‖x − z‖² for strips of two blocks, from one GEMM on augmented rows in `dtype`; s may have either sign.
 
@@ -198,28 +231,32 @@ class ScaledSquaredDistances:
     from the origin would lose their digits. (Not from CSR rows, which it would fill.)
     """
 
-    def __init__(self, X: Block, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
-        X, Y, scale = _with_moderate_scale(X, Y, scale)
+    def __init__(self, X: Block, known: DistanceColumns) -> None:
+        X, Y, scale = _with_moderate_scale(X, known.Y, known.scale)
+        self.dtype = dtype = known.dtype
+        if Y is not known.Y:
+            known = DistanceColumns(Y, scale, dtype)
         self._X, self._Y, self._scale = X, Y, scale
         self._dots: Fill | None = None
         self.max_size = MAX_SIZE[dtype]
         self.error = 4.0 * (X.shape[1] + 2) * float(np.finfo(dtype).eps)
         """Bound of the error of an entry that `fill` writes, divided by its size."""
+        self._z_size = known.sizes
         # Sizes that overflow are infinite or NaN; `fill` looks.
         with np.errstate(over="ignore", invalid="ignore"):
             if is_sparse(X):
                 self._dots = dot_products(X, Y, dtype)
-                self._x_size, self._z_size = abs(scale) * squared_norms(X), abs(scale) * squared_norms(Y)
+                self._x_size = self._z_size if Y is X else abs(scale) * squared_norms(X)
                 return
             d = X.shape[1]
-            mean = Y.mean(axis=0, dtype=np.float64)
-            left, self._x_size = _augmented(X, mean, scale, dtype)
-            right, self._z_size = (left.copy(), self._x_size) if Y is X else _augmented(Y, mean, scale, dtype)
+            if Y is X:
+                left, self._x_size = known.rows.copy(), known.sizes
+                left[:, d] = left[:, d + 1]
+            else:
+                left, self._x_size = _augmented(X, known.mean, scale, dtype)
             left[:, :d] *= -2.0 * scale
             left[:, d + 1] = 1.0
-            right[:, d + 1] = right[:, d]
-            right[:, d] = 1.0
-            self._left, self._right = left, right
+            self._left, self._right = left, known.rows
 
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
         """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.

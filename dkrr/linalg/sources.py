@@ -158,7 +158,7 @@ def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[P
     """Pieces of a block with their places in the matrix."""
     with located(rows, columns):
         for r, c, piece in pieces:
-            yield _shifted(r, rows.start), _shifted(c, columns.start), piece
+            yield shifted(r, rows.start), shifted(c, columns.start), piece
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,10 @@ def fill_gram(
     origin : (int, int)
         Number of the first row and of the first column, for the message of a kernel function that fails.
     """
-    tops = _kernel_blocks(left)
+    tops = kernel_blocks(left)
     for k, rows in enumerate(tops):
-        for columns in tops[: k + 1] if lower else _kernel_blocks(right):
-            with located(_shifted(rows, origin[0]), _shifted(columns, origin[1])):
+        for columns in tops[: k + 1] if lower else kernel_blocks(right):
+            with located(shifted(rows, origin[0]), shifted(columns, origin[1])):
                 if lower and rows == columns:
                     kernel(left[rows], out=out[rows, columns])
                 else:
@@ -226,15 +226,15 @@ def fill_gram(
 
 def call_in_blocks(kernel: Kernel, left: Block, right: Block, out: NDArray[Any]) -> None:
     """Write k(left, right) to `out` in the blocks of `fill_gram`, for rows that are not consecutive in a matrix."""
-    for rows in _kernel_blocks(left):
-        for columns in _kernel_blocks(right):
+    for rows in kernel_blocks(left):
+        for columns in kernel_blocks(right):
             if left is right and rows == columns:
                 kernel(left[rows], out=out[rows, columns])
             else:
                 kernel(left[rows], right[columns], out=out[rows, columns])
 
 
-def _kernel_blocks(block: Block) -> list[slice]:
+def kernel_blocks(block: Block) -> list[slice]:
     """Ranges of rows with which a kernel is called."""
     n = block.shape[0]
     cuts = [*range(0, n, KERNEL_BLOCK), n]
@@ -243,7 +243,7 @@ def _kernel_blocks(block: Block) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
-def _shifted(rows: slice, by: int) -> slice:
+def shifted(rows: slice, by: int) -> slice:
     return slice(rows.start + by, rows.stop + by)
 
 

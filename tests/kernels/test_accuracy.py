@@ -6,7 +6,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Cosine, Laplacian, Matern
-from dkrr.kernels.euclidean import ScaledSquaredDistances
+from dkrr.kernels.euclidean import DistanceColumns, ScaledSquaredDistances
 from tests.oracles import naive_gram
 
 MATERNS = [Matern(nu) for nu in (0.5, 1.5, 2.5)]
@@ -86,7 +86,7 @@ def test_csr_with_repeated_entries():
 def test_rows_far_from_the_origin_are_centred():
     # Otherwise every entry would have to be computed again from differences, ten times slower.
     X = 1e6 + np.random.default_rng(0).standard_normal((50, 6))
-    squares = ScaledSquaredDistances(X, X[:30], 1.0, np.dtype(np.float64))
+    squares = ScaledSquaredDistances(X, DistanceColumns(X[:30], 1.0, np.dtype(np.float64)))
     assert squares.largest(slice(0, 50), slice(0, 30)) < 100
 
 
