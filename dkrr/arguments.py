@@ -3,6 +3,7 @@
 Each function raises `InputError` for an argument that cannot be used.
 """
 
+import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -114,9 +115,9 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
         raise InputError(
             f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target"
         )
-    if not np.isfinite(values).all() or (values < 0).any():
+    if not 0 <= values.min() <= values.max() < math.inf:  # also where one is NaN
         raise InputError(f"alpha is {alpha}; expected finite numbers >= 0: 0 is kernel least squares")
-    return np.broadcast_to(values.ravel(), (n_targets,)).copy()
+    return np.full(n_targets, values)
 
 
 def checked_path(alphas: Any) -> tuple[float, ...]:

@@ -92,8 +92,8 @@ class TrainingData(FitData):
             nothing had to be done.
         """
         largest = np.maximum(self.targets.max(axis=0), -self.targets.min(axis=0))
-        is_safe = ((largest > SAFE_SIZES[0]) & (largest < SAFE_SIZES[1])) | (largest == 0)
-        if is_safe.all():
+        is_safe = [SAFE_SIZES[0] < size < SAFE_SIZES[1] or size == 0 for size in largest.tolist()]
+        if all(is_safe):
             return self, None
         sizes = np.where(is_safe, 1.0, column_sizes(self.targets))
         return replace(self, targets=self.targets / sizes), sizes

@@ -5,6 +5,8 @@ each other (or nearly) and λ is small, coefficients are huge and cancel, and th
 0, and a message says how large they may be.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +40,10 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         What is below rounding.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        errors = ROUNDING * np.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
+        errors = ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
         known = ~(squares <= errors)
+        if known.all():
+            return np.sqrt(squares), ()
         norms = np.sqrt(np.where(known, squares, 0.0))
         lost = np.flatnonzero(~known & (errors > 0))
         if len(lost) == 0:

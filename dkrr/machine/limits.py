@@ -25,6 +25,9 @@ V1_FILES = ("memory.limit_in_bytes",)
 V2_FILES = ("memory.max", "memory.high")
 """Beyond the first a process is killed; beyond the second it is slowed down until it does next to nothing."""
 
+MEMORY_LINES = re.compile(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n")
+"""First lines of Linux's /proc/meminfo."""
+
 
 class MemoryGroup(NamedTuple):
     """A control group with a limit of memory."""
@@ -79,8 +82,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 def _available_to_all(root: Path) -> int:
     """Memory that this machine could still give; psutil knows it on every system, and takes several times as long."""
-    text = _text(root / "proc/meminfo")
-    found = re.match(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n", text)
+    found = MEMORY_LINES.match(_text(f"{root}/proc/meminfo"))
     if found is None or not 0 < int(found[2]) <= int(found[1]):
         return int(psutil.virtual_memory().available)
     return int(found[2]) * 1024
@@ -171,7 +173,7 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | str) -> str:
     try:
         return read_system_file(str(path)).decode()
     except (OSError, UnicodeDecodeError):

@@ -93,7 +93,10 @@ def profile_path(fingerprint: Fingerprint) -> Path:
     InputError
         If no folder is configured and the user has no home directory.
     """
-    return _path(profile_folder(), json.dumps(fingerprint, sort_keys=True))
+    return _path(profile_folder(), _sorted_json(fingerprint))
+
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at every call
 
 
 @lru_cache(maxsize=16)  # every fit asks, and one of a hundred rows takes a millisecond
