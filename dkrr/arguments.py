@@ -18,18 +18,27 @@ from dkrr.planning.problem import Form, Loss
 from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
 
+FORMS = ("auto", *get_args(Form))
+SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
+    "auto": None,
+    "cholesky": Cholesky(),
+    "cg": ConjugateGradient(),
+}
+"""Settings of the solvers that have names; None: the planner chooses."""
 MIN_TOL = 1e-15
 """float64 has no digits below."""
 
 
 def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
     """Kernel given as any argument of `as_kernel`, or as a feature map."""
-    return as_kernel(kernel.kernel() if isinstance(kernel, FeatureMap) else kernel, **settings)
+    if not isinstance(kernel, str) and isinstance(kernel, FeatureMap):
+        kernel = kernel.kernel()
+    return as_kernel(kernel, **settings)
 
 
 def checked_form(form: Any) -> Form | None:
     """Form; None for "auto"."""
-    _check_choice(form, "form", ("auto", *get_args(Form)))
+    _check_choice(form, "form", FORMS)
     return None if form == "auto" else form
 
 
@@ -56,17 +65,12 @@ def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
     """Settings of a solver; None for "auto"."""
     if isinstance(solver, Cholesky | ConjugateGradient):
         return solver
-    named: dict[str, Cholesky | ConjugateGradient | None] = {
-        "auto": None,
-        "cholesky": Cholesky(),
-        "cg": ConjugateGradient(),
-    }
-    if not isinstance(solver, str) or solver not in named:
+    if not isinstance(solver, str) or solver not in SOLVERS:
         raise InputError(
             f"solver is {solver!r}; expected 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
             f"dkrr.solvers.ConjugateGradient(...)"
         )
-    return named[solver]
+    return SOLVERS[solver]
 
 
 def checked_tol(tol: Any) -> float:

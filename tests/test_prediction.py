@@ -1,7 +1,9 @@
 """Predictions need memory for blocks of bounded size, whatever is wide."""
 
+import pickle
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import dask
@@ -9,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.blas import n_threads, one_thread
 from dkrr.errors import InputError, NotFiniteError
@@ -55,6 +57,29 @@ def peak(work):
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatch):
+    model, X = fitted(3000, 4, 2), MemoryRows(np.random.default_rng(1).normal(size=(5, 4)))
+    size = len(pickle.dumps(model))
+    first = predict(model, X)
+    assert set(model._kernels_to) == {(0, 1024), (1024, 2048), (2048, 3000)}
+    assert len(pickle.dumps(model)) == size
+    copy = pickle.loads(pickle.dumps(model))
+    assert_array_equal(predict(copy, X), first)
+    assert_array_equal(predict(model, X), first)
+    monkeypatch.setattr("dkrr.model.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    other = replace(model)
+    assert_array_equal(predict(other, X), first)
+    assert not other._kernels_to
+
+
+def test_threads_share_what_is_kept_of_the_training_rows():
+    model, X = fitted(5000, 3, 1), np.random.default_rng(1).normal(size=(200, 3))
+    expected = predict(replace(model), MemoryRows(X))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: predict(model, MemoryRows(X[k : k + 1])), range(200)))
+    assert_allclose(np.concatenate(found), expected, rtol=1e-12)
 
 
 def test_lazy_predictions_of_many_targets():

@@ -138,6 +138,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
 
         With `reset` they are stored; otherwise they must be those of the fit, in that order.
         """
+        if is_plain(X):
+            return X
         if sp.issparse(X):
             check_structure(X)  # scikit-learn converts between formats
         elif is_dask_frame(X):

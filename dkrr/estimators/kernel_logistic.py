@@ -10,7 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.labels import checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
@@ -230,7 +230,9 @@ class KernelLogisticRegression(KernelClassifier):
         if y is None:
             raise InputError("y is None; this estimator requires y to be passed, but the target y is None")
         labels = checked_labels(y if is_local(y) else load_labels(y))
-        if is_local(X):
+        if is_plain(X):
+            self._set_plain(X)
+        elif is_local(X):
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
         return as_rows(X), labels
 

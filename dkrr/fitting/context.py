@@ -1,5 +1,6 @@
 """The context of one run: its executor, its storage and its records, opened before the work and cleared up after it."""
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -53,7 +54,7 @@ class Context:
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
-    run: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex}")
+    run: str = field(default_factory=lambda: f"run-{os.urandom(16).hex()}")
     """Name of what processes keep in memory until the end of the run."""
     _resident: list[Rows] = field(default_factory=list)
 

@@ -81,6 +81,8 @@ def as_kernel(
     RBF(gamma=0.5)
     """
     settings = dict(kernel_params or {})
+    if isinstance(kernel, str):
+        return _named_kernel(kernel, {"gamma": gamma, "degree": degree, "coef0": coef0}, settings)
     if isinstance(kernel, Kernel):
         if gamma is not None or degree != 3 or coef0 != 1 or settings:
             raise InputError(
@@ -88,8 +90,6 @@ def as_kernel(
                 "expected the value alone: set its parameters in its constructor"
             )
         return kernel
-    if isinstance(kernel, str):
-        return _named_kernel(kernel, {"gamma": gamma, "degree": degree, "coef0": coef0}, settings)
     if callable(kernel):
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
     raise InputTypeError(
@@ -170,9 +170,15 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     return _made(kernel, name, settings | extra)
 
 
+@functools.cache
+def _parameters(kernel: type[Kernel]) -> dict[str, None]:
+    """Names of the parameters of a class of kernels, in order."""
+    return dict.fromkeys(field.name for field in fields(kernel))  # type: ignore[arg-type]
+
+
 def _made(kernel: type[Kernel], name: str, settings: dict[str, Any]) -> Kernel:
-    known = [field.name for field in fields(kernel)]  # type: ignore[arg-type]
-    unknown = sorted(set(settings) - set(known))
+    known = _parameters(kernel)
+    unknown = sorted(settings.keys() - known)
     if unknown:
         raise InputError(
             f"the kernel {name!r} has no parameter {', '.join(unknown)}; expected {_listed(known) or 'none'}"

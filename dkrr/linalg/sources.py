@@ -244,6 +244,7 @@ def kernel_blocks(block: Block) -> list[slice]:
 
 
 def shifted(rows: slice, by: int) -> slice:
+    """Range of rows, so many rows further on."""
     return slice(rows.start + by, rows.stop + by)
 
 

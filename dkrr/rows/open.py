@@ -110,9 +110,10 @@ def _asarray(X: Any, name: str) -> NDArray[Any]:
 
 
 def _check_dtype(dtype: Any, name: str) -> None:
-    if np.issubdtype(dtype, np.complexfloating):
+    kind = np.dtype(dtype).kind
+    if kind == "c":
         raise InputTypeError(f"{name} has dtype {dtype}; expected real numbers: complex data not supported")
-    if np.dtype(dtype).kind not in "biuf":
+    if kind not in "biuf":
         raise InputTypeError(f"{name} has dtype {dtype}; expected numbers: convert it, e.g. {name}.astype(float)")
 
 

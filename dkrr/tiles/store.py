@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def free_bytes(url: str) -> int | None:
     path = local_path(url)
     if path is None:
         return None
+    with suppress(OSError):  # mostly it exists
+        return shutil.disk_usage(path).free
     existing: Path = path.absolute()
     while not existing.exists():
         existing = existing.parent

@@ -16,9 +16,11 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_array
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dkrr import KernelRidge
+from dkrr.estimators.base import DTYPES, is_plain
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Scaled
 from tests.oracles import naive_gram, naive_kernel_ridge
@@ -249,6 +251,46 @@ def test_works_in_scikit_learns_tools(data):
     assert search.best_score_ > 0.9
     copy = clone(KernelRidge(alpha=3.0, kernel=RBF(gamma=0.2), memory_limit="1GiB"))
     assert copy.alpha == 3.0 and copy.kernel == RBF(gamma=0.2) and copy.memory_limit == "1GiB"
+
+
+ARRAYS = {
+    "float64": np.ones((4, 2)),
+    "float32": np.ones((4, 2), np.float32),
+    "Fortran order": np.ones((4, 2), order="F"),
+    "strided": np.ones((8, 4))[::2, ::2],
+    "vector": np.ones(4),
+    "integers": np.ones((4, 2), int),
+    "float16": np.ones((4, 2), np.float16),
+    "other byte order": np.ones((4, 2), ">f8"),
+    "no rows": np.ones((0, 2)),
+    "no columns": np.ones((4, 0)),
+    "three dimensions": np.ones((4, 2, 2)),
+    "matrix": np.ones((4, 2)).view(np.matrix),
+    "list": [[1.0, 1.0]] * 4,
+    "frame": pd.DataFrame({"a": [1.0, 1.0]}),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_plain_arrays_are_those_that_scikit_learn_returns_unchanged(name):
+    array = ARRAYS[name]
+    try:
+        unchanged = check_array(array, dtype=DTYPES, accept_sparse="csr") is array
+    except (ValueError, TypeError):
+        unchanged = False
+    assert is_plain(array) is unchanged
+
+
+def test_arrays_have_no_names_whatever_was_fitted_before(data):
+    X, y = data.X, data.y
+    frame = pd.DataFrame(X).add_prefix("x")
+    model = KernelRidge().fit(frame, y)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        model.predict(X)
+    model.fit(X, y)
+    assert not hasattr(model, "feature_names_in_") and model.n_features_in_ == X.shape[1]
+    with pytest.raises(ValueError, match="X has 1 features, but KernelRidge is expecting"):
+        model.predict(X[:, :1])
 
 
 def test_predictions_of_one_form_do_not_survive_the_next_fit(data):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.errors import InputError
 from dkrr.kernels import (
     RBF,
     CallableKernel,
@@ -164,6 +165,51 @@ def test_cost_grows_with_features(case):
     few, many = case.kernel.entry_cost(3), case.kernel.entry_cost(300)
     assert isinstance(few, EntryCost)
     assert many.gemm_flops + many.element_seconds > few.gemm_flops + few.element_seconds > 0
+
+
+@distinct_kernels
+def test_kernel_to_fixed_rows(case):
+    """Bit for bit, again and again; far rows are those that are recomputed or scaled."""
+    for scale in (1.0, 1e6 if case.semidefinite else 0.1):
+        Y = scale * case.rows(1100, 4)
+        to, X = case.kernel.to(Y), scale * case.rows(7, 4, seed=1)
+        X[3] = Y[5]
+        for rows in (X, X[2:3], Y[:300], X):
+            out = np.empty((len(rows), len(Y)))
+            assert to(rows, out=out) is out
+            assert_array_equal(out, case.kernel(rows, Y))
+        assert_array_equal(to(Y), case.kernel(Y, Y.copy()))
+    with pytest.raises(InputError, match="3 features and Y has 4"):
+        to(X[:, :3])
+
+
+@pytest.mark.parametrize("kernel", [RBF(), 2.0 * (RBF(0.1) + Linear()), Columns(Matern(0.5), [0, 2])])
+def test_kernel_to_sparse_rows(kernel):
+    X, sparse_X = thinned(np.random.default_rng(0).standard_normal((9, 4)))
+    Y, sparse_Y = thinned(np.random.default_rng(1).standard_normal((30, 4)))
+    for left in (X, sparse_X):
+        for right in (Y, sparse_Y):
+            assert_array_equal(kernel.to(right)(left), kernel(left, right))
+
+
+@pytest.mark.parametrize("gamma", [1e-250, 1e250])
+def test_kernel_to_fixed_rows_of_another_scale(gamma):
+    Y = 0.5 / np.sqrt(gamma) * np.random.default_rng(0).standard_normal((30, 4))
+    assert_array_equal(RBF(gamma).to(Y)(Y[:5]), RBF(gamma)(Y[:5], Y))
+
+
+@distinct_kernels
+def test_kept_bytes_are_an_upper_bound(case):
+    for kernel in (case.kernel, Columns(case.kernel, [1, 2, 4])):
+        Y = case.rows(5000, 7)
+        tracemalloc.start()
+        try:
+            to = kernel.to(Y)
+            to(case.rows(1, 7))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept <= kernel.kept_bytes(*Y.shape) + 10_000
 
 
 @distinct_kernels
