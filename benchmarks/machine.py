@@ -1,15 +1,22 @@
-"""What a measurement was made on: the machine, the libraries, its other load, and how fast its processes multiply."""
+"""What a measurement was made on: the machine, the libraries, its other load, and how fast its processes multiply.
 
+``python -m benchmarks.machine`` prints it as one line of JSON.
+"""
+
+import functools
+import json
 import os
 import platform
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+import click
 import numpy as np
 import psutil
 import threadpoolctl
@@ -17,6 +24,8 @@ import threadpoolctl
 from dkrr import blas
 
 LIBRARIES = ("numpy", "scipy", "dask", "distributed", "zarr", "scikit-learn", "dkrr")
+VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""Environment variables that change which kernels OpenBLAS takes, and on how many threads."""
 NOISY_CORES = 0.2
 """Cores kept busy by others above which a measurement is marked: it may not be compared with one that is not."""
 SECONDS_BEFORE = 1.0
@@ -105,14 +114,16 @@ class GemmRate:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Hardware, system and versions, as values of JSON."""
+    """Hardware, system, versions, commit, date, and the BLAS libraries of this process, as values of JSON."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
         "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "blas": [
             {key: library.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
             | {"file": Path(library["filepath"]).name}
@@ -120,6 +131,16 @@ def describe_machine() -> dict[str, Any]:
             if library["user_api"] == "blas"
         ],
     }
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def stamped(record: dict[str, Any]) -> dict[str, Any]:
+    """A line of results with the machine that it was measured on."""
+    return {**record, "machine": describe_machine()}
 
 
 def measure_gemm_here(side: int = GEMM_SIDE, seconds: float = GEMM_SECONDS) -> GemmRate:
@@ -172,14 +193,17 @@ def _blas_threads() -> int:
     )
 
 
+@functools.cache
 def _cpu_model() -> str:
+    """Name of the processor, with its family and model: some hypervisors leave only the brand in the name."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    found = dict((part.strip() for part in line.split(":", 1)) for line in lines if ":" in line)
+    name = found.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def _version(name: str) -> str | None:
@@ -189,6 +213,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@functools.cache
 def _commit() -> str | None:
     """Commit of this checkout, marked if there are changes that are not committed."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -196,3 +221,13 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+@click.command()
+def main() -> None:
+    """Print what a process started from here would measure on."""
+    click.echo(json.dumps(describe_machine()))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -31,8 +33,10 @@ PEERS: tuple[PeerName, ...] = get_args(PeerName)
 KERNELS = ("rbf", "laplacian")
 ALPHA = 1e-2
 SEED = 0
-THREADED_BELOW = 16_000
-"""Rows from which threaded OpenBLAS POTRF crashes (0.3.30 and 0.3.31, two threads): LAPACK gets one thread there."""
+STRIP = 64
+"""Rows of the Gram matrix that SciPy's peer forms at once: at n = 16,384 they have 8 MiB and stay in cache."""
+ONE_THREAD = "one_thread"
+"""Suffix of the name of a second run, of a peer that crashed with all threads."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,30 @@ class Problem:
         return X, np.sin(X[:, 0]) + 0.1 * rng.standard_normal(self.n)
 
 
+def run_peers(
+    names: Iterable[str], problem: Problem, n_processes: int, block: int | None = None, timeout: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """Solve with several peers, one by one; one that crashes with all BLAS threads runs again with one.
+
+    Parameters
+    ----------
+    names : iterable of {"scipy", "sklearn", "dask"}
+    problem, n_processes, block, timeout
+        As in `run_peer`.
+
+    Returns
+    -------
+    dict
+        Records by name; the crash stays under the peer's name, and that of the second run is "NAME_one_thread".
+    """
+    records = {}
+    for name in names:
+        records[name] = run_peer(name, problem, n_processes, block, timeout)
+        if name != "dask" and n_processes > 1 and "crashed" in records[name]:
+            records[f"{name}_{ONE_THREAD}"] = run_peer(name, problem, 1, timeout=timeout)
+    return records
+
+
 def run_peer(
     name: str, problem: Problem, n_processes: int, block: int | None = None, timeout: float | None = None
 ) -> dict[str, Any]:
@@ -70,7 +98,7 @@ def run_peer(
     name : {"scipy", "sklearn", "dask"}
     problem : Problem
     n_processes : int
-        Dask's workers; elsewhere BLAS threads, but one where LAPACK would crash with more.
+        BLAS threads, or Dask's workers.
     block : int, optional
         Side of Dask's blocks.
     timeout : float, optional
@@ -79,12 +107,18 @@ def run_peer(
     Returns
     -------
     dict
-        What the peer printed; or {"crashed": signal}, {"failed": last line of the error}, {"timed_out": seconds}.
+        What the peer printed; or {"crashed": signal}, {"failed": last line of the error}, {"timed_out": seconds}, with
+        the number of threads and the outcome in words.
     """
-    threads = n_processes if name == "dask" or problem.n < THREADED_BELOW else 1
     command = [sys.executable, "-m", "benchmarks.peers", name, "--n", str(problem.n), "--d", str(problem.d)]
-    command += ["--kernel", problem.kernel, "--threads", str(threads)]
-    return run_command(command if block is None else [*command, "--block", str(block)], timeout)
+    command += ["--kernel", problem.kernel, "--threads", str(n_processes)]
+    record = run_command(command if block is None else [*command, "--block", str(block)], timeout)
+    if "seconds" in record:
+        return record
+    on = f"{n_processes} {'workers' if name == 'dask' else 'threads' if n_processes > 1 else 'thread'}"
+    words = {"crashed": "crashed ({})", "failed": "failed: {}", "timed_out": "stopped after {} s"}
+    outcome = "; ".join(words[key].format(value) for key, value in record.items() if key in words)
+    return record | {"threads": n_processes, "outcome": f"{outcome} with {on}"}
 
 
 def run_command(command: list[str], timeout: float | None = None) -> dict[str, Any]:
@@ -111,10 +145,12 @@ def solve_scipy(problem: Problem, threads: int) -> dict[str, Any]:
     X, y = problem.data()
     with threadpool_limits(threads, user_api="blas"):
         start = perf_counter()
-        K = _gram(X, problem)
+        K = _gram(X, problem, threads)
         K[np.diag_indices_from(K)] += ALPHA
         formed = perf_counter()
-        # K is symmetric: its transpose is the Fortran order in which LAPACK can really overwrite it.
+        # K is symmetric: its transpose is the Fortran order in which LAPACK can really overwrite it. The lower variant:
+        # the upper one, which scipy.linalg.solve calls, crashes with several threads from 16,000 rows on (OpenBLAS
+        # 0.3.30 and 0.3.31).
         L = cholesky(K.T, lower=True, overwrite_a=True, check_finite=False)
         factored = perf_counter()
         coef = cho_solve((L, True), y, check_finite=False)
@@ -123,6 +159,7 @@ def solve_scipy(problem: Problem, threads: int) -> dict[str, Any]:
         "seconds": end - start,
         "gram_seconds": formed - start,
         "cholesky_seconds": factored - formed,
+        "cholesky_gflops": problem.flops / (factored - formed) / 1e9,
         "solve_seconds": end - factored,
         "peak_bytes": peak_resident_bytes(),
         "blas_threads": threads,
@@ -130,19 +167,31 @@ def solve_scipy(problem: Problem, threads: int) -> dict[str, Any]:
     }
 
 
-def _gram(X: Floats, problem: Problem) -> Floats:
-    """K of shape (n, n); exp(−γ(‖x‖² + ‖z‖² − 2xᵀz)) in place, other kernels as scikit-learn forms them."""
+def _gram(X: Floats, problem: Problem, threads: int) -> Floats:
+    """K of shape (n, n): of the RBF kernel strip by strip on all threads, of others as scikit-learn forms them."""
     if problem.kernel != "rbf":
         from sklearn.metrics.pairwise import pairwise_kernels
 
-        return np.asarray(pairwise_kernels(X, metric=problem.kernel, gamma=problem.gamma))
+        return np.asarray(pairwise_kernels(X, metric=problem.kernel, gamma=problem.gamma, n_jobs=threads))
+    from threadpoolctl import threadpool_limits
+
     squares = np.einsum("ij,ij->i", X, X)
-    K: Floats = X @ X.T
-    K *= -2
-    K += squares[:, None]
-    K += squares
-    K *= -problem.gamma
-    np.exp(K, out=K)
+    K = np.empty((problem.n, problem.n))
+
+    def fill(start: int) -> None:
+        """exp(−γ(‖x‖² + ‖z‖² − 2xᵀz)) for the rows of a strip, in place."""
+        rows = slice(start, start + STRIP)
+        strip = K[rows]
+        np.matmul(X[rows], X.T, out=strip)
+        strip *= 2
+        strip -= squares[rows, None]
+        strip -= squares
+        strip *= problem.gamma
+        np.exp(strip, out=strip)
+
+    # NumPy's functions work on one core, without the interpreter's lock: the threads are ours.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fill, range(0, problem.n, STRIP)))
     return K
 
 
@@ -238,7 +287,10 @@ def main(name: PeerName, n: int, d: int, kernel: str, threads: int, block: int |
     else:
         record = {"n": n, **(solve_scipy if name == "scipy" else solve_sklearn)(problem, threads)}
     record["gflops"] = Problem(record["n"], d).flops / record["seconds"] / 1e9
-    click.echo(json.dumps(record))
+
+    from benchmarks.machine import stamped  # after the peak was read: its imports are not the peer's memory
+
+    click.echo(json.dumps(stamped(record)))
 
 
 if __name__ == "__main__":

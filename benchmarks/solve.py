@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ from benchmarks.machine import (
     GemmRate,
     Load,
     LoadMeter,
+    count_cores,
     describe_machine,
     measure_gemm_here,
     measure_gemm_on_workers,
 )
-from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peer
+from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peers
 from dkrr.config import setting
 from dkrr.errors import DkrrError
 from dkrr.linalg import TASK_MODULES
@@ -47,6 +48,7 @@ from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 
+SOLVERS = ("cholesky", "auto", "cg")
 STAGES = {
     "scan": "scan",
     "L": "factorisation",
@@ -74,9 +76,12 @@ class Settings:
 
     n: int
     d: int = 16
+    solver: str = "cholesky"
+    """KernelRidge's; "auto": the planner chooses, and its tolerance is the default, 1e-6 of the true residual."""
     tile: int | None = None
     """None: the planner chooses."""
     workers: int = 2
+    """dkrr's worker processes, Dask's, and the BLAS threads of SciPy and scikit-learn."""
     memory_limit: str = "2GiB"
     """Limit of the whole fit, over all workers."""
     kernel: str = "rbf"
@@ -131,12 +136,14 @@ class Fit:
         return self.plan.chosen.n_workers if self.plan.execution == "dask" else 1
 
 
-def measure(settings: Settings) -> tuple[dict[str, Any], Fit]:
+def measure(settings: Settings, peers: dict[str, dict[str, Any]] | None = None) -> tuple[dict[str, Any], Fit]:
     """Fit with dkrr, measure GEMM in the same processes, then run the peers.
 
     Parameters
     ----------
     settings : Settings
+    peers : dict, optional
+        Records of peers that have run already, on the same problem; they are not run again.
 
     Returns
     -------
@@ -154,12 +161,10 @@ def measure(settings: Settings) -> tuple[dict[str, Any], Fit]:
         if factorisation:
             rate = settings.problem.flops / factorisation["seconds"] / 1e9
             ratios["gemm_factorisation_only"] = rate / gemm.gflops
-    peers = {}
-    for name in (name for name in settings.peers if name != "gemm"):
-        peer = run_peer(name, settings.problem, settings.workers, settings.dask_block, settings.peer_timeout)
-        peers[name] = peer
-        if "gflops" in peer:
-            ratios[name] = gflops / peer["gflops"]
+    if peers is None:
+        names = [name for name in settings.peers if name != "gemm"]
+        peers = run_peers(names, settings.problem, settings.workers, settings.dask_block, settings.peer_timeout)
+    ratios |= {name: gflops / peer["gflops"] for name, peer in peers.items() if "gflops" in peer}
     return {
         "benchmark": "solve",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -173,6 +178,15 @@ def measure(settings: Settings) -> tuple[dict[str, Any], Fit]:
     }, fit
 
 
+def measure_solvers(settings: Settings, solvers: Sequence[str]) -> Iterator[tuple[dict[str, Any], Fit]]:
+    """Measure several solvers on one problem, and each peer once: their records have the same figures of the peers."""
+    peers = None
+    for solver in solvers:
+        record, fit = measure(replace(settings, solver=solver), peers)
+        peers = record["peers"]
+        yield record, fit
+
+
 def fit_dkrr(settings: Settings) -> tuple[Fit, GemmRate | None]:
     """Fit, and measure GEMM in the same processes (with workers of the fit's own: in others like them, right after)."""
     X, y = settings.problem.data()
@@ -181,7 +195,7 @@ def fit_dkrr(settings: Settings) -> tuple[Fit, GemmRate | None]:
         kernel=settings.kernel,
         gamma=settings.problem.gamma,
         form="dual",
-        solver="cholesky",
+        solver=settings.solver,
         memory_limit=settings.memory_limit,
         tile=settings.tile,
     )
@@ -240,8 +254,12 @@ def describe_fit(fit: Fit, settings: Settings) -> dict[str, Any]:
         "projected_seconds": chosen.seconds,
         "status": result.status.name.lower(),
         "residual": float(result.residual),
+        "iterations": result.iterations,
+        "rank": result.rank,
         "coef_norm": float(np.linalg.norm(fit.model.dual_coef_)),
         "plan": {
+            "summary": chosen.summary(),
+            "solver": chosen.solver,
             "execution": chosen.execution,
             "n_workers": chosen.n_workers,
             "tile": layout["tile"],
@@ -409,20 +427,20 @@ def result_table(record: dict[str, Any]) -> Table:
     """Lay out a record for the terminal."""
     settings, ours, load = record["settings"], record["dkrr"], record["load"]
     plan, memory, store = ours["plan"], ours["memory"], ours["store"]
-    table = Table(title=f"n = {settings['n']:,}, d = {settings['d']}", box=box.SIMPLE_HEAD, title_style="bold")
+    title = f"n = {settings['n']:,}, d = {settings['d']}, solver={settings['solver']}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_style="bold")
     for heading in ("", "time", "GFLOP/s", "dkrr / it", "peak memory", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=bool(heading))
-    where = "in memory" if plan["execution"] == "memory" else f"{plan['execution']}, tiles of {plan['tile']:,}"
     peak = max(memory["peak_bytes_by_process"].values())
     projected = format_bytes(memory["projected_peak_bytes"])
-    note = f"{where}; {memory['largest_over_projected']:.2f} × the projected {projected}"
+    note = f"{plan['summary']}; {memory['largest_over_projected']:.2f} × the projected {projected}"
     table.add_row("dkrr", format_seconds(ours["seconds"]), f"{ours['gflops']:.1f}", "", format_bytes(peak), note)
     if record["gemm"]:
         note = f"factorisation alone: {_ratio(record, 'gemm_factorisation_only')}"
         table.add_row("GEMM", "", f"{record['gemm']['gflops']:.1f}", _ratio(record, "gemm"), "", note)
     for name, peer in record["peers"].items():
         if "gflops" not in peer:
-            table.add_row(name, "", "", "", "", ", ".join(f"{key}: {value}" for key, value in peer.items()))
+            table.add_row(name, "", "", "", "", peer["outcome"])
             continue
         note = f"{peer['blas_threads']} BLAS threads" if "blas_threads" in peer else f"blocks of {peer['block']:,}"
         note += f", n = {peer['n']:,}" if peer["n"] != settings["n"] else ""
@@ -476,8 +494,23 @@ def write_line(record: dict[str, Any], path: Path | None) -> None:
 @click.command()
 @click.option("--n", type=click.IntRange(min=2), required=True, help="Rows.")
 @click.option("--d", type=click.IntRange(min=1), default=16, show_default=True, help="Columns.")
+@click.option(
+    "--solver",
+    "solvers",
+    type=click.Choice(SOLVERS),
+    multiple=True,
+    default=("cholesky",),
+    show_default=True,
+    help="Repeat it to measure several beside the same run of the peers.",
+)
 @click.option("--tile", type=click.IntRange(min=1), help="Rows of a tile; default: the planner's choice.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=count_cores,
+    show_default="all cores",
+    help="Worker processes; also the peers' threads.",
+)
 @click.option("--memory-limit", default="2GiB", show_default=True, help="Memory of the whole fit.")
 @click.option("--kernel", type=click.Choice(KERNELS), default="rbf", show_default=True)
 @click.option("--client", is_flag=True, help="Start the workers before the fit, so that its time is without that.")
@@ -490,21 +523,27 @@ def write_line(record: dict[str, Any], path: Path | None) -> None:
 @click.option("--peer-timeout", type=click.FloatRange(min=1), help="Seconds after which a peer is stopped.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs, peers included.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append the lines here too.")
-@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last run's tasks as a PNG.")
-def main(repeat: int, json_path: Path | None, timeline: Path | None, **options: Any) -> None:
-    """Measure dkrr beside GEMM, SciPy, scikit-learn and Dask; a JSON line a run on stdout, a table on stderr."""
-    settings, console = Settings(**options), table_console()
+@click.option(
+    "--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last factorisation as a PNG."
+)
+def main(repeat: int, json_path: Path | None, timeline: Path | None, solvers: tuple[str, ...], **options: Any) -> None:
+    """Measure dkrr beside GEMM, SciPy, scikit-learn and Dask.
+
+    A JSON line for each run and solver on stdout, a table on stderr.
+    """
+    settings, console, fits = Settings(**options), table_console(), list[Fit]()
     for repetition in range(repeat):
         try:
-            record, fit = measure(settings)
+            for record, fit in measure_solvers(settings, solvers):
+                write_line(record | {"repetition": repetition}, json_path)
+                console.print(result_table(record))
+                fits = [fit] if fit.tasks and fit.plan.solver == "cholesky" else fits
         except DkrrError as error:
             raise click.ClickException(str(error)) from error
-        write_line(record | {"repetition": repetition}, json_path)
-        console.print(result_table(record))
     if timeline is not None:
-        if not fit.tasks:
-            raise click.ClickException("the fit was done in memory and has no tasks to draw; use --force-workers")
-        draw_timeline(timeline, fit)
+        if not fits:
+            raise click.ClickException("no factorisation had tasks to draw; use --solver cholesky --force-workers")
+        draw_timeline(timeline, *fits)
         console.print(f"picture: {timeline}")
 
 

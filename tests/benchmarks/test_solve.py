@@ -56,7 +56,9 @@ def test_line_says_what_was_measured_on_what(line):
     assert line["settings"]["n"] == 602 and line["settings"]["client"] is True
     assert line["machine"]["cores"] >= 1 and line["machine"]["memory_bytes"] > 0
     assert set(machine.LIBRARIES) < set(line["machine"]["versions"])
-    assert line["machine"]["blas"][0]["internal_api"]
+    for of_process in (line["machine"], *(line["peers"][name]["machine"] for name in ("scipy", "sklearn", "dask"))):
+        assert of_process["cpu"] and of_process["commit"] and of_process["date"]
+        assert of_process["blas"][0]["internal_api"] and of_process["blas"][0]["architecture"]
     assert set(line["load"]) == {"other_cores_busy_before", "other_cores_busy_during", "noisy"}
 
 
@@ -91,6 +93,8 @@ def test_memory_and_bytes_beside_the_model(line):
     ours, _grid = line["dkrr"], TileGrid(602, 128, 128)
     columns_per_task = ours["plan"]["columns_per_task"]
     assert ours["plan"] == {
+        "summary": "dual, Cholesky, 2 workers, tiles of 128",
+        "solver": "cholesky",
         "columns_per_task": columns_per_task,
         "execution": "dask",
         "n_workers": 2,
@@ -180,15 +184,39 @@ def test_peer_that_crashes_fails_or_hangs_leaves_a_record():
     assert run("print('hello'); print('{\"seconds\": 1}')") == {"seconds": 1}
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "threads"), [("scipy", 15_999, 3), ("scipy", 16_000, 1), ("sklearn", 16_000, 1), ("dask", 16_000, 3)]
-)
-def test_lapack_gets_one_thread_where_more_would_crash(monkeypatch, name, n, threads):
+def test_lapack_gets_all_threads_whatever_the_size(monkeypatch):
     commands = []
-    monkeypatch.setattr(peers, "run_command", lambda command, timeout: commands.append(command) or {})
-    peers.run_peer(name, peers.Problem(n, 16), 3)
-    (command,) = commands
-    assert command[command.index("--threads") + 1] == str(threads)
+    monkeypatch.setattr(peers, "run_command", lambda command, timeout: commands.append(command) or {"seconds": 1.0})
+    for name in peers.PEERS:
+        assert peers.run_peer(name, peers.Problem(16_384, 16), 3) == {"seconds": 1.0}
+    assert [command[command.index("--threads") + 1] for command in commands] == ["3", "3", "3"]
+
+
+def test_peer_that_crashes_with_all_threads_runs_again_with_one(monkeypatch):
+    ran = []
+
+    def run(command, timeout):
+        name, threads = command[3], int(command[command.index("--threads") + 1])
+        ran.append((name, threads))
+        fails = {("sklearn", 3): {"crashed": "SIGSEGV"}, ("scipy", 3): {"failed": "MemoryError"}}
+        return fails.get((name, threads), {"seconds": 2.0, "blas_threads": threads})
+
+    monkeypatch.setattr(peers, "run_command", run)
+    assert peers.run_peers(("scipy", "sklearn", "dask"), peers.Problem(50, 16), 3) == {
+        "scipy": {"failed": "MemoryError", "threads": 3, "outcome": "failed: MemoryError with 3 threads"},
+        "sklearn": {"crashed": "SIGSEGV", "threads": 3, "outcome": "crashed (SIGSEGV) with 3 threads"},
+        "sklearn_one_thread": {"seconds": 2.0, "blas_threads": 1},
+        "dask": {"seconds": 2.0, "blas_threads": 3},
+    }
+    assert ran == [("scipy", 3), ("sklearn", 3), ("sklearn", 1), ("dask", 3)]
+
+
+@pytest.mark.parametrize("n", [1, peers.STRIP, 2 * peers.STRIP + 1])
+def test_strips_of_the_peers_gram_matrix(n):
+    problem = peers.Problem(n, 3)
+    X, _ = problem.data()
+    distances = ((X[:, None] - X) ** 2).sum(axis=-1)
+    assert peers._gram(X, problem, 2) == pytest.approx(np.exp(-distances / 3), abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "block"), [(1, 1), (5, 1), (602, 100), (6144, 1024), (12_288, 2048), (16_384, 2048)])
@@ -205,6 +233,34 @@ def test_own_work_is_not_other_load():
     meter = machine.LoadMeter()
     time.sleep(0.5)  # the kernel counts in hundredths of a second
     assert 0 <= meter.stop().other_cores_busy_during <= 1.1 * os.cpu_count()
+
+
+def test_solvers_are_measured_beside_one_run_of_the_peers(monkeypatch):
+    problems = []
+
+    def run(names, problem, *_):
+        problems.append((list(names), problem.n))
+        return {"scipy": {"seconds": 2.0, "gflops": 0.5, "blas_threads": 2, "peak_bytes": 2**20, "n": 90}}
+
+    monkeypatch.setattr(solve, "run_peers", run)
+    arguments = ["--n", "90", "--solver", "cholesky", "--solver", "cg", "--peers", "gemm,scipy"]
+    result = CliRunner().invoke(solve.main, [*arguments, "--gemm-seconds", "0.01"], catch_exceptions=False)
+    direct, iterative = map(json.loads, result.stdout.splitlines())
+    assert problems == [(["scipy"], 90)]
+    assert [r["settings"]["solver"] for r in (direct, iterative)] == ["cholesky", "cg"]
+    assert [r["dkrr"]["plan"]["solver"] for r in (direct, iterative)] == ["cholesky", "cg"]
+    assert direct["peers"] == iterative["peers"]
+    for record in (direct, iterative):
+        assert record["ratios"]["scipy"] == record["dkrr"]["gflops"] / 0.5
+    assert direct["dkrr"]["iterations"] == 0 < iterative["dkrr"]["iterations"]
+    assert direct["dkrr"]["residual"] < 1e-10 and iterative["dkrr"]["residual"] <= 1e-6
+
+
+def test_machine_names_the_kernels_that_the_environment_asks_for(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    found = machine.describe_machine()["environment"]
+    assert found["OPENBLAS_CORETYPE"] == "Haswell" and "OPENBLAS_NUM_THREADS" not in found
 
 
 def test_unknown_peer_is_refused():
