@@ -2,16 +2,20 @@
 
 ::
 
-    python -m benchmarks --size full [--only solve-16384 --only 'plans-*'] [--out docs/measured]
+    python -m benchmarks --size full [--only solve-16384 --only 'plans-*'] [--out FOLDER]
 
 Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
-this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others.
+this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others. Size full
+writes ``docs/measured``, ``docs/performance.md`` and the figures of ``README.md``, unless another folder is given;
+other sizes write ``output/measured``.
 """
 
 import fnmatch
+import functools
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -51,6 +55,10 @@ class Session:
     again: bool
     timeout: float | None
     """In place of each step's own."""
+    page: Path | None = None
+    """Default: README.md in the folder."""
+    readme: Path | None = None
+    """Page that quotes the figures."""
 
     @property
     def results(self) -> Path:
@@ -70,13 +78,25 @@ class Session:
 
 
 def code_of(step: Step) -> str:
-    """Checksum of dkrr and of the module that the step runs: a run counts until one of them changes."""
+    """Checksum of dkrr and of the modules that the step runs: a run counts until one of them changes."""
     sha = hashlib.sha256()
     files = [f for ending in ("*.py", "*.yaml") for f in (ROOT / "dkrr").rglob(ending)]
-    module = ROOT / "benchmarks" / f"{step.module}.py"
-    for file in [*sorted(files), *([module] if module.exists() else [])]:
+    for file in [*sorted(files), *sorted(_modules(ROOT / "benchmarks" / f"{step.module}.py", set()))]:
         sha.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return sha.hexdigest()[:12]
+
+
+def _modules(file: Path, found: set[Path]) -> set[Path]:
+    """A module of the benchmarks and those that it imports, added to those that were found."""
+    if file not in found and file.exists():
+        found.add(file)
+        text = file.read_text()
+        names = re.findall(r"^\s*from benchmarks\.(\w+) import", text, re.M)
+        for several in re.findall(r"^\s*from benchmarks import (.+)", text, re.M):
+            names += re.findall(r"\w+", several)
+        for name in names:
+            _modules(file.with_name(f"{name}.py"), found)
+    return found
 
 
 def is_done(runs: Sequence[Record], step: Step, session: Session) -> bool:
@@ -86,6 +106,7 @@ def is_done(runs: Sequence[Record], step: Step, session: Session) -> bool:
     noisy = 0
     for run in runs:
         same = run["step"] == step.name and run["size"] == session.size and run["code"] == code
+        same = same and run.get("environment", {}) == dict(step.environment)
         fresh = used is None or run["started"] >= used["started"]
         if same and fresh and run["command"] == command and run["status"] == "complete":
             if not run["noisy"]:
@@ -114,6 +135,7 @@ def run_step(step: Step, session: Session, attempt: int) -> Record:
         "step": step.name,
         "size": session.size,
         "command": shlex.join(command),
+        "environment": dict(step.environment),
         "code": code_of(step),
         "commit": commit_of_code(),
         "started": started.isoformat(timespec="seconds"),
@@ -123,7 +145,7 @@ def run_step(step: Step, session: Session, attempt: int) -> Record:
         "error": error,
         "noisy": step.is_timed and (load.noisy or any(map(says_noisy, records))),
         "load": load.to_dict(),
-        "machine": describe_machine(),
+        "machine": machine_of(tuple(step.environment.items())),
         "records": records,
     }
 
@@ -161,6 +183,17 @@ def _run(command: list[str], step: Step, limit: float) -> tuple[str, str, list[R
     return status, error, records
 
 
+@functools.cache
+def machine_of(environment: tuple[tuple[str, str], ...]) -> Record:
+    """The machine as a process with these variables finds it: OpenBLAS takes its kernels when it is loaded."""
+    if not environment:
+        return describe_machine()
+    command, root = [sys.executable, "-m", "benchmarks.machine"], Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, env=os.environ | dict(environment), capture_output=True, check=True)
+    found: Record = json.loads(done.stdout)
+    return found
+
+
 def commit_of_code() -> str | None:
     """Commit, marked where dkrr or its benchmarks differ from it: results that were written since do not count."""
 
@@ -189,6 +222,8 @@ def _records(text: str) -> Iterable[Record]:
             continue
         if isinstance(record, dict):
             record.pop("machine", None)
+            for peer in (record.get("peers") or {}).values():
+                peer.pop("machine", None)
             yield record
 
 
@@ -200,11 +235,16 @@ def append(run: Record, path: Path) -> None:
 
 
 def chosen_steps(size: Size, only: Sequence[str]) -> list[Step]:
-    """Steps of a size whose name matches one of some patterns; all if there is none."""
+    """Steps of a size whose name matches one of some patterns; if there is none, all but those on request."""
     unknown = [p for p in only if not any(fnmatch.fnmatch(s.name, p) for s in STEPS)]
     if unknown:
         raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(s.name for s in STEPS)}", param_hint="--only")
-    return [s for s in STEPS if size in s.commands and (not only or any(fnmatch.fnmatch(s.name, p) for p in only))]
+    return [
+        s
+        for s in STEPS
+        if size in s.commands
+        and (any(fnmatch.fnmatch(s.name, p) for p in only) if only else size != "full" or not s.on_request)
+    ]
 
 
 def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[str]:
@@ -230,7 +270,7 @@ def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[s
         if run["status"] != "complete":
             failed.append(step.name)
         # After every step, so that what there is can be read while the rest runs.
-        render(session.results, session.out)
+        render(session.results, session.out, page=session.page, readme=session.readme)
     return failed
 
 
@@ -238,7 +278,9 @@ def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[s
 @click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
 @click.option("--only", multiple=True, help="Name of a step, or a pattern; may be repeated.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("docs/measured"), show_default=True
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of results; default: docs/measured for size full, with its page in docs, else output/measured.",
 )
 @click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path), default=Path("output/cache"), show_default=True,
@@ -251,7 +293,7 @@ def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[s
 def main(
     size: Size,
     only: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     cache: Path,
     retries: int,
     again: bool,
@@ -259,17 +301,22 @@ def main(
     lists: bool,
 ) -> None:
     """Run the table of benchmarks and render it."""
+    is_published = out is None and size == "full"
+    folder = out or Path("docs/measured" if is_published else "output/measured")
     if Path.cwd() != ROOT:  # where the steps run
-        out, cache = out.absolute(), cache.absolute()
-    session = Session(size, out, cache, retries, again, timeout)
+        folder, cache = (ROOT / folder if out is None else folder.absolute()), cache.absolute()
+    page, readme = (ROOT / "docs" / "performance.md", ROOT / "README.md") if is_published else (None, None)
+    session = Session(size, folder, cache, retries, again, timeout, page, readme)
     steps = chosen_steps(size, only)
     if lists:
         for step in steps:
-            click.echo(f"{step.name}: {shlex.join(session.command(step))}")
+            settings = [f"{k}={v}" for k, v in step.environment.items()]
+            minutes = f" (about {step.minutes:g} min)" if size == "full" and step.minutes else ""
+            click.echo(f"{step.name}{minutes}: {' '.join([*settings, shlex.join(session.command(step))])}")
         return
     console = Console(stderr=True)
     failed = run_all(session, steps, console)
-    console.print(f"page: {render(session.results, out)}")
+    console.print(f"page: {render(session.results, folder, page=page, readme=readme)}")
     if failed:
         raise click.ClickException(f"failed: {', '.join(failed)}")
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import dkrr
 from benchmarks import peers, qm9
-from benchmarks.machine import LoadMeter, describe_machine
+from benchmarks.machine import LoadMeter, count_cores, stamped
 from benchmarks.peers import Floats
 from dkrr import blas
 from dkrr.features import Nystroem
@@ -137,6 +137,7 @@ def fit(
         "alpha": alpha,
         "tol": tol,
         "solver": solver_name,
+        "memory_limit": memory_limit,
         "planned": plan.chosen.summary(),
         "seconds": seconds,
         "projected_seconds": plan.seconds,
@@ -167,7 +168,7 @@ def fit(
             "mae": float(np.abs(error).mean()),
             "predict_seconds": perf_counter() - start,
         }
-    click.echo(json.dumps(record))
+    click.echo(json.dumps(stamped(record)))
 
 
 def run_fit(**options: Any) -> dict[str, Any]:
@@ -214,12 +215,17 @@ def beside_direct(n: int, memory_limit: str) -> None:
     rows = [(f"dkrr, cg, {memory_limit}", run_fit(data="normal", n=n, solver="cg-auto", memory_limit=memory_limit))]
     rows.append(("dkrr, cg", run_fit(data="normal", n=n, solver="cg-auto")))
     rows.append(("dkrr, cholesky", run_fit(data="normal", n=n, solver="cholesky")))
-    for name in ("scipy", "sklearn"):
-        record = peers.run_peer(name, peers.Problem(n, 16), 2)
+    for name, record in peers.run_peers(("scipy", "sklearn"), peers.Problem(n, 16), count_cores()).items():
         click.echo(json.dumps({"peer": name, **record}))
         rows.append((name, record))
     show(f"n = {n:,}, d = 16, γ = 1/16, λ = 0.01, true residual 1e-6", rows)
-    click.echo(json.dumps(describe_machine()))
+    within = rows[0][1]
+    ratios = {
+        name: {key: within[key] / record[key] for key in ("seconds", "peak_bytes")}
+        for name, record in rows[2:]
+        if "seconds" in record and "seconds" in within
+    }
+    click.echo(json.dumps(stamped({"memory_limit": memory_limit, "ratios": ratios})))
 
 
 @main.command("ranks")
@@ -271,7 +277,7 @@ def mixed_factor(n: int, memory_limit: str) -> None:
     low, high = (r for _, r in rows)
     if "seconds" in low and "seconds" in high:
         ratios = {"time": low["seconds"] / high["seconds"], "disk": low["disk_bytes"] / high["disk_bytes"]}
-        click.echo(json.dumps({"ratios": ratios, **describe_machine()}))
+        click.echo(json.dumps(stamped({"ratios": ratios})))
 
 
 @main.command("headline")
@@ -288,7 +294,6 @@ def headline(n: int, memory_limit: str, compare: bool, cache: Path | None) -> No
         nystroem = run_fit(n=n, n_test=test, kernel="nystroem", memory_limit=memory_limit, cache=cache)
         rows.append((f"Nyström, {CENTRES:,} centres, n = {n:,}", nystroem))
     show(f"QM9 within {memory_limit}", rows)
-    click.echo(json.dumps(describe_machine()))
 
 
 @main.command("rate")
@@ -318,9 +323,9 @@ def rate(n: int, widths: tuple[int, ...], threads: int) -> None:
             part = product / (threads * alone)
             table.add_row(str(d), precision, f"{alone / 1e9:.3f}", f"{product / 1e9:.3f}", f"{part:.2f}")
             line = {"d": d, "precision": precision, "kernel_rate": alone, "product_rate": product, "part": part}
-            click.echo(json.dumps(line))
+            click.echo(json.dumps(stamped(line)))
     Console(stderr=True).print(table)
-    click.echo(json.dumps({"load": load.stop().to_dict(), **describe_machine()}))
+    click.echo(json.dumps(stamped({"load": load.stop().to_dict()})))
 
 
 def _kernel_rate(X: Floats, precision: str) -> float:

@@ -200,7 +200,7 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
         lines = []
-    found = dict((part.strip() for part in line.split(":", 1)) for line in lines if ":" in line)
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = found.get("model name") or platform.processor() or platform.machine()
     numbers = [f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found]
     return f"{name} ({', '.join(numbers)})" if numbers else name

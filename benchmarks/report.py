@@ -2,13 +2,16 @@
 
 ::
 
-    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured
+    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured --page docs/performance.md
+        --readme README.md
 
 A file of results has one line for every run of a step: its name, size, command, commit, time, how it ended, whether it
 was noisy, and the lines of JSON that it printed. Steps that are not there are named, and the rest is rendered.
 """
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +22,25 @@ import click
 
 from benchmarks.grids import SIZES
 from benchmarks.plans import draw as draw_plans
-from benchmarks.steps import STEPS, Column, Goal, Step, Style
+from benchmarks.steps import SENTENCES, STEPS, Column, Goal, Sentence, Step, Style
 from dkrr.units import format_bytes, format_seconds
 
 Record = dict[str, Any]
 
 _REDUCE: dict[str, Any] = {"max": max, "min": min, "sum": sum, "median": median}
+HEAD = """\
+Made by `python -m benchmarks`; do not edit. `benchmarks/README.md` explains the entries. Times are wall times. Peers
+use all cores and run after dkrr, each in a process of its own. Unless stated otherwise the kernel is RBF with γ = 1/d,
+λ = 0.01 and d = 16. Runs during which other work kept more than 0.2 of a core busy are marked: do not quote them.
+"""
+LEGEND = """\
+Time and memory of dkrr over a peer's, with those of the peer in brackets. GEMM: n³/3 operations over the whole time, as
+part of the rate of matrix products in the same processes. SciPy forms all of K, factors it in place by
+`cholesky(K.T, lower=True, overwrite_a=True)` and solves. Cholesky is exact to rounding, conjugate gradient to the true
+residual that its section gives. Haswell: the same with `OPENBLAS_CORETYPE=Haswell`.
+"""
+BLOCK = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.S)
+"""Part of a page that `render` replaces by what it measured."""
 _BLUE, _GREY, _QUIET = "#1763a6", "#aeb7c0", "#52606d"
 
 
@@ -195,50 +211,175 @@ def markdown(runs: Sequence[Record], size: str | None, pictures: Mapping[str, Se
     size : str or None
         Show this size only; None: the largest of each step.
     pictures : mapping of str to sequence of str
-        Files to show, by the step that they belong to ("" before all).
+        Links of files to show, by the step that they belong to ("" before all).
     """
-    shown = {step.name: run for step in STEPS if (run := best_run(runs, step, size)) is not None}
-    missing = [step.name for step in STEPS if step.name not in shown]
+    shown = shown_runs(runs, size)
+    missing = [step.name for step in STEPS if step.name not in shown and not step.on_request]
     lines = [
-        "# Measured",
+        "# Measured performance",
         "",
-        "Made by `python -m benchmarks` and `python -m benchmarks.report`; do not edit. What the entries mean is in",
-        "[benchmarks/README.md](../../benchmarks/README.md). Runs during which other work kept more than 0.2 of a core",
-        "busy are marked: do not quote them.",
+        *HEAD.splitlines(),
         "",
-        *_machines(shown),
-        "",
-        "## Goals",
-        "",
-        *_goals(shown),
+        *highlights(shown),
     ]
     if missing:
-        lines += ["", f"Not measured: {', '.join(missing)}."]
+        lines += ["", f"**Not measured**: {', '.join(missing)}."]
     lines += _pictures(pictures.get("", ()))
+    lines += ["", "## Goals", "", *_goals(shown)]
     for step in STEPS:
         if step.name in shown:
             lines += _section(step, shown[step.name], pictures.get(step.name, ()))
     return "\n".join(lines) + "\n"
 
 
+def shown_runs(runs: Sequence[Record], size: str | None) -> dict[str, Record]:
+    """The run of each step that is shown, by its name."""
+    return {step.name: run for step in STEPS if (run := best_run(runs, step, size)) is not None}
+
+
+def highlights(shown: Mapping[str, Record]) -> list[str]:
+    """What the README quotes: machine and date, the solves beside the peers, and a sentence for every other claim."""
+    if not shown:
+        return ["Nothing is measured."]
+    return [
+        *_origin(shown),
+        "",
+        *_solves(shown),
+        "",
+        *LEGEND.splitlines(),
+        "",
+        *(_sentence(sentence, shown) for sentence in SENTENCES),
+    ]
+
+
+def _origin(shown: Mapping[str, Record]) -> list[str]:
+    """Where and when the runs were made, and what of it differs between them."""
+    machines = dict.fromkeys(_machine_text(run["machine"]) for run in shown.values())
+    commits = dict.fromkeys(str(run["commit"]) for run in shown.values())
+    dates = sorted({str(run["started"])[:10] for run in shown.values()})
+    kernels = dict.fromkeys(_kernels(run["machine"]) for run in shown.values() if not run["machine"].get("environment"))
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    lines = []
+    if len(machines) == len(commits) == 1:
+        lines.append(f"Measured {when} at commit {next(iter(commits))}, on {next(iter(machines))}.")
+    else:
+        lines += [f"Measured {when}, **not all in one run**; do not compare across machines or commits:", ""]
+        for key in dict.fromkeys((_machine_text(r["machine"]), str(r["commit"])) for r in shown.values()):
+            names = [n for n, r in shown.items() if (_machine_text(r["machine"]), str(r["commit"])) == key]
+            lines.append(f"- commit {key[1]}, {key[0]}: {', '.join(names)}")
+    found = "; ".join(filter(None, kernels))
+    return [*lines, *(["", f"BLAS: {found}."] if found else [])]
+
+
 def _machine_text(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items() if number)
-    blas = sorted({f"{b['internal_api']} {b['version']} ({b['architecture']})" for b in machine.get("blas", [])})
     memory = format_bytes(int(machine["memory_bytes"])) if "memory_bytes" in machine else "?"
     return (
         f"{machine.get('cores', '?')} cores of {machine.get('cpu', '?')}, {memory} of memory, "
-        f"{machine.get('system', '?')}; {versions}" + (f"; BLAS: {', '.join(blas)}" if blas else "")
+        f"{machine.get('system', '?')}; {versions}"
     )
 
 
-def _machines(shown: Mapping[str, Record]) -> list[str]:
-    texts = dict.fromkeys(_machine_text(run["machine"]) for run in shown.values())
-    if len(texts) < 2:
-        return [f"On {text}." for text in texts]
-    by_text = {text: [n for n, run in shown.items() if _machine_text(run["machine"]) == text] for text in texts}
-    return ["On several machines; do not compare across them:", ""] + [
-        f"- {text}: {', '.join(names)}" for text, names in by_text.items()
+def _kernels(machine: Mapping[str, Any]) -> str:
+    """Versions of the BLAS libraries, and the kernels that they took."""
+    return ", ".join(
+        sorted({f"{b['internal_api']} {b['version']} ({b['architecture']} kernels)" for b in machine.get("blas", [])})
+    )
+
+
+def _solves(shown: Mapping[str, Record]) -> list[str]:
+    """The median run of each solver of `benchmarks.solve`, beside the same with other kernels."""
+    headings = (
+        "n",
+        "limit",
+        "solver",
+        "time",
+        "peak memory",
+        "of GEMM",
+        "SciPy",
+        "scikit-learn",
+        "Dask",
+        "Haswell kernels",
+    )
+    rows = []
+    for step in STEPS:
+        run, other = shown.get(step.name), shown.get(f"{step.name}-haswell")
+        if run is None or step.module != "solve" or step.environment:
+            continue
+        for record in medians_of(run):
+            ours, peers = record["dkrr"], record["peers"]
+            peak = look(record, "dkrr.memory.peak_bytes_by_process|sum")
+            same = [r for r in medians_of(other or {"records": []}) if r["settings"]["solver"] == _solver(record)]
+            rows.append(
+                (
+                    f"{record['settings']['n']:,}",
+                    record["settings"]["memory_limit"],
+                    f"{_solver(record)}: {look(ours, 'plan.summary') or '?'}" + (", NOISY" if run["noisy"] else ""),
+                    format_seconds(ours["seconds"]),
+                    format_bytes(int(peak)),
+                    cell(look(record, "ratios.gemm"), "ratio"),
+                    *(_beside(ours["seconds"], peak, peers, name) for name in ("scipy", "sklearn", "dask")),
+                    "; ".join(map(_with_scipy, same)) or "–",
+                )
+            )
+    if not rows:
+        return ["No solve is measured."]
+    return ["| " + " | ".join(headings) + " |", "|---:|---|---|" + "---:|" * 3 + "---|" * 4] + [
+        "| " + " | ".join(row) + " |" for row in rows
     ]
+
+
+def _with_scipy(record: Record) -> str:
+    seconds = float(record["dkrr"]["seconds"])
+    return f"{format_seconds(seconds)}; SciPy {_beside(seconds, None, record['peers'], 'scipy')}"
+
+
+def _solver(record: Record) -> str:
+    return str(record["settings"].get("solver", "cholesky"))
+
+
+def medians_of(run: Record) -> list[Record]:
+    """Of the repetitions of `benchmarks.solve` in a run, that of the median time, for each solver."""
+    by_solver: dict[str, list[Record]] = {}
+    for record in run["records"]:
+        if record.get("benchmark") == "solve":
+            by_solver.setdefault(_solver(record), []).append(record)
+    ordered = (sorted(same, key=lambda r: float(r["dkrr"]["seconds"])) for same in by_solver.values())
+    return [same[(len(same) - 1) // 2] for same in ordered]
+
+
+def _beside(seconds: float, peak: float | None, peers: Mapping[str, Any], name: str) -> str:
+    """Time and memory over a peer's; where it crashed, that, and its second run on one thread."""
+    peer = peers.get(name)
+    if peer is None:
+        return "–"
+    if "seconds" not in peer:
+        words = str(peer.get("outcome", "no result"))
+        again = f"{name}_one_thread"
+        return f"{words}; on one thread {_beside(seconds, peak, peers, again)}" if again in peers else words
+    memory = peer.get("peak_bytes_of_all_workers", peer["peak_bytes"])
+    ratios = f"{seconds / peer['seconds']:.2f} × the time"
+    ratios += "" if peak is None else f", {peak / memory:.2f} × the memory"
+    return f"{ratios} ({format_seconds(peer['seconds'])}, {format_bytes(int(memory))})"
+
+
+def _sentence(sentence: Sentence, shown: Mapping[str, Record]) -> str:
+    """A claim as an item of a list, or that it was not measured."""
+    run = shown.get(sentence.step)
+    figures = {}
+    for name, value in sentence.values.items():
+        found = [
+            float(number)
+            for record in (run["records"] if run else ())
+            if all(look(record, path) == wanted for path, wanted in value.where.items())
+            and isinstance(number := quotient(record, value.path, value.over), int | float)
+        ]
+        if not found:
+            return f"- Not measured: {sentence.step}."
+        figures[name] = cell(median(found), value.style)
+    assert run is not None
+    marks = [f"size {run['size']}"] * (run["size"] != "full") + ["NOISY, do not quote"] * bool(run["noisy"])
+    return f"- {sentence.text.format(**figures)}" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _goals(shown: Mapping[str, Record]) -> list[str]:
@@ -270,8 +411,10 @@ def _section(step: Step, run: Record, pictures: Sequence[str]) -> list[str]:
         "",
         "`" + " ".join([*(f"{k}={v}" for k, v in step.environment.items()), run["command"]]) + "`",
         "",
-        f"{run['started'][:10]}, commit {run['commit']}, {format_seconds(run['seconds'])}, {noise}.",
+        f"{run['started'][:10]}, commit {run['commit']}, {format_seconds(run['seconds'])}, {noise}"
+        + (f"; {kernels}." if (kernels := _kernels(run["machine"])) and step.is_timed else "."),
     ]
+    lines += ["", step.notes] if step.notes else []
     if run["status"] != "complete":
         lines += ["", f"**{run['status']}**: {cell(run.get('error') or 'no message', 'text')}"]
     rows = rows_of(step, run["records"])
@@ -298,14 +441,19 @@ def draw_peers(records: Sequence[Record], path: Path) -> None:
     from matplotlib.figure import Figure
 
     bars: list[tuple[str, float, float, str]] = []
-    for record in records:
+    for k, record in enumerate(records):
         n, ours = record["settings"]["n"], record["dkrr"]
+        # Lines of one command have the same peers: they are drawn after its last solver.
+        is_last = k + 1 == len(records) or records[k + 1]["peers"] != record["peers"]
         peak = look(record, "dkrr.memory.peak_bytes_by_process|sum")
-        bars.append((f"dkrr, n = {n:,}, {record['settings']['memory_limit']}", ours["seconds"], peak, _BLUE))
-        for name, peer in record["peers"].items():
+        bars.append(
+            (f"dkrr {_solver(record)}, n = {n:,}, {record['settings']['memory_limit']}", ours["seconds"], peak, _BLUE)
+        )
+        for name, peer in record["peers"].items() if is_last else ():
             if "seconds" in peer:
                 peak = peer.get("peak_bytes_of_all_workers", peer["peak_bytes"])
-                bars.append((f"{name}, n = {peer.get('n', n):,}", peer["seconds"], peak, _GREY))
+                label = f"{name.replace('_', ', ', 1).replace('_', ' ')}, n = {peer.get('n', n):,}"
+                bars.append((label, peer["seconds"], peak, _GREY))
     figure = Figure(figsize=(11, 1.0 + 0.34 * len(bars)), dpi=150, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -325,45 +473,86 @@ def draw_peers(records: Sequence[Record], path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_all(runs: Sequence[Record], size: str | None, out: Path) -> dict[str, list[str]]:
-    """Draw what can be drawn; the names of all pictures by the step that they belong to."""
-    pictures: dict[str, list[str]] = {}
+def draw_all(runs: Sequence[Record], size: str | None, out: Path) -> None:
+    """Draw what can be drawn from the lines."""
     solved = []
     for step in STEPS:
         run = best_run(runs, step, size)
         if run is None:
             continue
-        pictures[step.name] = [name for name in step.pictures if (out / name).exists()]
-        lines = [r for r in run["records"] if r.get("benchmark") == "solve" and r.get("peers")]
-        solved += sorted(lines, key=lambda r: float(r["dkrr"]["seconds"]))[len(lines) // 2 : len(lines) // 2 + 1]
+        if not step.environment:
+            solved += [record for record in medians_of(run) if record.get("peers")]
         points = [r for r in run["records"] if r.get("benchmark") == "plans grid" and "ratios" in r]
         if points:
             draw_plans(points, out / "plans.png")
-            pictures[step.name].append("plans.png")
     if solved:
         draw_peers(solved, out / "peers.png")
-        pictures[""] = ["peers.png"]
-    return pictures
 
 
-def render(results: Path, out: Path, size: str | None = None) -> Path:
-    """Write README.md and the pictures, and return the page's path."""
+def pictures_in(out: Path, folder: Path) -> dict[str, list[str]]:
+    """Links from a page in a folder to the pictures that exist in another, by step; "" before all."""
+    names = {"": ("peers.png",), "plans-grid": ("plans.png",)}
+    names |= {step.name: (*step.pictures, *names.get(step.name, ())) for step in STEPS}
+    return {
+        step: [Path(os.path.relpath(out / name, folder)).as_posix() for name in several if (out / name).exists()]
+        for step, several in names.items()
+    }
+
+
+def render(
+    results: Path, out: Path, size: str | None = None, page: Path | None = None, readme: Path | None = None
+) -> Path:
+    """Write the page and its pictures.
+
+    Parameters
+    ----------
+    results : Path
+        File of runs.
+    out : Path
+        Folder of the pictures, and of those that steps made.
+    size : str or None
+        Show this size only; None: the largest of each step.
+    page : Path, optional
+        Default: README.md in `out`.
+    readme : Path, optional
+        A page whose block between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced by the highlights.
+
+    Returns
+    -------
+    Path
+        The page.
+    """
     runs = read_runs(results)
     out.mkdir(parents=True, exist_ok=True)
-    page = out / "README.md"
-    page.write_text(markdown(runs, size, draw_all(runs, size, out)))
+    draw_all(runs, size, out)
+    page = out / "README.md" if page is None else page
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(markdown(runs, size, pictures_in(out, page.parent)))
+    if readme is not None:
+        readme.write_text(with_block(readme.read_text(), highlights(shown_runs(runs, size))))
     return page
+
+
+def with_block(text: str, lines: Sequence[str]) -> str:
+    """Text of a page with other lines in its block."""
+    if not BLOCK.search(text):
+        raise click.ClickException("the page has no block between <!-- measured --> and <!-- /measured -->")
+    return BLOCK.sub(lambda found: found[1] + "\n".join(["", *lines, ""]) + "\n" + found[2], text)
 
 
 @click.command()
 @click.option("--json", "json_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the page.")
 @click.option("--size", type=click.Choice(SIZES), help="Show this size only; default: the largest of each step.")
-def main(json_path: Path, out: Path, size: str | None) -> None:
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Default: README.md in that folder.")
+@click.option(
+    "--readme", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page whose block is replaced too."
+)
+def main(json_path: Path, out: Path, size: str | None, page: Path | None, readme: Path | None) -> None:
     """Render a file of results."""
     if not read_runs(json_path):
         raise click.ClickException(f"{json_path} has no runs of `python -m benchmarks`")
-    click.echo(str(render(json_path, out, size)), err=True)
+    click.echo(str(render(json_path, out, size, page, readme)), err=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -19,21 +20,23 @@ GIB = 2**30
 MACHINE = {"cpu": "Abacus 9", "cores": 2, "memory_bytes": 24 * GIB, "system": "Linux", "versions": {"numpy": "2.4"}}
 
 
-def solved(seconds=20.0, gemm=0.82, dask=30.0):
+def solved(seconds=20.0, gemm=0.82, dask=30.0, solver="cholesky"):
     return {
         "benchmark": "solve",
-        "settings": {"n": 16384, "memory_limit": "2GiB"},
+        "settings": {"n": 16384, "memory_limit": "2GiB", "solver": solver},
         "dkrr": {
             "seconds": seconds,
             "projected_seconds": 21.0,
             "gflops": 71.0,
-            "plan": {"tile": 2048},
+            "plan": {"tile": 2048, "summary": "dual, Cholesky"},
             "memory": {"peak_bytes_by_process": {"1": GIB // 5, "2": GIB // 4}, "largest_over_projected": 0.8},
         },
         "ratios": {"gemm": gemm},
         "peers": {
             "dask": {"seconds": dask, "peak_bytes": GIB, "peak_bytes_of_all_workers": 2 * GIB},
-            "scipy": {"crashed": "SIGSEGV"},
+            "scipy": {"seconds": 16.0, "peak_bytes": 2 * GIB},
+            "sklearn": {"crashed": "SIGSEGV", "threads": 2, "outcome": "crashed (SIGSEGV) with 2 threads"},
+            "sklearn_one_thread": {"seconds": 40.0, "peak_bytes": 6 * GIB},
         },
     }
 
@@ -78,12 +81,63 @@ def test_page_says_what_ran_where_and_whether_the_goals_are_met(tmp_path):
         "0.81",  # the median of the repetitions
         "yes",
     ]
+    assert row_of(text, "time over SciPy's, n = 16,384")[1:] == ["≤ 1", "1.25", "**no**"]
+    # A peer that crashed with all threads is judged by its run on one.
+    assert row_of(text, "time over scikit-learn's, n = 16,384")[2:] == ["0.50", "yes"]
     assert row_of(text, "time over dask.array")[1:] == ["≤ 0.75", "0.67", "yes"]
     assert row_of(text, "peak memory over dask.array")[2:] == ["0.22", "yes"]
     assert row_of(text, "part of the GEMM rate, n = 32,768")[2:] == ["–", "not measured"]
-    # The picture and the table, without columns for peers that gave no figures.
     assert (tmp_path / "measured" / "peers.png").read_bytes().startswith(b"\x89PNG") and "](peers.png)" in text
-    assert row_of(text, "time | projected")[-2] == "Dask" and "SciPy" not in row_of(text, "time | projected")
+    # The table of the step, without columns that nothing is in.
+    header = row_of(text, "n | limit | solver | planned")
+    rows = [line for line in text.splitlines() if line.startswith("| 16,384 | 2GiB | cholesky | dual")]
+    assert len(rows) == 3  # every repetition
+    entries = dict(zip(header, (entry.strip() for entry in rows[0].strip("|").split("|")), strict=True))
+    assert entries["scikit-learn"] == "crashed (SIGSEGV) with 2 threads" and entries["on one thread"] == "40.0 s"
+    assert entries["dkrr / scikit-learn"] == "0.50" and "true residual" not in entries
+
+
+def test_readme_quotes_the_page(tmp_path):
+    results, readme = tmp_path / "results.jsonl", tmp_path / "README.md"
+    within = {"memory_limit": "500MB", "residual": 9e-7, "seconds": 6.0, "peak_bytes": 330 * 2**20}
+    ratios = {"ratios": {"scipy": {"seconds": 1.4, "peak_bytes": 0.4}}}
+    older = {"environment": {"OPENBLAS_CORETYPE": "Haswell"}, "blas": [{"internal_api": "b", "version": "1"}]}
+    runs = [
+        a_run(records=[solved(22.0), solved(20.0), solved(21.0), solved(10.0, solver="auto")]),
+        a_run("solve-16384-haswell", [solved(24.0)], machine=MACHINE | older | {"blas": []}),
+        a_run("iterative-beside", [within, {"memory_limit": None, "seconds": 5.0}, ratios]),
+        a_run("small", [{"n": 100, "ratio": 1.5}]),
+    ]
+    results.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    readme.write_text("before\n<!-- measured -->\nolder figures\n<!-- /measured -->\nafter\n")
+    place = tmp_path / "docs" / "performance.md"
+    assert report.render(results, tmp_path / "docs" / "measured", page=place, readme=readme) == place
+    text, quoted = place.read_text(), readme.read_text()
+    assert "](measured/peers.png)" in text
+    block = "\n".join(report.highlights(report.shown_runs(runs, None)))
+    assert block in text and block in quoted and "older figures" not in quoted
+    assert quoted.startswith("before\n<!-- measured -->\n") and quoted.endswith("<!-- /measured -->\nafter\n")
+    assert row_of(quoted, "16,384 | 2GiB | cholesky") == [
+        "16,384",
+        "2GiB",
+        "cholesky: dual, Cholesky",
+        "21.0 s",  # the median run
+        "461 MiB",
+        "0.82",
+        "1.31 × the time, 0.22 × the memory (16.0 s, 2 GiB)",
+        "crashed (SIGSEGV) with 2 threads; on one thread 0.53 × the time, 0.07 × the memory (40.0 s, 6 GiB)",
+        "0.70 × the time, 0.22 × the memory (30.0 s, 2 GiB)",
+        "24.0 s; SciPy 1.50 × the time (16.0 s, 2 GiB)",
+    ]
+    assert row_of(quoted, "16,384 | 2GiB | auto")[-1] == "–"
+    assert "true residual of 9.0e-07: 6.0 s and 330 MiB, 1.40 × SciPy's time and 0.40 × its memory." in quoted
+    assert "- Not measured: iterative-headline." in quoted and "- Not measured: small." in quoted
+    # Rendered again it is the same, and a page without a block is refused.
+    report.render(results, tmp_path / "docs" / "measured", page=place, readme=readme)
+    assert (place.read_text(), readme.read_text()) == (text, quoted)
+    readme.write_text("no block")
+    with pytest.raises(ClickException, match="no block"):
+        report.render(results, tmp_path, readme=readme)
 
 
 def test_goal_that_is_missed_and_noise_are_said_plainly(tmp_path):
@@ -98,7 +152,12 @@ def test_steps_that_are_missing_or_failed_do_not_stop_the_others(tmp_path):
     text = page(tmp_path, failed, partly, a_run("gone-since", [{"x": 1}]))
     assert "**failed**: exit status 1 \\| no data" in text
     assert "**timed out**: after 5 s" in text and "| 2 | 8 | 99.5 |" in text
-    assert "Not measured: solve-16384" in text and "small" in text and "gone-since" not in text
+    assert (
+        "**Not measured**: solve-5000" in text
+        and "small" in text
+        and "forms-draw" not in text
+        and "gone-since" not in text
+    )
     assert "![" not in text
 
 
@@ -112,7 +171,7 @@ def test_empty_file_makes_a_page_of_goals(tmp_path):
 
 
 def test_best_run_is_complete_then_large_then_quiet_then_latest():
-    step = STEPS[0]
+    step = steps.step_named("solve-16384")
 
     def best(*runs, size=None):
         return report.best_run([a_run(**r | {"number": k}) for k, r in enumerate(runs)], step, size)["number"]
@@ -127,10 +186,21 @@ def test_best_run_is_complete_then_large_then_quiet_then_latest():
     assert report.best_run([a_run("another")], step, None) is None
 
 
-def test_machines_are_told_apart(tmp_path):
+def test_machines_commits_and_kernels_are_told_apart(tmp_path):
+    def kernels(name, **environment):
+        blas = [{"internal_api": "openblas", "version": "0.3.31", "architecture": name}]
+        return MACHINE | {"blas": blas, "environment": environment}
+
+    older = kernels("Haswell", OPENBLAS_CORETYPE="Haswell")
+    text = page(tmp_path, a_run(machine=kernels("SkylakeX")), a_run("solve-16384-haswell", machine=older))
+    assert "Measured 2026-11-21 at commit abc123, on 2 cores of Abacus 9" in text
+    assert "BLAS: openblas 0.3.31 (SkylakeX kernels)." in text
+    assert text.count("quiet; openblas 0.3.31 (Haswell kernels).") == 1
     text = page(tmp_path, a_run(), a_run("blas", machine=MACHINE | {"cpu": "Slide Rule"}))
-    assert "do not compare across them" in text
+    assert "do not compare across machines or commits" in text
     assert any("Slide Rule" in line and line.endswith(": blas") for line in text.splitlines())
+    text = page(tmp_path, a_run(), a_run("blas", commit="def456", started="2026-11-22T10:00:00+00:00"))
+    assert "Measured 2026-11-21 to 2026-11-22, **not all in one run**" in text and "- commit def456" in text
 
 
 def test_plans_are_drawn_beside_their_table(tmp_path):
@@ -269,6 +339,42 @@ def test_change_of_code_or_of_the_command_runs_a_step_again(table_of, quiet_mach
     assert not everything.is_done(report.read_runs(session.results), other, session)
     (tmp_path / "dkrr" / "new.py").write_text("changed = True")
     assert not everything.is_done(report.read_runs(session.results), table[0], session)
+
+
+def test_change_of_an_imported_benchmark_or_of_the_environment_runs_a_step_again(table_of, quiet_machine, tmp_path):
+    session, (step, _) = table_of(first=(0, False), second=(0, False))
+    script = tmp_path / "benchmarks" / "first.py"
+    script.write_text("from benchmarks import second\n" + script.read_text())
+    run_all(session, [step])
+    assert everything.is_done(report.read_runs(session.results), step, session)
+    other = replace(step, environment={"OPENBLAS_NUM_THREADS": "1"})
+    assert not everything.is_done(report.read_runs(session.results), other, session)
+    (tmp_path / "benchmarks" / "second.py").write_text("changed = True")
+    assert not everything.is_done(report.read_runs(session.results), step, session)
+
+
+def test_machine_of_a_step_is_that_of_its_environment(monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    here, there = everything.machine_of(()), everything.machine_of((("OPENBLAS_NUM_THREADS", "1"),))
+    assert here["environment"] == {} and there["environment"] == {"OPENBLAS_NUM_THREADS": "1"}
+    assert [library["num_threads"] for library in there["blas"]] == [1] * len(there["blas"]) != []
+
+
+def test_steps_on_request_are_in_the_full_table_only_by_name():
+    everywhere = {step.name for step in everything.chosen_steps("full", ())}
+    assert everywhere == {step.name for step in STEPS if not step.on_request}
+    assert [step.name for step in everything.chosen_steps("full", ("forms-*",))] == ["forms-measure", "forms-draw"]
+    assert {step.name for step in everything.chosen_steps("smoke", ())} == {
+        s.name for s in STEPS if "smoke" in s.commands
+    }
+    assert sum(step.minutes for step in everything.chosen_steps("full", ())) < 35
+
+
+def test_sentences_are_of_steps_that_are_run():
+    everywhere = {step.name for step in everything.chosen_steps("full", ())}
+    for sentence in steps.SENTENCES:
+        assert sentence.step in everywhere
+        sentence.text.format(**dict.fromkeys(sentence.values, ""))
 
 
 def test_noisy_runs_are_marked_and_repeated_so_many_times(table_of, quiet_machine):
