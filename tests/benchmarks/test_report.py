@@ -377,6 +377,16 @@ def test_sentences_are_of_steps_that_are_run():
         sentence.text.format(**dict.fromkeys(sentence.values, ""))
 
 
+def test_published_page_and_readme_are_those_of_the_results():
+    docs, readme = everything.ROOT / "docs", (everything.ROOT / "README.md").read_text()
+    assert report.BLOCK.search(readme)
+    runs = report.read_runs(docs / "measured" / "results.jsonl")
+    if runs:  # before the first full run, page and block are the earlier ones
+        pictures = report.pictures_in(docs / "measured", docs)
+        assert (docs / "performance.md").read_text() == report.markdown(runs, None, pictures)
+        assert report.with_block(readme, report.highlights(report.shown_runs(runs, None))) == readme
+
+
 def test_noisy_runs_are_marked_and_repeated_so_many_times(table_of, quiet_machine):
     session, table = table_of(loud=(0, True), retries=2)
     failed, runs = run_all(session, table)
