@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -322,4 +323,6 @@ def main(
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: the processes of the running step are ended too, or they would disturb the run that resumes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

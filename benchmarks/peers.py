@@ -8,6 +8,7 @@ prints one line of JSON: seconds, peak memory and what was run.
 """
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -281,6 +282,8 @@ def dask_block(n: int) -> int:
 @click.option("--block", type=click.IntRange(min=1), help="Side of Dask's blocks; default 1024 or 2048.")
 def main(name: PeerName, n: int, d: int, kernel: str, threads: int, block: int | None) -> None:
     """Solve one problem with one peer and print a line of JSON."""
+    # A peer that crashes would write gigabytes of memory to the folder that it runs in, and take long.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     problem = Problem(n, d, kernel)
     if name == "dask":
         record = solve_dask(problem, threads, block or dask_block(n))
