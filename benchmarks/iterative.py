@@ -211,10 +211,19 @@ def show(title: str, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
 @click.option("--n", type=int, default=10_000, show_default=True)
 @click.option("--memory-limit", default="500MB", show_default=True)
 def beside_direct(n: int, memory_limit: str) -> None:
-    """Standard normal rows of 16 columns: dkrr by conjugate gradient, dkrr in memory, SciPy and scikit-learn."""
-    rows = [(f"dkrr, cg, {memory_limit}", run_fit(data="normal", n=n, solver="cg-auto", memory_limit=memory_limit))]
-    rows.append(("dkrr, cg", run_fit(data="normal", n=n, solver="cg-auto")))
-    rows.append(("dkrr, cholesky", run_fit(data="normal", n=n, solver="cholesky")))
+    """Standard normal rows of 16 columns: dkrr within a limit, by conjugate gradient and by Cholesky, and the peers."""
+    rows = [
+        (
+            f"dkrr, {solver_name}, {limit or 'no limit'}",
+            run_fit(data="normal", n=n, solver=solver_name, memory_limit=limit),
+        )
+        for solver_name, limit in (
+            ("auto", memory_limit),
+            ("cg-auto", memory_limit),
+            ("cg-auto", None),
+            ("cholesky", None),
+        )
+    ]
     for name, record in peers.run_peers(("scipy", "sklearn"), peers.Problem(n, 16), count_cores()).items():
         click.echo(json.dumps({"peer": name, **record}))
         rows.append((name, record))
@@ -222,7 +231,7 @@ def beside_direct(n: int, memory_limit: str) -> None:
     within = rows[0][1]
     ratios = {
         name: {key: within[key] / record[key] for key in ("seconds", "peak_bytes")}
-        for name, record in rows[2:]
+        for name, record in rows[4:]
         if "seconds" in record and "seconds" in within
     }
     click.echo(json.dumps(stamped({"memory_limit": memory_limit, "ratios": ratios})))

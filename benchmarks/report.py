@@ -36,8 +36,9 @@ use all cores and run after dkrr, each in a process of its own. Unless stated ot
 LEGEND = """\
 Time and memory of dkrr over a peer's, with those of the peer in brackets. GEMM: n³/3 operations over the whole time, as
 part of the rate of matrix products in the same processes. SciPy forms all of K, factors it in place by
-`cholesky(K.T, lower=True, overwrite_a=True)` and solves. Cholesky is exact to rounding, conjugate gradient to the true
-residual that its section gives. Haswell: the same with `OPENBLAS_CORETYPE=Haswell`.
+`cholesky(K.T, lower=True, overwrite_a=True)` and solves. `cholesky` is float64 throughout; `auto` may refine a factor
+in float32, or take conjugate gradient, to the true residual that its section gives. Haswell: the same with
+`OPENBLAS_CORETYPE=Haswell`.
 """
 BLOCK = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.S)
 """Part of a page that `render` replaces by what it measured."""

@@ -77,7 +77,7 @@ class Settings:
     n: int
     d: int = 16
     solver: str = "cholesky"
-    """KernelRidge's; "auto": the planner chooses, and its tolerance is the default, 1e-6 of the true residual."""
+    """KernelRidge's; "auto": the planner chooses, and the record has the true residual."""
     tile: int | None = None
     """None: the planner chooses."""
     workers: int = 2
