@@ -524,7 +524,7 @@ def write_line(record: dict[str, Any], path: Path | None) -> None:
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs, peers included.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append the lines here too.")
 @click.option(
-    "--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last factorisation as a PNG."
+    "--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Draw the first solver's last run as a PNG."
 )
 def main(repeat: int, json_path: Path | None, timeline: Path | None, solvers: tuple[str, ...], **options: Any) -> None:
     """Measure dkrr beside GEMM, SciPy, scikit-learn and Dask.
@@ -537,12 +537,13 @@ def main(repeat: int, json_path: Path | None, timeline: Path | None, solvers: tu
             for record, fit in measure_solvers(settings, solvers):
                 write_line(record | {"repetition": repetition}, json_path)
                 console.print(result_table(record))
-                fits = [fit] if fit.tasks and fit.plan.solver == "cholesky" else fits
+                if fit.tasks and (not fits or record["settings"]["solver"] == solvers[0]):
+                    fits = [fit]
         except DkrrError as error:
             raise click.ClickException(str(error)) from error
     if timeline is not None:
         if not fits:
-            raise click.ClickException("no factorisation had tasks to draw; use --solver cholesky --force-workers")
+            raise click.ClickException("the fits were done in memory and have no tasks to draw; use --force-workers")
         draw_timeline(timeline, *fits)
         console.print(f"picture: {timeline}")
 

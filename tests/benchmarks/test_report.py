@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click import ClickException
 from click.testing import CliRunner
@@ -272,6 +273,20 @@ def test_steps_are_told_apart_and_their_bounds_are_bounds():
             assert command[2].startswith("benchmarks.") and "{" not in "".join(command)
         for goal in step.goals:
             assert (goal.at_most is None) != (goal.at_least is None), goal
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_commands_of_all_sizes_take_their_options(step, tmp_path):
+    """The full ones run only when figures are measured: a wrong option would show then."""
+    session = everything.Session("full", tmp_path, tmp_path, 0, False, None)
+    for name in ("costs.json", "costs-small.json", f"lines-for-{step.name}.jsonl"):
+        (tmp_path / name).touch()  # what earlier steps write
+    for size in step.commands:
+        _python, _option, module, *arguments = replace(session, size=size).command(step)
+        command = importlib.import_module(module).main
+        if isinstance(command, click.Group):
+            command = command.commands[arguments.pop(0)]
+        command.make_context(module, arguments)
 
 
 CHILD = """
