@@ -159,6 +159,12 @@ def n_threads() -> int:
     return max(_one_thread.lifted() or (library.num_threads for library in _one_thread.libraries()), default=1)
 
 
+def architectures() -> str:
+    """Instruction sets whose kernels BLAS uses in this process: they depend on the processor and the environment."""
+    names = {str(getattr(library, "architecture", None) or "unknown") for library in _one_thread.libraries()}
+    return ", ".join(sorted(names)) or "unknown"
+
+
 @contextmanager
 def one_thread(condition: bool = True) -> Iterator[None]:
     """Keep BLAS on one thread inside the block (in the whole process), if the condition holds.

@@ -18,8 +18,8 @@ from dkrr.arguments import (
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels.columns import encodes
-from dkrr.machine import detect
-from dkrr.planning import Plan, Problem, make_plan
+from dkrr.machine import detect, measured_plan
+from dkrr.planning import Plan, Problem
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows
 from dkrr.rows import as_rows
 
@@ -45,6 +45,7 @@ def plan(
     tile: int | None = None,
     store: str | Path | None = None,
     workers: int | None = None,
+    worker_memory: int | str | None = None,
     loss: str = "squared",
     n_classes: int | None = None,
     multi_class: str = "multinomial",
@@ -94,6 +95,9 @@ def plan(
         Path or URL of the Zarr store that the fit would be given; an unfinished run in it is resumed.
     workers : int, optional
         Worker processes on this machine; None: those of the ambient Dask client, else one for each core.
+    worker_memory : int or str, optional
+        Memory of each of the `workers`, bytes or text such as "4GiB": the plan is then for a cluster of so many
+        workers that need not exist, each as fast as a core of this machine.
     loss : {"squared", "logistic"}, default="squared"
         Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
@@ -122,6 +126,9 @@ def plan(
     >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
     >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
     ('cholesky', 'dask', True)
+    >>> plan = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
+    >>> plan.chosen.n_workers, plan.execution
+    (64, 'dask')
     """
     is_regression = checked_loss(loss) == "squared"
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
@@ -151,10 +158,12 @@ def plan(
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
-    resources = detect(memory_limit, settings.store, workers)  # before the sample, some of whose memory stays in use
-    resources = replace(resources, enforce_disk=X is not None or store is not None)
+    # Before the sample, some of whose memory stays in use.
+    resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory)
+    is_here = not resources.assumed and (X is not None or store is not None)
+    resources = replace(resources, enforce_disk=is_here)
     if rows is not None:
         return plan_for_rows(Problem.of_rows(rows, value, **fields), rows, resources)
     known = value.resolved(d)
     problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
-    return make_plan(problem, resources)
+    return measured_plan(problem, resources)

@@ -13,7 +13,7 @@ from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
-from dkrr.machine import detect
+from dkrr.machine import detect, measured_plan
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
@@ -192,7 +192,7 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     if plan is not None and plan.chosen.for_systems.is_direct and plan.seconds <= SMALL_SECONDS:
         return plan
     sampled = with_spectrum(problem, rows)
-    return plan if plan is not None and sampled is problem else make_plan(sampled, resources)
+    return measured_plan(sampled, resources, plan if sampled is problem else None)
 
 
 def with_spectrum(problem: Problem, rows: Rows) -> Problem:

@@ -21,7 +21,8 @@ def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans are made with dkrr's default rates, here and in processes of tests, whatever was measured here."""
     folder = str(tmp_path_factory.mktemp("profiles"))
     os.environ["DASK_DKRR__PROFILE_DIRECTORY"] = folder
-    with dask.config.set({"dkrr.profile-directory": folder}):
+    os.environ["DASK_DKRR__QUICK_MEASUREMENT"] = "false"
+    with dask.config.set({"dkrr.profile-directory": folder, "dkrr.quick-measurement": False}):
         yield
 
 

@@ -238,6 +238,7 @@ def predict(
 @click.option("--n-targets", type=int, default=1, show_default=True, help="Number of targets, instead of --y.")
 @click.option("--n-classes", type=int, help="With --logistic: number of classes, instead of --y.  [default: 2]")
 @click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
+@click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:

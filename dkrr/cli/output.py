@@ -118,11 +118,17 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
         f"workers     {has['n_workers']} × {has['worker_threads']} threads, "
         f"{format_bytes(has['worker_limit_bytes'])} each",
         f"disk        {format_bytes(has['disk_free_bytes'] or 0)} free for stores",
-        "rates       " + (f"measured {measured['time']}, {description['profile']}" if measured else "dkrr's defaults"),
+        "rates       " + _origin(description),
     ]
     if not measured:
-        lines.append("            `dkrr calibrate` measures them here")
-    elif (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
+        lines.append("            `dkrr calibrate` measures them here, or a moment of the first long fit")
+    if measured and measured["is_quick"]:
+        of_store = "" if measured["folder"] else ", read, write"
+        lines.append(
+            f"            in {format_seconds(measured['seconds'])} before a long fit; task, chain, round trip,"
+        )
+        lines.append(f"            cluster start, network, fresh{of_store} are defaults: `dkrr calibrate` measures all")
+    if measured and (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
         lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if key.endswith(f"_{name}")}
@@ -131,6 +137,14 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
         lines.append("  ns per kernel entry, float64 / float32, by number of columns")
         lines += _kernel_lines(rates["kernels"])
     return "\n".join(lines)
+
+
+def _origin(description: dict[str, Any]) -> str:
+    """Where the rates come from, and when they were measured."""
+    measured = description["measured"]
+    if measured is None:
+        return "dkrr's defaults"
+    return f"measured {measured['time']}, {description['profile'] or 'kept by this process only'}"
 
 
 def _kernel_lines(kernels: list[dict[str, Any]]) -> list[str]:

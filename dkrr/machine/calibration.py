@@ -17,6 +17,7 @@ from dkrr.machine.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
 from dkrr.machine.profile import Profile, create_profile_folder, machine_fingerprint, median_rates, save_profile
 from dkrr.planning.limits import AVAILABLE_FRACTION
+from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.runtime import Meter, Progress, Task
 
 SECONDS = 0.25
@@ -27,8 +28,6 @@ N_TASKS = 40
 """Empty tasks whose cost is measured."""
 CHAIN = 20
 """Empty tasks that wait for each other."""
-VECTOR_BYTES = 2**21
-"""Bytes of the vectors that make a round trip."""
 MESSAGE_BYTES = 2**26
 """Bytes of the array that one worker gets from another."""
 
@@ -107,7 +106,7 @@ def _of_workers(client: Any, scratch: str, seconds: float) -> tuple[list[Measure
     shared: Measured = {"task_seconds": executor.run(tasks, Progress()).seconds * slots / N_TASKS}
     chain = [Task(f"empty-{k}", do_nothing, depends=(f"empty-{k - 1}",) if k else ()) for k in range(CHAIN)]
     shared["chain_seconds"] = executor.run(chain, Progress()).seconds / CHAIN
-    vectors = np.zeros((VECTOR_BYTES // 8, 1))
+    vectors = np.zeros((ROUND_TRIP_BYTES // 8, 1))
     echoes = [Task(f"echo-{k}", echo) for k in range(3 * slots)]
     executor.total(echoes, vectors)
     trips = [executor.total(echoes, vectors)[1].seconds for _ in range(5)]

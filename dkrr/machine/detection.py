@@ -13,19 +13,32 @@ from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
-from dkrr.machine.profile import Fingerprint, cluster_fingerprint, load_profile, machine_fingerprint, profile_path
+from dkrr.machine.profile import (
+    Fingerprint,
+    cluster_fingerprint,
+    is_saved,
+    load_profile,
+    machine_fingerprint,
+    profile_path,
+)
 from dkrr.planning import Rates, Resources
 from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
-from dkrr.planning.resources import Share
+from dkrr.planning.resources import RatesFrom, Share
 from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
 from dkrr.tiles.store import free_bytes
-from dkrr.units import parse_bytes
+from dkrr.units import format_bytes, parse_bytes
+
+DEFAULTS: RatesFrom = "defaults"
 
 
 def detect(
-    memory_limit: int | str | None, store: str | None, workers: int | None = None, root: Path = ROOT
+    memory_limit: int | str | None,
+    store: str | None,
+    workers: int | None = None,
+    root: Path = ROOT,
+    worker_memory: int | str | None = None,
 ) -> Resources:
-    """Resources of the ambient Dask client, or else of this machine.
+    """Resources of the ambient Dask client, or else of this machine; or of a cluster that does not exist yet.
 
     Parameters
     ----------
@@ -37,12 +50,15 @@ def detect(
         Worker processes; None takes ``dkrr.local.workers``, then one for each core.
     root : Path
         Where the limits of this process's control groups are looked up.
+    worker_memory : int or str, optional
+        Memory of each of so many `workers` on machines of their own, which need not exist.
 
     Raises
     ------
     InputError
         If a value cannot be used.
     """
+    _check_worker_memory(worker_memory, workers, memory_limit)
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
     process = resident_bytes()
@@ -63,6 +79,8 @@ def detect(
         "memory_bytes": available + process,
         "process_limit_bytes": each,
     }
+    if worker_memory is not None:
+        return _assumed(local_workers(workers), parse_bytes(worker_memory), common)
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
@@ -70,13 +88,15 @@ def detect(
     if confined is not None:
         return _confined(confined, common)
     n_workers = local_workers(workers, root)
+    rates, rates_from = known_rates(machine_fingerprint())
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
         worker_limit_bytes=workers_limit // n_workers if each is None else min(workers_limit // n_workers, each),
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
         usable_fraction=LOCAL_FRACTION,
-        rates=rates_of(machine_fingerprint()),
+        rates=rates,
+        rates_from=rates_from,
         **common,
     )
 
@@ -93,6 +113,7 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         limit = min(limit, allowed)
     elif not common["limit_is_given"]:
         limit = held + max(0, limit - held) // shared  # memory_limit itself is of one process
+    rates, rates_from = known_rates(machine_fingerprint())
     return Resources(
         n_workers=1,
         worker_threads=1,
@@ -101,7 +122,8 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         usable_fraction=LOCAL_FRACTION,
         confined=confined.reason,
         share=share,
-        rates=rates_of(machine_fingerprint()),
+        rates=rates,
+        rates_from=rates_from,
         **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )
 
@@ -152,6 +174,7 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     # The memory of their machines is not known; it is at least what the workers may take together.
     common["memory_bytes"] = min(whole.values()) if all(w.memory_limit for w in workers) else None
     common["process_limit_bytes"] = None  # the calling process's limit, not the workers'
+    rates, rates_from = known_rates(fingerprint_of(client))
     return Resources(
         n_workers=len(workers),
         n_hosts=len(by_host),
@@ -160,7 +183,48 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
-        rates=rates_of(fingerprint_of(client)),
+        rates=rates,
+        rates_from=rates_from,
+        **common,
+    )
+
+
+def _check_worker_memory(worker_memory: int | str | None, workers: int | None, memory_limit: int | str | None) -> None:
+    if worker_memory is None:
+        return
+    if workers is None:
+        raise InputError(
+            f"worker_memory is {worker_memory!r} without workers; expected both: give workers=, the number of worker "
+            f"processes that have so much memory each"
+        )
+    if memory_limit is not None:
+        raise InputError(
+            f"worker_memory is {worker_memory!r} and memory_limit is {memory_limit!r}; expected one of them: "
+            f"worker_memory= is of each worker of a cluster, memory_limit= of one machine"
+        )
+
+
+def _assumed(n_workers: int, worker_bytes: int, common: dict[str, Any]) -> Resources:
+    """Workers of a cluster that does not exist yet, with the cores of this machine and a store that they share."""
+    rates, rates_from = known_rates(machine_fingerprint())
+    # Nothing is known of the machines' caches of files, nor is what one worker wrote in that of another.
+    rates = replace(rates, read_bytes=min(rates.read_bytes, rates.cold_read_bytes))
+    moved = f"{rates.read_bytes / 1e9:.2g} GB/s to each worker ({n_workers * rates.read_bytes / 1e9:.3g} GB/s to all)"
+    common |= {"memory_bytes": None, "process_limit_bytes": None, "limit_is_given": False, "disk_free_bytes": None}
+    return Resources(
+        n_workers=n_workers,
+        n_hosts=n_workers,
+        worker_threads=1,
+        worker_limit_bytes=worker_bytes,
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
+        usable_fraction=CLUSTER_FRACTION,
+        cluster_is_running=True,
+        assumed=(
+            f"assumed: {n_workers:,} Dask workers of one thread and {format_bytes(worker_bytes)} each, as fast as a "
+            f"core of this machine, and a shared store that delivers {moved}"
+        ),
+        rates=rates,
+        rates_from=rates_from,
         **common,
     )
 
@@ -176,7 +240,7 @@ def describe() -> dict[str, Any]:
         "fingerprint": fingerprint,
         "resources": {name: value for name, value in values.items() if name != "rates"},
         "rates": values["rates"],
-        "profile": None if profile is None else str(profile_path(fingerprint)),
+        "profile": None if profile is None or not is_saved(fingerprint) else str(profile_path(fingerprint)),
         "measured": None if profile is None else {n: v for n, v in profile.to_dict().items() if n != "rates"},
     }
 
@@ -218,15 +282,17 @@ def resident_bytes() -> int:
         return int(this_process().memory_info().rss)
 
 
-def rates_of(fingerprint: Fingerprint) -> Rates:
-    """Rates from Dask's configuration, else as measured by ``dkrr calibrate``, else the defaults."""
+def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
+    """Rates from Dask's configuration, else as measured here, else the defaults; and which of them."""
     profile = load_profile(fingerprint)
-    rates = Rates() if profile is None else profile.rates
+    rates, rates_from = Rates(), DEFAULTS
+    if profile is not None:
+        rates, rates_from = profile.rates, "quick" if profile.is_quick else "calibration"
     given = {name: value for name, value in setting("rates").items() if value is not None}
     if not given:
-        return rates
+        return rates, rates_from
     if "gemm-gflops" in given:
-        rates = rates.faster(given["gemm-gflops"] * 1e9 / rates.gemm_flops)
+        rates, rates_from = rates.faster(given["gemm-gflops"] * 1e9 / rates.gemm_flops), "configuration"
     named = {"read-gbytes": ("read_bytes", 1e9), "write-gbytes": ("write_bytes", 1e9)}
     named |= {
         "cold-read-gbytes": ("cold_read_bytes", 1e9),
@@ -234,7 +300,7 @@ def rates_of(fingerprint: Fingerprint) -> Rates:
         "cluster-start-seconds": ("cluster_start_seconds", 1.0),
     }
     changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
-    return replace(rates, **changes)
+    return replace(rates, **changes), rates_from
 
 
 def _system_temporary() -> str:

@@ -4,8 +4,9 @@ Rates are those of the fastest half of the repetitions, so that interruptions by
 """
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,38 @@ FEATURES = (4, 16, 64, 256)
 """Numbers of columns at which kernels are measured."""
 MEMORY_SIDE = 5120
 """Rows of a matrix that no cache holds: 200 MiB."""
+QUICK_SIDE = 1024
+"""Rows of a tile where there is little time."""
+QUICK_FEATURES = (8, 64)
+QUICK_MEMORY_SIDE = 2048
+"""Rows of a matrix of 32 MiB, which a core's share of a cache does not hold."""
+QUICK_SECONDS = 0.02
+"""Time of each measurement, of which there are at least three repetitions."""
+QUICK_BYTES = 64 * 2**20
+"""Memory of one quick measurement."""
+QUICK_CHUNKS = 12
 CHUNK = (1024, 512)
 N_CHUNKS = 96
 """Chunks of 4 MiB that are written and read: fewer would stay in memory."""
 
+FROM_A_DISK = 2.0
+"""Least time of a read from the disk over that from the system's cache, whose copying and checking it includes."""
+
 Measured = dict[str, float]
+Clock = Callable[[], float]
+
+
+def wall_clock() -> float:
+    """Seconds, also those in which other programs had the core."""
+    return time.perf_counter()
+
+
+def own_clock() -> float:
+    """Seconds of this thread on a core, so that other programs do not count; of all where the system's are coarse."""
+    return time.thread_time() if _THREAD_TIME_IS_FINE else time.perf_counter()
+
+
+_THREAD_TIME_IS_FINE = time.get_clock_info("thread_time").resolution < 1e-4  # not on Windows
 
 
 def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured, list[KernelRate]]:
@@ -54,26 +82,38 @@ def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured
         return measured, measure_kernels(seconds / 4)
 
 
-def measure_blas(seconds: float) -> Measured:
+def measure_quickly() -> tuple[Measured, list[KernelRate]]:
+    """Task: what most plans depend on, on one thread, in well under a second."""
+    with blas.one_thread():
+        measured = measure_blas(QUICK_SECONDS, QUICK_SIDE, own_clock)
+        measured |= measure_memory(QUICK_SECONDS, QUICK_MEMORY_SIDE, own_clock)
+        del measured["fresh_bytes"]  # of so little memory, which the process may have had before
+        return measured, measure_kernels(QUICK_SECONDS / 4, QUICK_FEATURES, own_clock)
+
+
+def measure_blas(seconds: float, side: int = SIDE, clock: Clock = wall_clock) -> Measured:
     """Rates of the products and factorisations of tiles."""
     rng = np.random.default_rng(0)
-    tile, panel = rng.standard_normal((SIDE, SIDE)), rng.standard_normal((SIDE, PANEL))
+    tile, panel = rng.standard_normal((side, side)), rng.standard_normal((side, PANEL))
     # Numbers that are divided repeatedly must neither grow nor shrink: those near zero are slow.
     triangle = np.tril(rng.standard_normal((PANEL, PANEL)), -1) * 1e-6 + np.eye(PANEL)
-    definite = np.eye(SIDE) * 2.0 + 1.0
+    definite = np.eye(side) * 2.0 + 1.0
     columns = tile[:, :PANEL]
+
+    def best(function: Callable[[], None]) -> float:
+        return best_seconds(function, seconds, clock)
 
     def factor() -> None:
         np.copyto(tile, definite)
         blas.cholesky_in_place(tile)
 
-    copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2)
+    copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2, clock)
     return {
-        "gemm_flops": 2.0 * SIDE**2 * PANEL / best_seconds(_multiply(SIDE, "float64"), seconds),
-        "float32_gemm_flops": 2.0 * SIDE**2 * PANEL / best_seconds(_multiply(SIDE, "float32"), seconds),
-        "syrk_flops": SIDE**2 * PANEL / best_seconds(lambda: blas.syrk(tile, panel, alpha=-1.0, beta=1.0), seconds),
-        "trsm_flops": SIDE * PANEL**2 / best_seconds(lambda: blas.solve_lower_right(triangle, columns), seconds),
-        "potrf_flops": SIDE**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9),
+        "gemm_flops": 2.0 * side**2 * PANEL / best(_multiply(side, "float64")),
+        "float32_gemm_flops": 2.0 * side**2 * PANEL / best(_multiply(side, "float32")),
+        "syrk_flops": side**2 * PANEL / best(lambda: blas.syrk(tile, panel, alpha=-1.0, beta=1.0)),
+        "trsm_flops": side * PANEL**2 / best(lambda: blas.solve_lower_right(triangle, columns)),
+        "potrf_flops": side**3 / 3 / max(best(factor) - copying, 1e-9),
     }
 
 
@@ -103,14 +143,14 @@ def measure_threads(seconds: float) -> Measured:
     return {"dense_flops": side**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9) / threads}
 
 
-def measure_memory(seconds: float) -> Measured:
+def measure_memory(seconds: float, side: int = MEMORY_SIDE, clock: Clock = wall_clock) -> Measured:
     """Rate at which a tile in memory is multiplied by a vector, from both sides."""
-    start = time.perf_counter()
-    tile = np.empty((MEMORY_SIDE, MEMORY_SIDE))
+    start = clock()
+    tile = np.empty((side, side))
     tile[...] = 1.0
-    filled = time.perf_counter() - start
-    left, right = np.zeros((MEMORY_SIDE, 1)), np.zeros((MEMORY_SIDE, 1))
-    rows, columns = slice(0, MEMORY_SIDE), slice(MEMORY_SIDE, 2 * MEMORY_SIDE)
+    filled = max(clock() - start, 1e-9)
+    left, right = np.zeros((side, 1)), np.zeros((side, 1))
+    rows, columns = slice(0, side), slice(side, 2 * side)
 
     def multiply() -> None:
         for r, c, piece in cut_tile(tile, rows, columns):
@@ -118,13 +158,13 @@ def measure_memory(seconds: float) -> Measured:
             blas.gemm(left[r], piece, right[across], beta=1.0)
             blas.gemm(right[across], piece, left[r], transpose_a=True)
 
-    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds), "fresh_bytes": tile.nbytes / filled}
+    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds, clock), "fresh_bytes": tile.nbytes / filled}
 
 
-def measure_kernels(seconds: float) -> list[KernelRate]:
+def measure_kernels(seconds: float, features: Sequence[int] = FEATURES, clock: Clock = wall_clock) -> list[KernelRate]:
     """Time for an entry of every kernel, in blocks as they are formed."""
     rng, rates = np.random.default_rng(0), []
-    for d in FEATURES:
+    for d in features:
         rows = rng.standard_normal((2, KERNEL_BLOCK, d))
         for kernel in KERNELS:
             for precision in Precision.__args__:  # type: ignore[attr-defined]
@@ -134,30 +174,33 @@ def measure_kernels(seconds: float) -> list[KernelRate]:
                 def form(value: Kernel = value, x: Any = x, z: Any = z, out: Any = out) -> None:
                     value(x, z, out=out)
 
-                each = best_seconds(form, seconds) / out.size
+                each = best_seconds(form, seconds, clock) / out.size
                 rates.append(KernelRate(type(kernel).__name__, d, precision, each))
     return rates
 
 
-def measure_store(folder: str) -> Measured:
+def measure_store(folder: str, n_chunks: int = N_CHUNKS) -> Measured:
     """Bandwidth of chunks as tiles have them: written, read from the system's cache, and read from the disk."""
-    chunks = ChunkedArray.create(f"{folder}/{os.getpid()}.zarr", (N_CHUNKS * CHUNK[0], CHUNK[1]), CHUNK)
+    name = f"{os.getpid()}-{threading.get_ident()}.zarr"
+    chunks = ChunkedArray.create(f"{folder}/{name}", (n_chunks * CHUNK[0], CHUNK[1]), CHUNK)
     block = np.random.default_rng(0).standard_normal(CHUNK)
 
     def read_all() -> None:
-        for k in range(N_CHUNKS):
+        for k in range(n_chunks):
             chunks.read((k, 0), block)
 
     start = time.perf_counter()
-    for k in range(N_CHUNKS):
+    for k in range(n_chunks):
         chunks.write((k, 0), block)
     written = time.perf_counter() - start
     warm = min(_timed(read_all), _timed(read_all))
-    total = N_CHUNKS * block.nbytes
+    total = n_chunks * block.nbytes
     measured = {"write_bytes": total / written, "read_bytes": total / warm}
     if not all(_forget(path) for path in Path(chunks.url).iterdir()):
         return measured  # the default of the disk's own rate is then used
-    return measured | {"cold_read_bytes": min(total / _timed(read_all), total / warm)}
+    cold = _timed(read_all)
+    # A disk would have made it longer: the host of a virtual machine, or a file server, still had the file in memory.
+    return measured if cold < FROM_A_DISK * warm else measured | {"cold_read_bytes": total / cold}
 
 
 def _forget(path: Path) -> bool:
@@ -173,18 +216,18 @@ def _forget(path: Path) -> bool:
     return True
 
 
-def best_seconds(function: Callable[[], None], seconds: float) -> float:
+def best_seconds(function: Callable[[], None], seconds: float, clock: Clock = wall_clock) -> float:
     """Median time of the faster half of the calls that fit in a time: at least three, unless fewer take thrice as long.
 
     The first of several calls is often the slowest: a call that takes longer than `seconds` is still repeated.
     """
     times: list[float] = []
     while sum(times) < seconds or (len(times) < 3 and sum(times) < 3 * seconds):
-        times.append(_timed(function))
+        times.append(_timed(function, clock))
     return float(np.median(sorted(times)[: max(1, len(times) // 2)]))
 
 
-def _timed(function: Callable[[], None]) -> float:
-    start = time.perf_counter()
+def _timed(function: Callable[[], None], clock: Clock = wall_clock) -> float:
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start

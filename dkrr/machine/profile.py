@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine.limits import usable_cores
@@ -29,7 +30,7 @@ Fingerprint = dict[str, Any]
 
 @dataclass(frozen=True)
 class Profile:
-    """Result of ``dkrr calibrate``."""
+    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit."""
 
     fingerprint: Fingerprint
     time: str
@@ -39,11 +40,13 @@ class Profile:
     workers: tuple[dict[str, Any], ...] = ()
     """Measurements of every worker."""
     folder: str = ""
-    """Folder whose bandwidth was measured."""
+    """Folder whose bandwidth was measured; empty: that of the store is a default."""
     seconds: float = 0.0
     """Time that the measurements took."""
     other_cores_busy: float = 0.0
     """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
+    is_quick: bool = False
+    """Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -70,7 +73,8 @@ def cluster_fingerprint(workers: list[tuple[str, int, int]]) -> Fingerprint:
 
 @cache
 def _software() -> Fingerprint:
-    return {"cpu": cpu_model(), "numpy": np.__version__, "scipy": scipy.__version__}
+    versions = {"numpy": np.__version__, "scipy": scipy.__version__}
+    return {"cpu": cpu_model(), "blas": blas.architectures()} | versions
 
 
 def cpu_model() -> str:
@@ -158,13 +162,34 @@ def save_profile(profile: Profile) -> Path:
     return path
 
 
+_unsaved: dict[str, Profile] = {}
+"""Profiles that could not be written, by configured folder and fingerprint: a file system may be read-only."""
+
+
+def keep_profile(profile: Profile) -> None:
+    """Write a profile, or else keep it for later plans of this process."""
+    try:
+        save_profile(profile)
+    except (InputError, OSError):
+        _unsaved[_unsaved_key(profile.fingerprint)] = profile
+
+
+def is_saved(fingerprint: Fingerprint) -> bool:
+    """Whether the profile that `load_profile` finds is in a file."""
+    return _unsaved_key(fingerprint) not in _unsaved
+
+
+def _unsaved_key(fingerprint: Fingerprint) -> str:
+    return json.dumps([str(setting("profile-directory")), fingerprint], sort_keys=True)
+
+
 def load_profile(fingerprint: Fingerprint) -> Profile | None:
     """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
     try:
         path = profile_path(fingerprint)
         changed = path.stat().st_mtime_ns
-    except (OSError, InputError):  # no home directory: no profile
-        return None
+    except (OSError, InputError):  # no home directory: no file
+        return _unsaved.get(_unsaved_key(fingerprint)) if _unsaved else None
     profile = _read(path, changed)
     return profile if profile is not None and profile.fingerprint == fingerprint else None
 
@@ -186,9 +211,12 @@ def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file
 
 
 def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]], **shared: float) -> Rates:
-    """Medians of what workers measured, by fields of Rates and by kernels; `shared` are fields that no worker has."""
-    names = {f.name for f in fields(Rates)} & set(measured[0])
-    found = {name: float(np.median([m[name] for m in measured])) for name in names}
+    """Medians of what workers measured, by fields of Rates and by kernels; `shared` are fields that no worker has.
+
+    A rate that only some could measure, as that of a disk, is the median of theirs.
+    """
+    names = {f.name for f in fields(Rates)} & {name for m in measured for name in m}
+    found = {name: float(np.median([m[name] for m in measured if name in m])) for name in names}
     median = tuple(
         replace(same[0], entry_seconds=float(np.median([k.entry_seconds for k in same])))
         for same in zip(*kernels, strict=True)

@@ -11,7 +11,7 @@ from dkrr.linalg.tiled_operator import KEPT_FRACTIONS
 from dkrr.planning import iteration_primal
 from dkrr.planning.iteration_dual import GramIteration, factor_seconds, is_costly
 from dkrr.planning.iteration_primal import primal_iterations_expected, row_passes
-from dkrr.planning.problem import Form, Problem
+from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import SMALL_SECONDS, Settings, Strategy, Systems, Tiling, count_of_processes
@@ -23,6 +23,13 @@ SURELY_FASTER = 2.0
 MANY_ITERATIONS = 2000
 """Iterations assumed for the primal form, where the spectrum is not known: if so many are still faster than a direct
 solver, as with wide sparse rows, conjugate gradient is chosen."""
+FEW_ITERATIONS = 5
+"""Iterations of the primal form with uncorrelated columns."""
+DOUBT_OF_ESTIMATE = (0.3, 1.3)
+"""Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
+(normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
+DOUBT_OF_TYPICAL = (0.1, 2.0)
+"""The same where a typical spectrum was assumed."""
 SPECTRUM_UNKNOWN = "its iterations cannot be estimated before the fit; give solver='cg' to use it"
 DIRECT_IS_SOON_DONE = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
 NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, and the estimate of its iterations may be wrong by that factor"
@@ -153,6 +160,12 @@ class Iterative(Strategy):
         if not doubt and self.form == "dual" and SURELY_FASTER * self.seconds > direct_seconds:
             return NOT_SURELY_FASTER
         return doubt
+
+    def iteration_doubt(self, problem: Problem) -> tuple[float, float]:
+        if self.form == "primal":
+            most = min(MANY_ITERATIONS, self.products.tile + 1)
+            return FEW_ITERATIONS / max(self.iterations, FEW_ITERATIONS), max(1.0, most / self.iterations)
+        return DOUBT_OF_TYPICAL if problem.spectrum == Spectrum() else DOUBT_OF_ESTIMATE
 
     def layout(self) -> dict[str, Any]:
         parts = self.products.row_parts if isinstance(self.products, RowPasses) else 1

@@ -1,12 +1,24 @@
 """The plan: a frozen value that explains itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Execution, Resources
+from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Strategy, plural
 from dkrr.units import format_bytes, format_seconds
+
+ITERATING = "conjugate gradient"
+"""Stage whose time is proportional to the iterations."""
+NARROW = 0.1
+"""Width of a range of seconds over the seconds, below which it says nothing."""
+RATES: Mapping[RatesFrom, str] = {
+    "defaults": "dkrr's defaults, not of this machine: `dkrr calibrate` measures",
+    "quick": "measured here in a moment; `dkrr calibrate` measures for longer",
+    "calibration": "measured here by `dkrr calibrate`",
+    "configuration": "from Dask's configuration",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,13 @@ class Plan:
         return self.chosen.seconds
 
     @property
+    def seconds_range(self) -> tuple[float, float]:
+        """Shortest and longest wall time that the estimate of the iterations leaves possible; equal without one."""
+        least, most = self.chosen.for_systems.iteration_doubt(self.problem)
+        iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATING)
+        return self.seconds + (least - 1.0) * iterating, self.seconds + (most - 1.0) * iterating
+
+    @property
     def peak_bytes(self) -> int:
         """Projected highest memory of any process that works."""
         return self.chosen.peak_bytes
@@ -75,6 +94,9 @@ class Plan:
         return {
             "problem": problem,
             **self.chosen.to_dict(),
+            "seconds_range": list(self.seconds_range),
+            "rates_from": self.resources.rates_from,
+            "assumed": self.resources.assumed,
             "prediction": self.prediction,
             "reasons": list(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
@@ -93,9 +115,11 @@ class Plan:
             f"{self.prediction} form",
             f"{solver}{alphas}",
             *where,
-            f"  time        about {format_seconds(c.seconds)}",
+            f"  time        about {format_seconds(c.seconds)}{self._range()}",
+            f"  rates       {RATES[self.resources.rates_from]}",
             f"  memory      at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})",
             f"  disk        {'none' if c.place.is_memory else disk}",
+            *([f"  cluster     {self.resources.assumed}"] if self.resources.assumed else []),
             "  because",
             *(f"    - {reason}" for reason in self.reasons),
         ]
@@ -103,6 +127,13 @@ class Plan:
             lines.append("  rejected")
             lines += [f"    - {_rejection(r, c)}" for r in self.rejected[:4]]
         return "\n".join(lines)
+
+    def _range(self) -> str:
+        """Range of the time, in parentheses; empty where it is narrow."""
+        least, most = self.seconds_range
+        if most - least <= NARROW * self.seconds:
+            return ""
+        return f" ({format_seconds(least)} to {format_seconds(most)}: the iterations are an estimate)"
 
 
 def _columns(p: Problem) -> str:
@@ -119,7 +150,11 @@ def _matrix(p: Problem, form: Form) -> str:
 
 def _rejection(rejected: Strategy, chosen: Strategy) -> str:
     ratio = rejected.seconds / max(chosen.seconds, 1e-9)
-    compared = f"slower, {ratio:.2g} × the time" if ratio > 1.03 else "not faster, and moves more bytes"
+    compared = (
+        f"slower, {f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
+        if ratio > 1.03
+        else "not faster, and moves more bytes"
+    )
     why = rejected.refused or compared
     cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} per process"
     return f"{rejected.summary()}: {why} ({cost})"

@@ -25,6 +25,7 @@ MORE_DISK = 1.25
 """Ratio of disk space below which it counts as equal."""
 
 NOT_SMALL = "a Dask client exists, and the work is not small"
+NOT_SMALL_FOR_CLUSTER = "the plan is for a cluster, and the work is not small"
 
 MAX_DIMENSION = 10**12
 """Features of which the coefficients of one target alone would take 8 TB."""
@@ -173,7 +174,7 @@ def _check_form(problem: Problem, wanted: Form | None) -> None:
 def _checked(c: Strategy, resources: Resources) -> Strategy:
     free = resources.disk_free_bytes if resources.enforce_disk else None
     if c.execution != "dask" and resources.cluster_is_running and c.seconds > SMALL_SECONDS:
-        return replace(c, refused=NOT_SMALL)
+        return replace(c, refused=NOT_SMALL_FOR_CLUSTER if resources.assumed else NOT_SMALL)
     if not c.fits:
         return replace(c, refused=NOT_ENOUGH_MEMORY)
     if free is not None and c.disk_bytes > free:
@@ -183,7 +184,7 @@ def _checked(c: Strategy, resources: Resources) -> Strategy:
 
 def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
     """Report what is too small: the tiles, the disk if the memory is enough, or the memory."""
-    possible = [c for c in candidates if c.refused != NOT_SMALL]
+    possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER)]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         raise PlanError(
@@ -210,6 +211,9 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
 
 def _allowed_and_remedy(needed: int, resources: Resources) -> str:
     """Memory that is allowed, and the limit that is enough."""
+    if resources.assumed:
+        given = format_bytes(resources.worker_limit_bytes)
+        return f"worker_memory is {given}. The smallest worker_memory that suffices is {_exactly(needed)}"
     if resources.cluster_is_running:
         return (
             f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}. Start workers with a "

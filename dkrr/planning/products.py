@@ -44,7 +44,8 @@ class TileProducts:
         kept = self.kept_fraction(slots)
         if kept == 1:
             return f"{precision}, the matrix kept in memory"
-        fraction = f", {kept:.0%} of them kept in memory" if kept else ""
+        share = f"{kept:.0%}" if kept >= 0.005 else "less than 1%"
+        fraction = f", {share} of them kept in memory" if kept else ""
         return f"{precision}, tiles of {self.tile:,} formed at every pass{fraction}"
 
 

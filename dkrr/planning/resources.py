@@ -13,6 +13,8 @@ from dkrr.linalg.operator import Precision
 
 Execution = Literal["memory", "serial", "dask"]
 """In memory or with a store in the calling process, or on Dask workers."""
+RatesFrom = Literal["defaults", "quick", "calibration", "configuration"]
+"""Where rates come from: dkrr's defaults, the quick measurement, `dkrr calibrate`, or Dask's configuration."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class KernelRate:
     """Time to compute one entry k(x, z) of a large block, on one core while the others do the same."""
 
 
+ROUND_TRIP_BYTES = 2**21
+"""Bytes of the vectors whose round trip is measured."""
 DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
 FLOAT32_ELEMENTS = 0.6
@@ -70,9 +74,9 @@ class Rates:
     chain_seconds: float = 0.011
     """Time from the end of a task to the start of one that waits for it (the client sends every 10 ms)."""
     round_trip_seconds: float = 0.02
-    """Time to send vectors to all workers and to receive the sum of their results."""
+    """Time to send vectors of ROUND_TRIP_BYTES to all workers and to receive the sum of their results."""
     network_bytes: float = 0.5e9
-    """Bytes per second from one worker to another. Shown, but not in any price: workers exchange data in the store."""
+    """Bytes per second from one worker to another, for vectors longer than those; matrices go through the store."""
     cluster_start_seconds: float = 1.5
     """Time to start and stop a local cluster."""
     kernels: tuple[KernelRate, ...] = ()
@@ -242,6 +246,9 @@ class Resources:
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
+    rates_from: RatesFrom = "defaults"
+    assumed: str = ""
+    """What was assumed of a cluster that does not exist; empty: the resources are those that were found."""
 
     def confined_limit(self, needed: int) -> tuple[int, str]:
         """Smallest limit with which the calling process may hold so many bytes, and the name of the limit."""

@@ -129,6 +129,10 @@ class Strategy(ABC):
         """Why `solver="auto"` must not choose it where a direct solver takes so long; empty if it may."""
         return ""
 
+    def iteration_doubt(self, problem: Problem) -> tuple[float, float]:  # noqa: ARG002
+        """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
+        return 1.0, 1.0
+
     @property
     def for_systems(self) -> "Strategy":
         """Strategy that solves the linear systems: itself, or the one inside Newton's method."""

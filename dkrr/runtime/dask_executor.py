@@ -24,15 +24,13 @@ from dkrr.runtime import resident
 from dkrr.runtime.local_workers import how_it_ended
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
-from dkrr.runtime.task import RunRecord, Task, TaskRecord, execute_on_worker
+from dkrr.runtime.task import FAN_IN, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.units import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
 ASK_SECONDS = 1.0
 """Seconds between two questions how many workers exist."""
-FAN_IN = 4
-"""Values that one task of a tree of sums adds."""
 MAX_ATTEMPTS = 4
 """Times that one pass is started when workers are lost."""
 RESTART_SECONDS = 60

@@ -16,6 +16,9 @@ from dkrr import blas
 from dkrr.runtime.process import posix_limits, read_system_file
 from dkrr.runtime.progress import Progress
 
+FAN_IN = 4
+"""Values that one task of a tree of sums adds."""
+
 
 class Meter:
     """Time by kind of work, and bytes moved; passed to every task function."""

@@ -60,7 +60,7 @@ def test_this_machine(tmp_path, folder, monkeypatch):
     assert description["measured"]["folder"] == str(scratch)
     defaults = asdict(Rates())
     same = [f.name for f in fields(Rates) if getattr(profile.rates, f.name) == defaults[f.name]]
-    assert same == [], "every rate was measured"
+    assert set(same) <= {"cold_read_bytes"}, "every rate was measured, but that of a disk which a host caches"
 
 
 @pytest.mark.slow
@@ -82,6 +82,16 @@ def test_a_system_that_cannot_be_told_to_forget_a_file(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")  # macOS
     measured = measure_store(str(tmp_path))
     assert set(measured) == {"write_bytes", "read_bytes"}, "the default of the disk's own rate is used"
+
+
+@pytest.mark.parametrize(("cold", "is_measured"), [(0.12, False), (0.25, True)])
+def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch, cold, is_measured):
+    """The host of a virtual machine has in memory what was just written, and the disk's own rate cannot be measured."""
+    times = iter([0.1, 0.1, cold])
+    monkeypatch.setattr("dkrr.machine.measures._timed", lambda function: next(times))
+    found = measure_store(str(tmp_path))
+    assert ("cold_read_bytes" in found) == is_measured
+    assert found.get("cold_read_bytes", 0.0) <= found["read_bytes"] / 2
 
 
 def test_nowhere_to_keep_it_is_said_before_the_work(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import dkrr
 from dkrr.errors import InputError
 from dkrr.machine import Profile, calibrate, describe, detect
-from dkrr.machine.detection import rates_of
+from dkrr.machine.detection import known_rates
 from dkrr.machine.profile import (
     cluster_fingerprint,
     load_profile,
@@ -143,7 +143,8 @@ def test_configuration_goes_before_what_was_measured():
         "cold-read-gbytes": 0.1,
     }
     with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
-        rates = rates_of(machine_fingerprint())
+        rates, rates_from = known_rates(machine_fingerprint())
+    assert rates_from == "configuration"
     assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
     assert rates.cold_read_bytes == 0.1e9
     assert rates.trsm_flops == pytest.approx(2 * RATES.trsm_flops), "a core that multiplies faster does all faster"
@@ -171,6 +172,11 @@ def test_medians_over_workers():
     assert (rates.gemm_flops, rates.task_seconds) == (4.0, 0.25)
     assert rates.kernels == (KernelRate("RBF", 4, "float32", 3e-9),)
     assert rates.write_bytes == Rates().write_bytes, "unmeasured rates keep their defaults"
+
+
+def test_a_rate_that_only_some_workers_could_measure():
+    measured = [{"read_bytes": 5e9}, {"read_bytes": 5e9, "cold_read_bytes": 2e8}]
+    assert median_rates(measured, [[], []]).cold_read_bytes == 2e8
 
 
 def test_every_rate_is_a_number():

@@ -11,12 +11,13 @@ from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Cosine, Laplacian, Linear, Matern, Polynomial, Sigmoid
 from dkrr.linalg.pivoted_cholesky import FACTOR_DTYPE, PRICED_RANKS, factor_rows_bytes
 from dkrr.linalg.tiled_operator import KEPT_FRACTIONS, MAX_TILE
-from dkrr.planning import Iterative, Layout, Problem, make_plan
+from dkrr.planning import Iterative, Layout, Problem, Rates, make_plan
 from dkrr.planning.iteration import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
-from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected
+from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected, iterations_expected
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.strategy import Systems
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, GreedyCholesky, RPCholesky, UniformNystroem
+from dkrr.units import format_seconds
 from tests.pairs import every_pair
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
@@ -279,6 +280,65 @@ class TestWhoIsChosen:
         assert kept.execution == "serial"
         assert "in the calling process, with checkpoints in the store" in kept.reasons
         assert kept.disk_bytes >= 8 * N * D + 2 * 5 * 8 * N, "a copy of X, and two checkpoints in turn"
+
+
+class TestRangeOfSeconds:
+    """Iterations cannot be known before a fit: the plan says between which times it will be."""
+
+    def test_wider_without_rows_than_with_a_sample_of_them(self):
+        what = problem(100_000, 9, solver=CG)
+        ranges = []
+        for spectrum in (what.spectrum, replace(what.spectrum, decay=2.1)):
+            plan = make_plan(replace(what, spectrum=spectrum), machine(8 * GIB))
+            low, high = plan.seconds_range
+            assert low < plan.seconds < high and plan.to_dict()["seconds_range"] == [low, high]
+            iterating = next(s.seconds for s in plan.chosen.stages if s.name == "conjugate gradient")
+            assert low > plan.seconds - iterating, "only the iterations are an estimate"
+            assert f"({format_seconds(low)} to {format_seconds(high)}: the iterations are an estimate)" in str(plan)
+            ranges.append(high / low)
+        assert ranges[0] > ranges[1] > 1.2
+
+    def test_a_factorisation_has_none(self):
+        plan = make_plan(direct(20_000, 9), machine())
+        assert plan.seconds_range == (plan.seconds, plan.seconds) and "an estimate" not in str(plan)
+
+    def test_of_the_primal_form_from_uncorrelated_columns_to_hard_ones(self):
+        plan = make_plan(problem(10**6, 3000, "linear", solver=CG, form="primal"), machine())
+        low, high = (s / plan.seconds for s in plan.seconds_range)
+        assert low < 0.2 and high > 2
+
+    def test_inside_newtons_method(self):
+        plan = make_plan(problem(50_000, 9, solver=CG, loss="logistic"), machine(2 * GIB))
+        low, high = plan.seconds_range
+        assert low < plan.seconds < high
+
+
+def test_few_iterations_where_a_factor_leaves_little():
+    assert [iterations_expected(x, 1.0, 1e-6) for x in (0.0, 1e-3, 0.1)] == [2, 4, 6]
+    assert iterations_expected(1e4, 1.0, 1e-6) == pytest.approx(0.5 * 1.2 * 100 * np.log(2e6), rel=0.01)
+
+
+class TestTimeOfNewMemory:
+    def test_kept_tiles_and_the_factor_are_filled_for_the_first_time(self):
+        fast, slow = (machine(rates=Rates(fresh_bytes=b)) for b in (1e30, 0.5e9))
+        settings = ConjugateGradient(RPCholesky(500), "float64")
+        pairs = zip(candidates(settings, fast), candidates(settings, slow), strict=True)
+        for a, b in pairs:
+            kept = a.products.kept_tiles * a.place.slots * 8 * a.products.tile**2
+            kept = min(kept, a.products.all_tiles * 8 * a.products.tile**2)
+            factor = FACTOR_ITEMSIZE * N * a.rank
+            assert b.seconds - a.seconds == pytest.approx((kept + factor) / 0.5e9 / a.place.slots, rel=1e-6)
+
+
+def test_long_vectors_take_time_on_many_workers():
+    def seconds(workers, network_bytes):
+        where = cluster(4 * GIB, workers, rates=Rates(network_bytes=network_bytes))
+        return make_plan(problem(10**6, 79, solver=CG), where).seconds
+
+    assert seconds(64, 0.1e9) / seconds(64, 1e9) > 1.01 > seconds(4, 0.1e9) / seconds(4, 1e9) > 1
+    assert make_plan(problem(10**5, 79, solver=CG), cluster()).seconds == (
+        make_plan(problem(10**5, 79, solver=CG), cluster(rates=Rates(network_bytes=0.1e9))).seconds
+    ), "short ones are in the time of a round trip"
 
 
 class TestPrimal:

@@ -1,0 +1,174 @@
+"""The quick measurement: what a long plan depends on, measured once for each machine and kept as its profile.
+
+dkrr's default rates are those of one kind of machine. So before the first long fit the calling process measures for
+about half a second, with all its cores at work; a short fit does not pay for it. ``dkrr calibrate`` measures for
+longer, and also what needs workers: it replaces the result.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import psutil
+
+from dkrr import blas
+from dkrr.config import setting
+from dkrr.machine.detection import ambient_client, fingerprint_of, known_rates
+from dkrr.machine.measures import QUICK_BYTES, QUICK_CHUNKS, Measured, measure_quickly, measure_store
+from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
+from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
+
+LONG_SECONDS = 4.0
+"""Projected time of a fit above which the measurement is worth its half a second."""
+MUCH_STORE_SECONDS = 1.0
+"""Projected time of reading and writing above which the store is measured as well."""
+MAX_WRITERS = 4
+"""Threads that measure the store at once: more would share one disk, and write more."""
+MAX_BUSY_CORES = 0.5
+"""Cores kept busy by other programs, above which the store's rates would be theirs as well."""
+
+T = TypeVar("T")
+
+
+def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = None) -> Plan:
+    """Cheapest plan, made again with measured rates if the fit is long and nothing was measured here.
+
+    `plan` is the one with the rates of `resources`, if it was made already.
+
+    Raises
+    ------
+    PlanError
+        As `dkrr.planning.make_plan`.
+    """
+    plan = make_plan(problem, resources) if plan is None else plan
+    while (measured := _newly_measured(plan)) is not None:
+        was_whole = _uses_store(plan)
+        plan = make_plan(problem, measured)
+        if was_whole:  # else the plan may now be one that uses a store, which was not measured
+            break
+    return plan
+
+
+def _newly_measured(plan: Plan) -> Resources | None:
+    """Resources with rates that were measured now; None if none are missing, or none can be measured."""
+    resources = plan.resources
+    may_measure = setting("quick-measurement") and resources.rates_from in ("defaults", "quick")
+    # Beside other tasks of the same worker, or other processes of a pool, every rate would be too low.
+    if not may_measure or plan.seconds < LONG_SECONDS or resources.confined:
+        return None
+    client = ambient_client() if resources.cluster_is_running and not resources.assumed else None
+    fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)
+    known = load_profile(fingerprint)
+    if fingerprint["where"] == "cluster":
+        profile = _of_workers(fingerprint, client) if known is None else None
+    else:
+        profile = _of_machine(fingerprint, known, plan)
+    if profile is None:
+        return None
+    keep_profile(profile)
+    rates, rates_from = known_rates(fingerprint)
+    return replace(resources, rates=rates, rates_from=rates_from)
+
+
+def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:
+    """Profile of this machine with what this plan needs; None if that is known, or cannot be measured."""
+    resources, profile = plan.resources, known
+    threads = min(
+        resources.local_threads, (resources.local_limit_bytes - resources.local_baseline_bytes) // QUICK_BYTES
+    )
+    if known is None and threads > 0:
+        profile = _measured(fingerprint, lambda: on_threads(threads, measure_quickly))
+    if profile is not None and not profile.folder and _uses_store(plan):
+        profile = _with_store(profile, resources.local_threads)
+    return None if profile is known else profile
+
+
+def _of_workers(fingerprint: Fingerprint, client: Any) -> Profile:
+    """Profile of a client's workers on other machines, all measured at the same time."""
+    from dkrr.runtime.dask_client import on_every_worker
+
+    return _measured(fingerprint, lambda: on_every_worker(client, measure_quickly))
+
+
+def _measured(fingerprint: Fingerprint, measure: Callable[[], list[tuple[Measured, list[KernelRate]]]]) -> Profile:
+    """Profile of the medians of what all threads or workers measured."""
+    begun = time.perf_counter()
+    with other_load() as load:
+        results = measure()
+    measured, kernels = [m for m, _ in results], [k for _, k in results]
+    rates, defaults = median_rates(measured, kernels), Rates()
+    # A factorisation on all cores needs them all for itself: it is as fast as on one, to the ratio of the defaults.
+    rates = replace(rates, dense_flops=rates.potrf_flops * defaults.dense_flops / defaults.potrf_flops)
+    return Profile(
+        fingerprint=fingerprint,
+        time=_now(),
+        rates=rates,
+        workers=tuple(measured),
+        seconds=time.perf_counter() - begun,
+        other_cores_busy=load[0],
+        is_quick=True,
+    )
+
+
+def _with_store(profile: Profile, cores: int) -> Profile:
+    """The same with the rates of the store that fits use by default.
+
+    Unchanged if nothing can be written there, or where other programs are busy: reading and writing wait for the disk,
+    so that the clock of the thread does not tell what their share is.
+    """
+    where, begun = setting("temporary-directory") or tempfile.gettempdir(), time.perf_counter()
+    writers = min(cores, MAX_WRITERS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dkrr-quick-", dir=where) as scratch, other_load() as load:
+            results = on_threads(writers, lambda: measure_store(scratch, QUICK_CHUNKS))
+    except OSError:
+        return profile
+    if load[0] > MAX_BUSY_CORES:
+        return profile
+    # The slowest, as the disk is shared; reads from the system's cache are limited by the core.
+    names = {name for r in results for name in r}
+    found: dict[str, Any] = {name: min(r[name] for r in results if name in r) for name in names}
+    for name in {"write_bytes", "cold_read_bytes"} & set(found):
+        found[name] *= writers / cores
+    seconds = profile.seconds + time.perf_counter() - begun
+    rates = replace(profile.rates, **found)
+    return replace(profile, rates=rates, time=_now(), seconds=seconds, folder=str(where))
+
+
+def _uses_store(plan: Plan) -> bool:
+    """Whether the time of reading and writing is a part of the plan's that matters."""
+    if plan.execution == "memory" or plan.resources.assumed:
+        return False
+    rates, slots = plan.resources.rates, plan.chosen.place.slots
+    seconds = plan.chosen.read_bytes / rates.read_bytes + plan.chosen.written_bytes / rates.write_bytes
+    return seconds / slots > MUCH_STORE_SECONDS
+
+
+def on_threads(n_threads: int, function: Callable[[], T]) -> list[T]:
+    """Results of a function on so many threads at the same time, each with one thread of BLAS."""
+    with blas.one_thread(), ThreadPoolExecutor(n_threads) as pool:
+        return [f.result() for f in [pool.submit(function) for _ in range(n_threads)]]
+
+
+@contextmanager
+def other_load() -> Iterator[list[float]]:
+    """Mean number of cores that other processes keep busy inside the block: the list's only element, after it."""
+    found, start, busy, own = [0.0], time.perf_counter(), _busy_seconds(), time.process_time()
+    yield found
+    others = _busy_seconds() - busy - (time.process_time() - own)
+    found[0] = max(0.0, others / max(time.perf_counter() - start, 1e-9))
+
+
+def _busy_seconds() -> float:
+    """Seconds that all cores have been busy."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

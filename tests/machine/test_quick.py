@@ -1,0 +1,197 @@
+"""The quick measurement: once for each machine, before the first long fit, and nowhere else."""
+
+import json
+from dataclasses import replace
+
+import dask
+import numpy as np
+import pytest
+
+import dkrr
+from dkrr.machine import Profile, detect, quick
+from dkrr.machine.profile import load_profile, machine_fingerprint, save_profile
+from dkrr.machine.quick import measured_plan, on_threads, other_load
+from dkrr.planning import KernelRate, Rates
+from dkrr.planning.plan import RATES
+from tests.planning.problems import GIB, MIB, cluster, direct, machine
+
+LONG = direct(20_000, 9)
+SHORT = direct(2000, 9)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    settings = {"dkrr.profile-directory": str(tmp_path / "profiles"), "dkrr.quick-measurement": True}
+    with dask.config.set(settings):
+        yield tmp_path / "profiles"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measurements that take no time: the number of those made, of the processor and of the store."""
+    made = {"processor": 0, "store": 0}
+
+    def measure_quickly():
+        made["processor"] += 1
+        kernels = [KernelRate("RBF", 8, "float64", 5e-9)]
+        return {"gemm_flops": 70e9, "potrf_flops": 60e9, "memory_bytes": 3e9}, kernels
+
+    def measure_store(folder, n_chunks):
+        made["store"] += 1
+        return {"write_bytes": 1e6 * made["store"], "read_bytes": 4e6, "cold_read_bytes": 2e6}
+
+    monkeypatch.setattr(quick, "_busy_seconds", lambda: 0.0)
+    monkeypatch.setattr(quick, "measure_quickly", measure_quickly)
+    monkeypatch.setattr(quick, "measure_store", measure_store)
+    return made
+
+
+def test_a_long_fit_measures_once(measured, folder):
+    plan = measured_plan(LONG, machine())
+    rates, defaults = plan.resources.rates, Rates()
+    assert (rates.gemm_flops, rates.memory_bytes) == (70e9, 3e9) and plan.resources.rates_from == "quick"
+    assert rates.dense_flops == pytest.approx(60e9 * defaults.dense_flops / defaults.potrf_flops)
+    assert rates.write_bytes == defaults.write_bytes, "the plan is in memory"
+    assert measured == {"processor": 2, "store": 0}, "on both cores"
+    assert RATES["quick"] in str(plan)
+    again = measured_plan(LONG, detect("16GiB", None, workers=2))
+    assert again.resources.rates == rates and measured["processor"] == 2
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_short_fit_does_not_pay(measured):
+    plan = measured_plan(SHORT, machine())
+    assert plan.resources.rates == Rates() and measured["processor"] == 0
+    assert RATES["defaults"] in str(plan)
+
+
+def test_the_store_is_measured_for_a_plan_that_uses_it(measured):
+    tiles = replace(LONG, tile=2048)
+    measured_plan(LONG, machine())
+    plan = measured_plan(tiles, detect("4GiB", None, workers=2))
+    rates = plan.resources.rates
+    assert measured == {"processor": 2, "store": 2}
+    assert rates.write_bytes == 1e6 and rates.read_bytes == 4e6, "of the slower of both"
+    assert rates.gemm_flops == 70e9 and load_profile(machine_fingerprint()).folder
+    measured_plan(tiles, detect("4GiB", None, workers=2))
+    assert measured == {"processor": 2, "store": 2}
+
+
+def test_the_store_is_not_measured_beside_other_programs(measured, monkeypatch):
+    clock = iter(range(0, 10**6, 1000))
+    monkeypatch.setattr(quick, "_busy_seconds", lambda: next(clock))
+    plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
+    assert plan.resources.rates.write_bytes == Rates().write_bytes and plan.resources.rates.gemm_flops == 70e9
+    assert measured["store"] == 2 and load_profile(machine_fingerprint()).other_cores_busy > 1
+
+
+def test_a_full_disk_leaves_the_defaults(measured, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(quick, "measure_store", full)
+    plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
+    assert plan.resources.rates.write_bytes == Rates().write_bytes and plan.resources.rates.gemm_flops == 70e9
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        machine(rates_from="calibration"),
+        machine(rates_from="configuration"),
+        machine(confined="in the calling process, since it is a test"),
+    ],
+    ids=["calibration", "configuration", "confined"],
+)
+def test_what_is_known_or_cannot_be_measured(measured, resources):
+    assert measured_plan(LONG, resources).resources is resources and measured["processor"] == 0
+
+
+def test_too_little_memory_for_it(measured):
+    held = machine(local_limit_bytes=200 * MIB)
+    assert measured_plan(LONG, held).resources.rates == Rates() and measured["processor"] == 0
+
+
+def test_it_can_be_turned_off(measured):
+    with dask.config.set({"dkrr.quick-measurement": False}):
+        assert measured_plan(LONG, machine()).resources.rates_from == "defaults"
+    assert measured["processor"] == 0
+
+
+def test_a_folder_that_cannot_be_written(measured, tmp_path):
+    (tmp_path / "file").touch()
+    with dask.config.set({"dkrr.profile-directory": str(tmp_path / "file/profiles")}):
+        measured_plan(LONG, machine())
+        assert detect("16GiB", None, workers=2).rates_from == "quick", "this process remembers"
+        measured_plan(LONG, detect("16GiB", None, workers=2))
+    assert measured["processor"] == 2
+
+
+def test_a_calibration_replaces_it(measured, folder):
+    measured_plan(LONG, machine())
+    save_profile(Profile(machine_fingerprint(), "2026-01-02", Rates(gemm_flops=9e9)))
+    resources = detect("16GiB", None, workers=2)
+    assert resources.rates_from == "calibration" and len(list(folder.iterdir())) == 1
+    assert measured_plan(LONG, resources).resources.rates.gemm_flops == 9e9 and measured["processor"] == 2
+
+
+def test_a_cluster_that_does_not_exist_is_as_fast_as_this_machine(measured):
+    resources = detect(None, None, workers=8, worker_memory="4GiB")
+    plan = measured_plan(direct(100_000, 9), resources)
+    assert plan.resources.rates.gemm_flops == 70e9 and measured["store"] == 0
+    assert plan.resources.n_workers == 8 and plan.execution == "dask"
+
+
+def test_workers_of_a_client_elsewhere(measured, monkeypatch):
+    elsewhere = {"where": "cluster", "hosts": 3}
+    monkeypatch.setattr(quick, "ambient_client", lambda: "client")
+    monkeypatch.setattr(quick, "fingerprint_of", lambda client: elsewhere)
+    monkeypatch.setattr(
+        "dkrr.runtime.dask_client.on_every_worker", lambda client, function: [function() for _ in range(3)]
+    )
+    plan = measured_plan(direct(100_000, 9), cluster())
+    assert plan.resources.rates.gemm_flops == 70e9 and measured == {"processor": 3, "store": 0}
+    assert load_profile(elsewhere).is_quick and load_profile(machine_fingerprint()) is None
+
+
+def test_what_is_really_measured(tmp_path, folder, monkeypatch):
+    """Every rate of the processor is plausible, also on a busy machine."""
+    monkeypatch.setattr(quick, "MAX_BUSY_CORES", 1e9)
+    with dask.config.set({"dkrr.temporary-directory": str(tmp_path)}):
+        plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
+    rates, profile = plan.resources.rates, load_profile(machine_fingerprint())
+    assert profile.is_quick and profile.folder == str(tmp_path) and len(profile.workers) == 2
+    for name in ("gemm_flops", "float32_gemm_flops", "syrk_flops", "trsm_flops", "potrf_flops", "dense_flops"):
+        assert 1e8 < getattr(rates, name) < 1e13 and getattr(rates, name) != getattr(Rates(), name), name
+    for name in ("memory_bytes", "read_bytes", "write_bytes"):
+        assert 1e6 < getattr(rates, name) < 1e12 and getattr(rates, name) != getattr(Rates(), name), name
+    assert {k.kernel for k in rates.kernels} == {"Linear", "Polynomial", "RBF", "Laplacian", "Matern"}
+    assert rates.fresh_bytes == Rates().fresh_bytes
+    assert [p.name for p in tmp_path.iterdir()] == ["profiles"], "nothing is left behind"
+    assert json.loads(next(folder.iterdir()).read_text())["is_quick"] is True
+
+
+def test_threads_work_at_the_same_time():
+    from threading import Barrier
+
+    barrier = Barrier(3, timeout=20)
+    assert len(set(on_threads(3, barrier.wait))) == 3
+
+
+def test_the_load_of_other_processes(monkeypatch):
+    busy, own, clock = iter([10.0, 16.0]), iter([1.0, 3.0]), iter([100.0, 102.0])
+    monkeypatch.setattr(quick, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(quick.time, "process_time", lambda: next(own))
+    monkeypatch.setattr(quick.time, "perf_counter", lambda: next(clock))
+    with other_load() as load:
+        pass
+    assert load == [2.0]
+
+
+def test_a_fit_uses_it(measured, monkeypatch):
+    """The plan of a fit, as `dkrr.plan`, is made from measured rates."""
+    monkeypatch.setattr(quick, "LONG_SECONDS", 0.0)
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((50, 3))
+    model = dkrr.KernelRidge(kernel="rbf", memory_limit="1GiB").fit(X, X[:, 0])
+    assert model.plan_.resources.rates_from == "quick" and measured["processor"] > 0
