@@ -193,7 +193,7 @@ class PivotedCholesky:
     def project(self, vectors: Array, precision: Precision = "float64") -> Array:
         """Fᵀ V; shape (r, m)."""
         scaled, sizes = self._rounded(vectors, precision)
-        return self._total(project_rows, scaled) * (sizes * sqrt(self._unit))
+        return np.asarray(self._total(project_rows, scaled) * (sizes * sqrt(self._unit)))
 
     def expand(self, vectors: Array, precision: Precision = "float64") -> Array:
         """F U; shape (n, m)."""
