@@ -248,6 +248,16 @@ def chosen_steps(size: Size, only: Sequence[str]) -> list[Step]:
     ]
 
 
+def calibrate(steps: Sequence[Step], console: Console) -> None:
+    """Measure this machine as `dkrr calibrate` does, for every instruction set that the steps ask for."""
+    kernels = dict.fromkeys(step.environment.get("OPENBLAS_CORETYPE") for step in steps)
+    for name in kernels:
+        console.print(f"dkrr calibrate{f', {name} kernels' if name else ''}")
+        command = [sys.executable, "-c", "from dkrr.cli import main; main()", "calibrate"]
+        environment = os.environ | ({"OPENBLAS_CORETYPE": name} if name else {})
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=True)
+
+
 def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[str]:
     """Run steps one after another, each again while other load disturbs it; the names of those that failed."""
     failed = []
@@ -288,6 +298,7 @@ def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[s
     help="Folder for data sets.",
 )  # fmt: skip
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="After a noisy run.")
+@click.option("--calibrate", "calibrates", is_flag=True, help="Measure the machine first, as `dkrr calibrate` does.")
 @click.option("--again", is_flag=True, help="Also what is measured already.")
 @click.option("--timeout", type=click.FloatRange(min=1), help="Seconds of a step; default: each step's own.")
 @click.option("--list", "lists", is_flag=True, help="Print the steps and their commands, and run nothing.")
@@ -297,6 +308,7 @@ def main(
     out: Path | None,
     cache: Path,
     retries: int,
+    calibrates: bool,
     again: bool,
     timeout: float | None,
     lists: bool,
@@ -316,6 +328,8 @@ def main(
             click.echo(f"{step.name}{minutes}: {' '.join([*settings, shlex.join(session.command(step))])}")
         return
     console = Console(stderr=True)
+    if calibrates:
+        calibrate(steps, console)
     failed = run_all(session, steps, console)
     console.print(f"page: {render(session.results, folder, page=page, readme=readme)}")
     if failed:

@@ -107,7 +107,7 @@ def test_readme_quotes_the_page(tmp_path):
         a_run(records=[solved(22.0), solved(20.0), solved(21.0), solved(10.0, solver="auto")]),
         a_run("solve-16384-haswell", [solved(24.0)], machine=MACHINE | older | {"blas": []}),
         a_run("iterative-beside", [within, within | {"solver": "cg-auto", "seconds": 5.0}, ratios]),
-        a_run("small", [{"n": 100, "ratio": 1.5}]),
+        a_run("small", [{"n": 100, "ratio": 1.5, "one_row_ratio": 0.8}]),
     ]
     results.write_text("".join(json.dumps(run) + "\n" for run in runs))
     readme.write_text("before\n<!-- measured -->\nolder figures\n<!-- /measured -->\nafter\n")
@@ -373,6 +373,18 @@ def test_machine_of_a_step_is_that_of_its_environment(monkeypatch):
     here, there = everything.machine_of(()), everything.machine_of((("OPENBLAS_NUM_THREADS", "1"),))
     assert here["environment"] == {} and there["environment"] == {"OPENBLAS_NUM_THREADS": "1"}
     assert [library["num_threads"] for library in there["blas"]] == [1] * len(there["blas"]) != []
+
+
+def test_machine_is_calibrated_for_each_instruction_set(monkeypatch):
+    asked = []
+
+    def run(command, env, **_):
+        asked.append((command[-1], env.get("OPENBLAS_CORETYPE")))
+
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(everything.subprocess, "run", run)
+    everything.calibrate(everything.chosen_steps("full", ()), Console(quiet=True))
+    assert asked == [("calibrate", None), ("calibrate", "Haswell")]
 
 
 def test_steps_on_request_are_in_the_full_table_only_by_name():
