@@ -98,7 +98,7 @@ def stages_in_memory(p: Problem, resources: Resources, iterations: int) -> tuple
 def factoring_seconds(n: int, resources: Resources) -> float:
     """Time of a factorisation in memory, forming its tiles not included."""
     cost = Cost(dense_flops=n**3 / 3, dense_side=n, fresh_bytes=float(memory_bytes(memory_grid(n), keeps=False) // 2))
-    return resources.rates.faster(2.0).seconds(cost, resources.local_threads)
+    return resources.rates.in_float32().seconds(cost, resources.local_threads)
 
 
 def iteration_seconds(p: Problem, resources: Resources, m: int) -> float:
@@ -129,7 +129,7 @@ def stages_in_tiles(
     rates, m, groups = resources.rates, systems.n_right_sides, systems.n_factors
     needed = tiled_bytes(p, place, grid, m + 1)
     doubled = {name: 2 * getattr(rates, name) for name in ("read_bytes", "cold_read_bytes", "write_bytes")}
-    fast = replace(rates.faster(2.0), **doubled)
+    fast = replace(rates.in_float32(), **doubled)
     cache, stored = cache_bytes(resources, place, needed), factor_bytes(grid, 4)
     cost = cholesky_cost(grid, 0, columns, 4)
     cold = cold_cholesky_bytes(grid, cache, columns, 4) / max(cost.read_bytes, 1.0)

@@ -137,7 +137,7 @@ def _more_iterations(itemsize: int) -> int:
 
 def _rates(rates: Rates, itemsize: int) -> Rates:
     """Rates of a factorisation in numbers of this size."""
-    return rates if itemsize == 8 else rates.faster(2.0)
+    return rates if itemsize == 8 else rates.in_float32()
 
 
 def _in_tiles(p: Problem, choice: TileChoice, itemsize: int) -> tuple[Direct | Float32Factor, list[Stage]]:

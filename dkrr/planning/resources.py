@@ -140,6 +140,10 @@ class Rates:
         slow = min(self.cold_read_bytes, self.read_bytes)
         return replace(self, read_bytes=1.0 / ((1.0 - cold) / self.read_bytes + cold / slow))
 
+    def in_float32(self) -> Self:
+        """Rates of the same operations in float32."""
+        return self.faster(self.float32_gemm_flops / self.gemm_flops)
+
     def faster(self, factor: float) -> Self:
         """Rates of cores that compute this many times as fast, with the same store and Dask."""
         flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}

@@ -242,6 +242,43 @@ def test_cases_that_miss_a_goal_are_marked(ratios, missed):
     assert plans.misses(line("a", **ratios)) == missed
 
 
+@pytest.mark.parametrize(("measured", "missed"), [(0.9, []), (1.2, []), (0.7, ["seconds 2.86"])])
+def test_time_within_the_range_of_the_plan_is_not_missed(measured, missed):
+    """Iterations cannot be known: the plan said 2 s, and 1 to 5."""
+    record = line("a", seconds=2.0 / measured) | {"seconds_range": [1.0, 5.0]}
+    assert plans.misses(record | {"measured": {"seconds": measured}}) == missed
+    narrow = record | {"seconds_range": [2.0, 2.0], "measured": {"seconds": measured}}
+    assert bool(plans.misses(narrow)) == (2.0 / measured > 2.0)
+
+
+def test_ways_that_take_longer_than_the_best_are_ended(monkeypatch):
+    """A regret does not depend on how much longer: a problem with seven ways takes minutes, not hours."""
+    seconds, limits = {"a": 2.0, "b": 60.0, "c": 1.0, "d": 60.0}, []
+    way = {"predicted_seconds": 2.0, "is_gamble": False}
+    ways = [way | {"label": k, "is_chosen": k == "a", "case": asdict(Case(k, 100))} for k in seconds]
+
+    def run(what, case, timeout, size, retries):
+        if what == "ways":
+            return {"ways": ways}
+        limits.append(timeout)
+        if seconds[case.name] > timeout:
+            return {"timed_out": timeout}
+        taken = {"seconds": seconds[case.name], "peak_bytes": 1}
+        return {"measured": taken, "load": {"noisy": False}, "residual": 0.0}
+
+    clock = iter(np.arange(0.0, 1000.0, 2.5))
+    monkeypatch.setattr(plans, "run", run)
+    monkeypatch.setattr(plans, "perf_counter", lambda: next(clock))
+    found = plans.measure_regret(Case("p", 100), 300.0, "small", 0, 1)
+    assert limits == pytest.approx([300.0, 2 * 0.5 + 1.3 * 2, 2 * 0.5 + 1.3 * 2, 2 * 1.5 + 1.3 * 1])
+    assert found["regret"] == 2.0 and [r.get("ended") for r in found["runs"]] == [
+        None,
+        "not in 4 s",
+        None,
+        "not in 4 s",
+    ]
+
+
 def test_regret_is_over_what_is_taken_unasked_and_over_all():
     def way(seconds, *, chosen=False, gamble=False):
         return {"label": f"{seconds}", "seconds": seconds, "is_chosen": chosen, "is_gamble": gamble}
