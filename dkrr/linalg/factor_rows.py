@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.linalg.columns import ColumnSource
+from dkrr.linalg.operator import Precision
 from dkrr.runtime import Meter, resident
 
 Array = NDArray[np.float64]
@@ -16,7 +17,9 @@ Array = NDArray[np.float64]
 STRIP_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
 LOW_STRIP_ENTRIES = 2**21
-"""Entries of F whose product with vectors in float32 is summed in float32, before it is added in float64."""
+"""Entries of F whose products in float32 are summed in float32, before they are added in float64."""
+GRAM_ROWS, GRAM_COLUMNS = 2048, 512
+"""Rows of F whose products with each other are summed in float32, and columns of such a sum."""
 
 
 class LostRowsError(Exception):
@@ -103,6 +106,8 @@ class NewColumns:
     """F at the new pivots, of shape (new, rank)."""
     corner: Array
     """Cholesky factor L of what is left of A among them, of shape (new, new)."""
+    precision: Precision = "float64"
+    """Precision of the product of F with `above`; float32 needs an F that is stored so."""
 
 
 def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
@@ -113,11 +118,16 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     k = len(new.corner)
     squares = np.empty(rows.stop - rows.start)
     state.rank = new.rank
-    for where, strip in state.strips():
+    low = new.above.astype(np.float32) if new.precision == "float32" else None
+    for where, strip in state.strips() if low is None else state.stored_strips():
         with meter.time("gram"):
             block = rows.columns.block(rows.numbers(where), new.taken)
         with meter.time("gemm"):
-            if new.rank:
+            if new.rank and low is not None:
+                part = np.empty(block.shape, np.float32)
+                blas.gemm(part, strip, low, transpose_b=True)
+                block -= part
+            elif new.rank:
                 blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
             blas.solve_lower_right(new.corner, block)
@@ -127,15 +137,29 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     return squares
 
 
-def gram_rows(meter: Meter, rows: FactorRows, weights: Array) -> Array:
-    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); `weights` is v, of shape (n,)."""
-    state = rows.state()
+def gram_rows(meter: Meter, rows: FactorRows, weights: tuple[Array, Precision]) -> Array:
+    """Task: lower triangle of Fᵀ diag(v) F over its rows, of shape (r, r); v, of shape (n,), and the precision."""
+    state, (v, precision) = rows.state(), weights
     total = np.zeros((state.rank, state.rank))
     with meter.time("syrk"):
+        if precision == "float32":
+            _add_low_gram(total, state.array[:, : state.rank], v[rows.start : rows.stop])
+            return total
         for where, strip in state.strips():
-            v = weights[rows.numbers(where)]
-            blas.syrk(total, strip * np.sqrt(v)[:, None], transpose=True, beta=1.0)
+            blas.syrk(total, strip * np.sqrt(v[rows.numbers(where)])[:, None], transpose=True, beta=1.0)
     return total
+
+
+def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
+    """Add Fᵀ diag(v) F by products in float32, of a few rows each; what is above the diagonal is undefined."""
+    for left in range(0, len(total), GRAM_COLUMNS):
+        columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
+        part = np.empty((len(total) - left, columns.stop - left), factor.dtype)
+        for top in range(0, len(factor), GRAM_ROWS):
+            strip = factor[top : top + GRAM_ROWS]
+            right = np.multiply(strip[:, columns], weights[top : top + GRAM_ROWS, None], dtype=factor.dtype)
+            blas.gemm(part, strip[:, left:], right, transpose_a=True)
+            total[left:, columns] += part
 
 
 def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:

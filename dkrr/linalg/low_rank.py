@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.factor_rows import GRAM_ROWS
 from dkrr.linalg.operator import Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner
@@ -84,15 +86,25 @@ class LowRank(Preconditioner):
     """Estimates of the largest eigenvalue of C A C for every scale, after the first use."""
 
     def __post_init__(self) -> None:
-        self._form_groups()
         if self.mixed and self.factor.rank and np.dtype(self.factor.dtype) == np.float32:
             self._largest = self._largest_eigenvalues()
-            self.precision = "float32" if self._is_safe_in_float32() else "float64"
+        self._form_groups()
+        self.precision = self._precision_for(group.shift for group in self._groups)
 
-    def _is_safe_in_float32(self) -> bool:
-        assert self._largest is not None
-        least = min(float(group.shift.min()) for group in self._groups)
-        return float(self._largest.max()) <= LOW_PRECISION_RATIO * least
+    def _precision_for(self, shifts: Iterable[Array], n_sums: float = 1.0) -> Precision:
+        """Precision of products with F that loses no shift beside the largest eigenvalue.
+
+        The roundings of `n_sums` sums in float32, which are added in float64, cancel for the most part.
+        """
+        if not self.mixed or self._largest is None:
+            return "float64"
+        least = min(float(t.min()) for t in shifts)
+        return "float32" if float(self._largest.max()) <= LOW_PRECISION_RATIO * sqrt(n_sums) * least else "float64"
+
+    def _gram(self, weights: Array, shifts: Iterable[Array]) -> Array:
+        """Lower triangle of Fᵀ diag(v) F for the matrices in the middle with these shifts."""
+        n_sums = max(1.0, self.factor.columns.n / GRAM_ROWS)
+        return self.factor.gram(weights, self._precision_for(shifts, n_sums))
 
     def _form_groups(self) -> None:
         """Compute the shifts and the small matrices, for the factor as it is now."""
@@ -116,10 +128,10 @@ class LowRank(Preconditioner):
         for t in raised:
             middle = np.empty((0, 0))
             if self.factor.rank and len(t) > 1:
-                middle = small_cholesky(self.factor.gram(c2 / t), 1.0)
+                middle = small_cholesky(self._gram(c2 / t, [t]), 1.0)
             elif self.factor.rank:
                 if not len(gram):  # of C T⁻¹ C, which overflows later than C² does
-                    gram, first = self.factor.gram(c2 / t), t
+                    gram, first = self._gram(c2 / t, raised), t
                 middle = small_cholesky(gram if len(raised) == 1 else gram * (first / t), 1.0)
             groups.append(ShiftGroup(t, middle))
         return tuple(groups)
@@ -187,8 +199,8 @@ class LowRank(Preconditioner):
         if self.factor.rank == before:
             return False
         self._form_groups()
-        if self.precision == "float32" and not self._is_safe_in_float32():
-            self.precision = "float64"
+        if self.precision == "float32":
+            self.precision = self._precision_for(group.shift for group in self._groups)
         return True
 
     def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:

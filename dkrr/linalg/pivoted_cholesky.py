@@ -34,6 +34,8 @@ from dkrr.cost import Cost
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg.columns import ColumnSource, DividedColumns
 from dkrr.linalg.factor_rows import (
+    GRAM_COLUMNS,
+    GRAM_ROWS,
     STRIP_ENTRIES,
     FactorRows,
     LostRowsError,
@@ -65,6 +67,10 @@ SMALL_RANKS = (100, 50, 25, 10)
 APPLY_SECONDS_PER_ENTRY = 0.65e-9
 """Time of both products of an entry of the float32 factor with one vector (twice that where they are in float64, and
 it is converted)."""
+LOW_OVERHEAD = 1.3
+"""Time of the products of a factor in float32 over that of their operations: strips, and blocks on the diagonal."""
+LOW_PRECISION_LEFT = 1e-3
+"""Fraction of the trace that is left down to which columns are added by products in float32."""
 FACTOR_DTYPE = np.float32
 """Type of a factor that preconditions: rounding gives another factor, as good a preconditioner, of half the size."""
 
@@ -143,6 +149,11 @@ class PivotedCholesky:
         return len(self.index)
 
     @property
+    def _is_low(self) -> bool:
+        """Whether F is stored in float32."""
+        return np.dtype(self.dtype) == np.float32
+
+    @property
     def left(self) -> Array:
         """Diagonal of A − F Fᵀ, of shape (n,); not to be written to."""
         return self._left if self._unit == 1.0 else self._left * self._unit
@@ -183,11 +194,16 @@ class PivotedCholesky:
         self._round = 10_000 + len(index)  # other random numbers than the run that chose these
         self.traces.append((self.rank, float(self._weighted().sum())))
 
-    def gram(self, weights: Array) -> Array:
+    def gram(self, weights: Array, precision: Precision = "float64") -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). Entries above the diagonal are undefined."""
-        total = self._total(gram_rows, weights)
-        if self._unit != 1.0:
-            total *= self._unit
+        size = 1.0
+        if precision == "float32" and self._is_low:
+            size = _even_power(weights)
+            weights = weights / size
+        total = self._total(gram_rows, (weights, precision if self._is_low else "float64"))
+        for power in (self._unit, size):  # their product may leave the range of float64
+            if power != 1.0:
+                total *= power
         return total
 
     def project(self, vectors: Array, precision: Precision = "float64") -> Array:
@@ -206,7 +222,7 @@ class PivotedCholesky:
 
     def _rounded(self, vectors: Array, precision: Precision) -> tuple[NDArray[Any], Any]:
         """Vectors in a precision, and by what they are divided so that they stay within the small range of float32."""
-        if precision == "float64" or np.dtype(self.dtype) != np.float32:
+        if precision == "float64" or not self._is_low:
             return np.ascontiguousarray(vectors), 1.0
         sizes = column_sizes(vectors)
         return np.ascontiguousarray((vectors / sizes).astype(np.float32)), sizes
@@ -236,7 +252,15 @@ class PivotedCholesky:
             self._left[candidates[~(corner.diagonal() > self._threshold()[candidates])]] = 0.0
             return
         chosen = candidates[accepted]
-        new = NewColumns(self.rank, taken[accepted], np.ascontiguousarray(above[accepted]), lower)
+        # Rounding to float32 is of the size of that of F itself, which is far below what is left.
+        is_large = self._is_low and self._left.sum() > LOW_PRECISION_LEFT * self._first_diagonal.sum()
+        new = NewColumns(
+            self.rank,
+            taken[accepted],
+            np.ascontiguousarray(above[accepted]),
+            lower,
+            "float32" if is_large else "float64",
+        )
         record = self._safely(lambda: self._map(extend_rows, new))
         self._left -= np.concatenate([t.value for t in record.tasks])
         np.maximum(self._left, 0.0, out=self._left)
@@ -349,13 +373,13 @@ def _even_power(values: Array) -> float:
 
 
 def pivoted_cost(n: int, rank: int, entry: EntryCost) -> Cost:
-    """Cost of a factor of this rank and of Fᵀ F."""
-    return Cost(gemm_flops=2.0 * n * rank**2) + gram_cost(entry, float(n) * rank)
+    """Cost of a factor of this rank and of Fᵀ F, both by products in float32, which count half their operations."""
+    return Cost(gemm_flops=LOW_OVERHEAD * n * rank**2) + gram_cost(entry, float(n) * rank)
 
 
 def small_matrix_cost(n: int, rank: int, slots: int) -> Cost:
     """Cost of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
-    return Cost(gemm_flops=n * rank**2 / slots + rank**3 / 3)
+    return Cost(gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2 / slots + rank**3 / 3)
 
 
 def partial_factor_cost(n: int, rank: int, entry: EntryCost, slots: int) -> Cost:
@@ -370,4 +394,5 @@ def partial_apply_seconds(n: int, rank: int, n_columns: int, slots: int) -> floa
 
 def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:
     """Memory of the rows of F of one slot, and of a strip in work."""
-    return itemsize * -(-n // slots) * rank + 3 * 8 * max(STRIP_ENTRIES, 64 * rank)
+    low = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank)
+    return itemsize * -(-n // slots) * rank + max(3 * 8 * max(STRIP_ENTRIES, 64 * rank), 4 * low)

@@ -12,10 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg import factor_rows, nystroem_centres
+from dkrr.linalg import factor_rows, nystroem_centres, pivoted_cholesky
 from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.linalg.nystroem_centres import choose_pivots
 from dkrr.linalg.pivoted_cholesky import (
+    LOW_OVERHEAD,
     MIN_BLOCK,
     FactorRows,
     LostRowsError,
@@ -24,6 +25,7 @@ from dkrr.linalg.pivoted_cholesky import (
     factor_rows_bytes,
     pivoted_cost,
     project_rows,
+    small_matrix_cost,
 )
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
@@ -173,6 +175,35 @@ class TestFactor:
                 error = (np.abs(product - exact) / bound).max()
                 assert error < 1e-15 if dtype == np.float64 else 1e-9 < error < 1e-6
         found.close()
+
+    @pytest.mark.parametrize("size", [1e-50, 1.0, 1e50])
+    def test_gram_in_float32(self, monkeypatch, size):
+        """In blocks of columns, sums of a few rows each; weights may be outside its range."""
+        monkeypatch.setattr(factor_rows, "GRAM_ROWS", 16)
+        monkeypatch.setattr(factor_rows, "GRAM_COLUMNS", 3)
+        for dtype in (np.float64, np.float32):
+            found, v = factor(positive_definite(150), slots=2, dtype=dtype), np.random.default_rng(7).random(150) * size
+            found.grow(8)
+            F = rows_of(found)
+            error = np.abs(np.tril(found.gram(v, "float32") - (F.T * v) @ F)).max() / size
+            assert error < 1e-12 if dtype == np.float64 else 1e-9 < error < 1e-4
+            assert found.gram(v, "float32").dtype == np.float64
+            found.close()
+
+    def test_columns_are_added_in_float32_while_much_is_left(self, monkeypatch):
+        A, precisions = positive_definite(150), []
+        monkeypatch.setattr(
+            pivoted_cholesky, "NewColumns", lambda *a: precisions.append(a[-1]) or factor_rows.NewColumns(*a)
+        )
+        for fraction, dtype, expected in ((0.0, np.float32, {"float32"}), (1.0, np.float32, {"float64"}),
+                                          (0.0, np.float64, {"float64"})):  # fmt: skip
+            monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
+            found = factor(A, slots=2, dtype=dtype)
+            found.grow(40)
+            check(found, A, 1e-10 if dtype == np.float64 else 1e-5)
+            assert set(precisions) == expected and len(precisions) > 1
+            precisions.clear()
+            found.close()
 
     @pytest.mark.parametrize("dtype", [np.float64, np.float32])
     @pytest.mark.parametrize("power", [-400, -64, 3, 65, 480])
@@ -521,7 +552,8 @@ class TestChoosePivots:
 def test_cost_with_distinct_primes():
     n, rank = 10_007, 101
     cost = pivoted_cost(n, rank, EntryCost(13.0, 3e-9))
-    assert cost.gemm_flops == 2 * n * rank**2 + n * rank * 13
+    assert cost.gemm_flops == LOW_OVERHEAD * n * rank**2 + n * rank * 13
+    assert small_matrix_cost(n, rank, 7).gemm_flops == pytest.approx(LOW_OVERHEAD * n * rank**2 / 14 + rank**3 / 3)
     assert cost.element_seconds == pytest.approx(n * rank * 3e-9)
     assert factor_rows_bytes(n, rank, 4, 7) >= 4 * 1430 * rank
     assert factor_rows_bytes(n, rank, 8, 7) - factor_rows_bytes(n, rank, 4, 7) == 4 * 1430 * rank
