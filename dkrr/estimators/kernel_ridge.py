@@ -53,7 +53,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
-        conjugate gradient if it is projected to be at least twice as fast as the direct solver.
+        conjugate gradient if it is projected to be at least three times as fast as a factorisation.
     tol : float, default=1e-8
         Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ of conjugate gradient, for every target. Cholesky reaches
         the level of rounding whatever the value.

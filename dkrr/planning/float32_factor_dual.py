@@ -10,7 +10,7 @@ from dkrr.linalg.inverse import apply_cost
 from dkrr.linalg.memory import ONE_TILE, TILE_BUFFER_BYTES, memory_bytes, memory_grid
 from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
-from dkrr.linalg.tiled_operator import MAX_TILE, MIN_TILE, SECONDS_PER_TILE, multiply_bytes, pass_cost
+from dkrr.linalg.tiled_operator import MAX_TILE, SECONDS_PER_TILE, multiply_bytes, pass_cost
 from dkrr.planning.direct_dual import gram_in_memory_stages, loaded_bytes, tiled_bytes
 from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
@@ -28,8 +28,10 @@ TYPICAL_RATIO = 1e-4
 """Rounding ratio assumed of kernels whose scale a plan does not know; a fit first looks at the diagonal of K."""
 SMALLEST_FRACTION = 0.1
 """Fraction of the smallest eigenvalue that a sample suggests, on which a plan relies."""
-TILES_PER_SIDE = 8
-"""Tiles per side of a product in memory: threads then have equal work."""
+TILES_PER_SIDE = (3, 8)
+"""Fewest and most tiles per side of a product in memory: enough for threads to have equal work, and few calls."""
+PRODUCT_TILE = 1250
+"""Rows of a tile between those bounds (measured: 5,000 rows take 20 ms with it, and 24 with 625)."""
 VECTORS_HELD = 12
 """Arrays as long as the right-hand sides that a refinement holds."""
 
@@ -68,7 +70,8 @@ def iterations_of(p: Problem) -> int:
 
 def products_tile(n: int) -> int:
     """Rows of a tile of a product in memory."""
-    return min(max(ceil(n / TILES_PER_SIDE), MIN_TILE), MAX_TILE, n)
+    n_tiles = min(max(ceil(n / PRODUCT_TILE), TILES_PER_SIDE[0]), TILES_PER_SIDE[1])
+    return min(ceil(n / n_tiles), MAX_TILE)
 
 
 def stages_in_memory(p: Problem, resources: Resources, iterations: int) -> tuple[Stage, ...]:

@@ -18,7 +18,7 @@ from dkrr.planning.strategy import SMALL_SECONDS, Settings, Strategy, Systems, T
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.units import format_bytes, format_seconds
 
-SURELY_FASTER = 2.0
+SURELY_FASTER = 3.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
 MANY_ITERATIONS = 2000
 """Iterations assumed for the primal form, where the spectrum is not known: if so many are still faster than a direct

@@ -32,7 +32,7 @@ MAX_REFINEMENTS = 40
 ROUNDING_FACTOR = 6.0
 """Residual of a solution in float64, divided by √n units of rounding and by ‖diag(A)‖ ‖x‖ / ‖b‖: at most so much with
 the kernels of `linalg.rounding`, where a factorisation in float64 left 0.1 to 9."""
-RECURRENCE_FRACTION = 1 / 8
+RECURRENCE_FRACTION = 1 / 5
 """Fraction of that at which the recurrence of an iteration ends."""
 
 

@@ -49,7 +49,7 @@ def test_residual_is_that_of_a_factorisation_in_float64(alpha):
     direct = np.linalg.norm(B - A @ np.linalg.solve(A, B), axis=0) / np.linalg.norm(B, axis=0)
     found = np.linalg.norm(B - A @ outcome.x, axis=0) / np.linalg.norm(B, axis=0)
     assert outcome.status is Status.CONVERGED
-    assert (found <= 4 * direct + 1e-15).all()
+    assert (found <= 4 * direct + 3e-15).all(), "or √n units of rounding"
     np.testing.assert_allclose(found, outcome.residuals, rtol=0.5, atol=1e-15)
     assert begun.condition == pytest.approx(np.linalg.cond(A), rel=0.9)
     assert begun.condition <= 1.01 * np.linalg.cond(A)
