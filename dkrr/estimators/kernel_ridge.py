@@ -52,8 +52,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
         one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
-        The direct solver or preconditioned conjugate gradient; settings are values of dkrr.solvers. "auto" takes
-        conjugate gradient if it is projected to be at least three times as fast as a factorisation.
+        A Cholesky factorisation in float64 or preconditioned conjugate gradient; settings are values of dkrr.solvers.
+        "auto" factors in float32 where λ allows it and refines in float64 to the level of rounding, and takes conjugate
+        gradient if that is projected to be at least three times as fast as a factorisation.
     tol : float, default=1e-8
         Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ of conjugate gradient, for every target. Cholesky reaches
         the level of rounding whatever the value.

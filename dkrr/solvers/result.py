@@ -83,8 +83,8 @@ class SolveResult:
     that of the largest b for its length). Of kernel logistic regression the largest norm of
     the gradient of the penalised objective in the kernel's space, relative to that where all scores are 0."""
     iterations: int
-    """Iterations of conjugate gradient (0 for a direct solver); for kernel logistic regression, steps of Newton's
-    method."""
+    """Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
+    kernel logistic regression, steps of Newton's method."""
     seconds: float
     """Wall time of the fit."""
     bytes_read: int
