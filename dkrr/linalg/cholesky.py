@@ -33,6 +33,7 @@ from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
 from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_key, tile_steps
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.tiles.padded import padded_width
 
 Matrix = TiledMatrix | MemoryMatrix
 
@@ -326,6 +327,7 @@ def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:
     """Most memory of one task: the tile, then either `form_bytes`, to form it, or four panels and a padded copy."""
-    tile, panel = itemsize * grid.tile**2, itemsize * grid.tile * grid.panel
+    tile = itemsize * grid.tile * padded_width(grid.tile, itemsize)
+    panel = itemsize * grid.tile * grid.panel
     right_sides = 4 * 8 * grid.tile * n_right_sides
     return tile + max(form_bytes, 2 * N_SLOTS * panel + panel) + right_sides

@@ -9,7 +9,7 @@ PANEL_COLUMNS = 512
 """Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
 TILE_SIZES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
 """Tile sizes that a plan compares."""
-TASK_COLUMNS = (2, 3, 6, 12)
+TASK_COLUMNS = (2, 3, 4, 6, 8, 12)
 """Tile columns per task that a plan compares with all of them."""
 MAX_TILES_PER_SIDE = 200
 """About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""

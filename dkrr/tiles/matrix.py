@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.tiles.chunks import ChunkedArray
 from dkrr.tiles.grid import TileGrid
+from dkrr.tiles.padded import empty_tile
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TiledMatrix:
 
     def tile_buffer(self, i: int, j: int) -> NDArray[Any]:
         """Uninitialised array to compute tile (i, j) in."""
-        return np.empty((self.grid.height(i), self.grid.height(j)), self.dtype)
+        return empty_tile(self.grid.height(i), self.grid.height(j), self.dtype)
 
     def panel_buffer(self) -> NDArray[Any]:
         """Uninitialised buffer that one panel fits in."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.tiles.grid import TileGrid
+from dkrr.tiles.padded import empty_tile
 
 
 class MemoryMatrix:
@@ -29,11 +30,11 @@ class MemoryMatrix:
             raise ValueError(f"a tile in memory is one panel: tile={grid.tile}, panel={grid.panel}")
         self.grid, self.dtype = grid, np.dtype(dtype)
         self._left = self._empty_rows()
-        self._squares = [np.empty((grid.height(i),) * 2, dtype) for i in range(grid.n_tiles)]
+        self._squares = [empty_tile(grid.height(i), grid.height(i), self.dtype) for i in range(grid.n_tiles)]
 
     def _empty_rows(self) -> list[NDArray[Any]]:
         grid = self.grid
-        return [np.empty((grid.height(i), grid.rows(i).start), self.dtype) for i in range(grid.n_tiles)]
+        return [empty_tile(grid.height(i), grid.rows(i).start, self.dtype) for i in range(grid.n_tiles)]
 
     @classmethod
     def of_square(cls, square: NDArray[Any]) -> Self:
