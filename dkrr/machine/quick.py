@@ -18,7 +18,7 @@ import psutil
 
 from dkrr import blas
 from dkrr.config import setting
-from dkrr.machine.detection import ambient_client, fingerprint_of, known_rates
+from dkrr.machine.detection import ambient_client, fingerprint_of, known_rates, resident_bytes
 from dkrr.machine.measures import QUICK_BYTES, QUICK_CHUNKS, Measured, measure_quickly, measure_store
 from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
@@ -72,7 +72,9 @@ def _newly_measured(plan: Plan) -> Resources | None:
         return None
     keep_profile(profile)
     rates, rates_from = known_rates(fingerprint)
-    return replace(resources, rates=rates, rates_from=rates_from)
+    # The measurement leaves some memory to the process: buffers of BLAS, and what the allocator keeps.
+    held = max(resources.local_baseline_bytes, resident_bytes())
+    return replace(resources, rates=rates, rates_from=rates_from, local_baseline_bytes=held)
 
 
 def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:

@@ -59,6 +59,11 @@ def test_a_long_fit_measures_once(measured, folder):
     assert len(list(folder.iterdir())) == 1
 
 
+def test_memory_that_the_measurement_leaves_to_the_process_is_counted(measured, monkeypatch):
+    monkeypatch.setattr(quick, "resident_bytes", lambda: 777 * MIB)
+    assert measured_plan(LONG, machine()).resources.local_baseline_bytes == 777 * MIB
+
+
 def test_a_short_fit_does_not_pay(measured):
     plan = measured_plan(SHORT, machine())
     assert plan.resources.rates == Rates() and measured["processor"] == 0
