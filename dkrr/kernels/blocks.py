@@ -36,9 +36,6 @@ STRIP_ENTRIES = STRIP_ROWS * STRIP_COLUMNS
 PIECE_ROWS = 256
 PIECE_COLUMNS = 2048
 PIECE_ENTRIES = PIECE_ROWS * PIECE_COLUMNS
-# Beside the diagonal pieces are nearly square: 512 x 1024 of float64 took 3 to 9 % less than 256 x 2048, products with
-# a vector from both sides included (16 and 79 columns), and 1024 x 1024 of float32 up to 8 % less.
-RECTANGLE_COLUMNS = 1024
 
 # Transposing through a small copy whose row stride is not a power of two: 0.4 ns per entry at n = 1024, where
 # out[:a, a:b] = out[a:b, :a].T takes 1.4 ns because a column's entries all fall into one set of the cache.
@@ -185,7 +182,7 @@ def pieces_below(n: int, entries: int | None = None) -> Iterator[tuple[slice, sl
 
 def pieces_of(n_rows: int, n_columns: int, entries: int | None = None) -> Iterator[tuple[slice, slice]]:
     """Cut a block into pieces of at most so many entries (PIECE_ENTRIES), the higher the fewer columns it has."""
-    width = min(n_columns, RECTANGLE_COLUMNS)
+    width = min(n_columns, PIECE_COLUMNS)
     height = max(1, (entries or PIECE_ENTRIES) // width)
     for top in range(0, n_rows, height):
         for left in range(0, n_columns, width):

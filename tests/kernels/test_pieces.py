@@ -129,7 +129,7 @@ def test_below_the_diagonal(n, height, width):
 def test_of_a_rectangle(m, n, width, entries):
     count = np.zeros((m, n), int)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "RECTANGLE_COLUMNS", width)
+        patch.setattr(blocks, "PIECE_COLUMNS", width)
         for rows, columns in pieces_of(m, n, entries):
             assert columns.stop - columns.start <= width
             assert (rows.stop - rows.start) * (columns.stop - columns.start) <= entries
