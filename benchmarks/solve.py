@@ -45,10 +45,17 @@ from dkrr.planning import Plan
 from dkrr.runtime import TaskRecord
 from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
+from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 
-SOLVERS = ("cholesky", "auto", "cg")
+SOLVERS: dict[str, str | ConjugateGradient] = {
+    "cholesky": "cholesky",
+    "auto": "auto",
+    "cg": "cg",
+    "float32": ConjugateGradient(Float32Cholesky()),
+}
+"""KernelRidge's solvers by the name of the option."""
 STAGES = {
     "scan": "scan",
     "L": "factorisation",
@@ -77,7 +84,7 @@ class Settings:
     n: int
     d: int = 16
     solver: str = "cholesky"
-    """KernelRidge's; "auto": the planner chooses, and the record has the true residual."""
+    """One of SOLVERS; "auto": the planner chooses, and the record has the true residual."""
     tile: int | None = None
     """None: the planner chooses."""
     workers: int = 2
@@ -195,7 +202,7 @@ def fit_dkrr(settings: Settings) -> tuple[Fit, GemmRate | None]:
         kernel=settings.kernel,
         gamma=settings.problem.gamma,
         form="dual",
-        solver=settings.solver,
+        solver=SOLVERS[settings.solver],
         memory_limit=settings.memory_limit,
         tile=settings.tile,
     )
@@ -497,7 +504,7 @@ def write_line(record: dict[str, Any], path: Path | None) -> None:
 @click.option(
     "--solver",
     "solvers",
-    type=click.Choice(SOLVERS),
+    type=click.Choice(list(SOLVERS)),
     multiple=True,
     default=("cholesky",),
     show_default=True,

@@ -34,7 +34,7 @@ _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 (float32: 0.25), and TRMM of this side at 0.8. The kernels for AVX2 solve as fast as they multiply."""
 _LEAF = 128
 """Side of the diagonal blocks that are inverted for TRMM."""
-_INVERSE_ROWS = 4 * _LEAF
+_INVERSE_ROWS = 3 * _LEAF
 """Right-hand sides from which blocks are inverted: for 256 of them that takes as long as TRSM."""
 _MAX_GROWTH = 1000.0
 """Largest ‖|L| |L⁻¹|‖∞ of a block that is inverted. Measured on kernel and random matrices with conditions of 1e3 to

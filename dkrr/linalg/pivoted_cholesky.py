@@ -201,9 +201,11 @@ class PivotedCholesky:
             size = _even_power(weights)
             weights = weights / size
         total = self._total(gram_rows, (weights, precision if self._is_low else "float64"))
-        for power in (self._unit, size):  # their product may leave the range of float64
-            if power != 1.0:
-                total *= power
+        # The product of both powers may leave the range of float64, and what is undefined may be of any size.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for power in (size, self._unit):
+                if power != 1.0:
+                    total *= power
         return total
 
     def project(self, vectors: Array, precision: Precision = "float64") -> Array:

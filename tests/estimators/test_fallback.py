@@ -17,7 +17,8 @@ N = 3000
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
     monkeypatch.setattr(pricing, "SURELY_FASTER", 1e-6)
-    monkeypatch.setattr(planner, "TINY_SECONDS", 0.0)
+    for name in ("TINY_SECONDS", "SMALL_SECONDS", "SHORT_SECONDS"):
+        monkeypatch.setattr(planner, name, 0.0)
     monkeypatch.setattr(pricing, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
 
