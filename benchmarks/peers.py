@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -34,8 +33,6 @@ PEERS: tuple[PeerName, ...] = get_args(PeerName)
 KERNELS = ("rbf", "laplacian")
 ALPHA = 1e-2
 SEED = 0
-STRIP = 64
-"""Rows of the Gram matrix that SciPy's peer forms at once: at n = 16,384 they have 8 MiB and stay in cache."""
 ONE_THREAD = "one_thread"
 """Suffix of the name of a second run, of a peer that crashed with all threads."""
 
@@ -146,7 +143,7 @@ def solve_scipy(problem: Problem, threads: int) -> dict[str, Any]:
     X, y = problem.data()
     with threadpool_limits(threads, user_api="blas"):
         start = perf_counter()
-        K = _gram(X, problem, threads)
+        K = _gram(X, problem)
         K[np.diag_indices_from(K)] += ALPHA
         formed = perf_counter()
         # K is symmetric: its transpose is the Fortran order in which LAPACK can really overwrite it. The lower variant:
@@ -168,31 +165,19 @@ def solve_scipy(problem: Problem, threads: int) -> dict[str, Any]:
     }
 
 
-def _gram(X: Floats, problem: Problem, threads: int) -> Floats:
-    """K of shape (n, n): of the RBF kernel strip by strip on all threads, of others as scikit-learn forms them."""
+def _gram(X: Floats, problem: Problem) -> Floats:
+    """K of shape (n, n): exp(−γ(‖x‖² + ‖z‖² − 2xᵀz)) by NumPy in place, other kernels as scikit-learn forms them."""
     if problem.kernel != "rbf":
         from sklearn.metrics.pairwise import pairwise_kernels
 
-        return np.asarray(pairwise_kernels(X, metric=problem.kernel, gamma=problem.gamma, n_jobs=threads))
-    from threadpoolctl import threadpool_limits
-
+        return np.asarray(pairwise_kernels(X, metric=problem.kernel, gamma=problem.gamma))
     squares = np.einsum("ij,ij->i", X, X)
-    K = np.empty((problem.n, problem.n))
-
-    def fill(start: int) -> None:
-        """exp(−γ(‖x‖² + ‖z‖² − 2xᵀz)) for the rows of a strip, in place."""
-        rows = slice(start, start + STRIP)
-        strip = K[rows]
-        np.matmul(X[rows], X.T, out=strip)
-        strip *= 2
-        strip -= squares[rows, None]
-        strip -= squares
-        strip *= problem.gamma
-        np.exp(strip, out=strip)
-
-    # NumPy's functions work on one core, without the interpreter's lock: the threads are ours.
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        list(pool.map(fill, range(0, problem.n, STRIP)))
+    K: Floats = X @ X.T
+    K *= -2
+    K += squares[:, None]
+    K += squares
+    K *= -problem.gamma
+    np.exp(K, out=K)
     return K
 
 
