@@ -15,7 +15,7 @@ from dkrr.units import format_bytes, format_count, format_seconds
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
-SHORT_SECONDS = 10.0
+SHORT_SECONDS = 60.0
 """Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
 EQUAL_TIME = 1.03

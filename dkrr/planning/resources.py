@@ -96,9 +96,9 @@ class Rates:
         )
 
     def _dense_flops(self, side: int) -> float:
-        """Rate of a factorisation of another size: lower for small ones, with a smaller fraction of GEMM."""
+        """Rate of a factorisation of another size: higher for large ones, with a larger fraction of GEMM."""
         overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
-        return min(self.dense_flops, self.gemm_flops / (1.0 + overhead / max(side, 1)))
+        return self.gemm_flops / (1.0 + overhead / max(side, 1))
 
     def entry(
         self, kernel: Kernel, n_features: int, precision: Precision = "float64", stored: int | None = None

@@ -17,11 +17,11 @@ def test_conjugate_gradient_where_factorisations_would_take_long():
 
 
 def test_a_factor_for_every_class_and_step():
-    one, ten = (dkrr.plan(**SIZES, n_classes=k, solver="cholesky", memory_limit="4GiB") for k in (2, 10))
+    one, ten = (dkrr.plan(**SIZES, n_classes=k, solver="cholesky", memory_limit="1GiB") for k in (2, 10))
     assert one.execution == ten.execution == "dask" and "1 logistic model" in str(one)
     assert 8 < ten.seconds / one.seconds < 25
     # Those of a softmax exist together, those of independent models one after the other.
-    apart = dkrr.plan(**SIZES, n_classes=10, solver="cholesky", memory_limit="4GiB", multi_class="ovr")
+    apart = dkrr.plan(**SIZES, n_classes=10, solver="cholesky", memory_limit="1GiB", multi_class="ovr")
     assert ten.disk_bytes > 5 * apart.disk_bytes
 
 
