@@ -32,9 +32,9 @@ largest matrix LAPACK ever sees: threaded OpenBLAS POTRF crashes from n = 16,000
 _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 """OpenBLAS's kernels for AVX-512: their TRSM with a triangle of 512 runs at 0.6 of GEMM's rate, with one of 128 at 0.35
 (float32: 0.25), and TRMM of this side at 0.8. The kernels for AVX2 solve as fast as they multiply."""
-_LEAF = 128
+INVERSE_SIDE = 128
 """Side of the diagonal blocks that are inverted for TRMM."""
-_INVERSE_ROWS = 3 * _LEAF
+_INVERSE_ROWS = 4 * INVERSE_SIDE
 """Right-hand sides from which blocks are inverted: for 256 of them that takes as long as TRSM."""
 _MAX_GROWTH = 1000.0
 """Largest ‖|L| |L⁻¹|‖∞ of a block that is inverted. Measured on kernel and random matrices with conditions of 1e3 to
@@ -282,7 +282,7 @@ def solve_lower(l: Array, b: Array, *, transpose: bool = False) -> None:  # noqa
         Overwritten.
     """
     if b.size:
-        _Triangle(l).solve_left(b, transpose=transpose)
+        Triangle(l).solve_left(b, transpose=transpose)
 
 
 def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
@@ -296,10 +296,10 @@ def solve_lower_right(l: Array, b: Array) -> None:  # noqa: E741
         Overwritten.
     """
     if b.size:
-        _Triangle(l).solve_right(b)
+        Triangle(l).solve_right(b)
 
 
-class _Triangle:
+class Triangle:
     """Lower triangle L to solve with: where TRSM is slow, by GEMM off the diagonal and by inverted blocks (TRMM) on it.
 
     For B L⁻ᵀ by a computed inverse, |X Lᵀ − B| ≤ c u |B| |L⁻ᵀ| |Lᵀ|, which is at most ‖|L| |L⁻¹|‖∞ times the bound for
@@ -311,10 +311,12 @@ class _Triangle:
     ----------
     l : ndarray of shape (n, n)
         Its upper triangle is not read. A block that has been solved with must not change.
+    is_shared : bool
+        Many solve with it, maybe in several threads, so that inverses pay for fewer right-hand sides of each.
     """
 
-    def __init__(self, l: Array) -> None:  # noqa: E741
-        self._l = l
+    def __init__(self, l: Array, *, is_shared: bool = False) -> None:  # noqa: E741
+        self._l, self._least = l, INVERSE_SIDE if is_shared else _INVERSE_ROWS
         self._inverses: dict[tuple[int, int], Array | None] = {}
 
     def factor(self, start: int, stop: int) -> int:
@@ -338,10 +340,10 @@ class _Triangle:
         """Set b ← b T⁻ᵀ for the block T of L from row `start` on, of as many rows as b has columns."""
         m, n = b.shape
         stop = start + n
-        if n <= _LEAF or not _inverts(m):
+        if n <= INVERSE_SIDE or not self._inverts(m):
             self._solve_block(start, stop, m, (b"L", b"U", b"T", b"N", n, m), b)
             return
-        middle = start + _middle(n, _LEAF)
+        middle = start + _middle(n, INVERSE_SIDE)
         left, right = b[:, : middle - start], b[:, middle - start :]
         self.solve_right(left, start)
         gemm(right, left, self._l[middle:stop, start:middle], transpose_b=True, alpha=-1.0, beta=1.0)
@@ -351,10 +353,10 @@ class _Triangle:
         """Set b ← T⁻¹ b, or T⁻ᵀ b, for the block T of L from row `start` on, of as many rows as b."""
         n, m = b.shape
         stop = start + n
-        if n <= _LEAF or not _inverts(m):
+        if n <= INVERSE_SIDE or not self._inverts(m):
             self._solve_block(start, stop, m, (b"R", b"U", b"T" if transpose else b"N", b"N", m, n), b)
             return
-        middle = start + _middle(n, _LEAF)
+        middle = start + _middle(n, INVERSE_SIDE)
         top, bottom, below = b[: middle - start], b[middle - start :], self._l[middle:stop, start:middle]
         if transpose:
             self.solve_left(bottom, middle, transpose=True)
@@ -365,9 +367,13 @@ class _Triangle:
             gemm(bottom, below, top, alpha=-1.0, beta=1.0)
             self.solve_left(bottom, middle, transpose=False)
 
+    def _inverts(self, m: int) -> bool:
+        """Whether blocks are inverted for this number of right-hand sides."""
+        return m >= self._least and _trsm_is_slow()
+
     def _solve_block(self, start: int, stop: int, m: int, settings: tuple[bytes | int, ...], b: Array) -> None:
         name, factor = "trsm", self._l[start:stop, start:stop]
-        if _inverts(m):
+        if self._inverts(m):
             if (start, stop) not in self._inverses:
                 self._inverses[start, stop] = _inverted(factor)
             inverse = self._inverses[start, stop]
@@ -381,11 +387,6 @@ class _Triangle:
 def _middle(n: int, block: int) -> int:
     """Where to cut n rows: in the middle, at a multiple of a block's."""
     return -(-n // 2 // block) * block
-
-
-def _inverts(m: int) -> bool:
-    """Whether blocks are inverted for this number of right-hand sides."""
-    return m >= _INVERSE_ROWS and _trsm_is_slow()
 
 
 @cache
@@ -431,7 +432,7 @@ def cholesky_in_place(a: Array) -> int:
     int
         0, or 1 + the row of the first pivot that is not positive (the matrix is then partly overwritten).
     """
-    return _Triangle(a).factor(0, len(a))
+    return Triangle(a).factor(0, len(a))
 
 
 _RANK_BLOCK = 2048

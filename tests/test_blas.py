@@ -174,7 +174,7 @@ def test_solves_by_inverted_blocks(dtype, n, m, leaf, side):
     _, view = within(L)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blas, "_trsm_is_slow", lambda: True)
-        patch.setattr(blas, "_LEAF", leaf)
+        patch.setattr(blas, "INVERSE_SIDE", leaf)
         patch.setattr(blas, "_INVERSE_ROWS", 4)
         if side == "right":
             blas.solve_lower_right(view, x)
@@ -212,7 +212,7 @@ def residual(left, right, product):
 @every_dtype
 @pytest.mark.parametrize("name", ["random", "smooth", "near duplicates"])
 def test_residuals_of_ill_conditioned_systems_are_those_of_lapack(name, dtype):
-    n, m = 4 * blas._LEAF, blas._INVERSE_ROWS
+    n, m = 4 * blas.INVERSE_SIDE, blas._INVERSE_ROWS
     A = ill_conditioned(name, n)
     if dtype == "float32":
         A += 1e-4 * np.eye(n)  # else not positive definite in its arithmetic
@@ -232,7 +232,7 @@ def test_residuals_of_ill_conditioned_systems_are_those_of_lapack(name, dtype):
 @pytest.mark.parametrize(("pivot", "routine"), [(1.0, "strmm"), (1e-25, "strsm")], ids=["ordinary", "overflows"])
 def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(called, pivot, routine):
     """The inverse has an entry of −1/pivot²; the solution is of ordinary size."""
-    L = np.eye(blas._LEAF + 5, dtype="float32")
+    L = np.eye(blas.INVERSE_SIDE + 5, dtype="float32")
     L[3, 3] = L[4, 4] = pivot
     L[4, 3] = 1.0
     b = random((blas._INVERSE_ROWS, len(L)), "float32")
@@ -246,7 +246,9 @@ def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(calle
 
 def test_trsm_where_it_is_as_fast_as_a_product(monkeypatch, called):
     monkeypatch.setattr(blas, "_trsm_is_slow", lambda: False)
-    blas.solve_lower_right(np.eye(3 * blas._LEAF), random((blas._INVERSE_ROWS, 3 * blas._LEAF), "float64"))
+    blas.solve_lower_right(
+        np.eye(3 * blas.INVERSE_SIDE), random((blas._INVERSE_ROWS, 3 * blas.INVERSE_SIDE), "float64")
+    )
     assert called == ["dtrsm"]
 
 
@@ -254,7 +256,7 @@ def test_trsm_where_it_is_as_fast_as_a_product(monkeypatch, called):
 @every_dtype
 def test_a_task_that_runs_again_gives_the_same_bits(dtype):
     """Tasks run on one thread; where their arrays lie differs between runs."""
-    n = 2 * blas._POTRF_BLOCK + 2 * blas._LEAF + 44
+    n = 2 * blas._POTRF_BLOCK + 2 * blas.INVERSE_SIDE + 44
     A, b = positive_definite(n).astype(dtype), random((n, blas._INVERSE_ROWS), dtype)
     results = []
     with blas.one_thread():
@@ -275,7 +277,7 @@ def test_cholesky(dtype, n, block):
     A = positive_definite(n).astype(dtype)
     frame, L = within(A)
     with pytest.MonkeyPatch.context() as patch:  # the recursion, on sizes that a test can afford
-        patch.setattr(blas, "_LEAF", block)
+        patch.setattr(blas, "INVERSE_SIDE", block)
         patch.setattr(blas, "_RANK_BLOCK", 2 * block)
         assert blas.cholesky_in_place(L) == 0
     assert_allclose(np.tril(L), naive_cholesky(A.astype(float)), atol=DTYPES[dtype], rtol=DTYPES[dtype])
@@ -285,7 +287,7 @@ def test_cholesky(dtype, n, block):
 
 
 def test_cholesky_of_real_blocks():
-    A = positive_definite(2 * blas._LEAF + 77)
+    A = positive_definite(2 * blas.INVERSE_SIDE + 77)
     L = A.copy()
     assert blas.cholesky_in_place(L) == 0
     assert_allclose(np.tril(L), np.linalg.cholesky(A), atol=1e-12)
@@ -294,7 +296,7 @@ def test_cholesky_of_real_blocks():
 @pytest.mark.parametrize("block", [3, 512])
 @pytest.mark.parametrize("row", [0, 1, 2, 3, 7, 15, 16, 28])
 def test_failing_pivot(monkeypatch, row, block):
-    monkeypatch.setattr(blas, "_LEAF", block)
+    monkeypatch.setattr(blas, "INVERSE_SIDE", block)
     A = failing_at(row, 29)
     assert np.linalg.eigvalsh(A[: row + 1, : row + 1])[0] < 0
     if row:

@@ -168,7 +168,9 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile)
-        if matrix.is_stored:  # others may read it there; in memory a source may keep its own above the diagonal
+        if isinstance(matrix, MemoryMatrix):
+            matrix.triangles[j] = blas.Triangle(tile, is_shared=True)
+        else:  # others may read it there; in memory a source may keep its own above the diagonal
             clear_upper(tile)
         if z is not None:
             with meter.time("forward"):
@@ -248,6 +250,10 @@ def _divide_by_diagonal(
     meter: Meter, matrix: Matrix, i: int, j: int, tile: blas.Array, buffers: list[blas.Array]
 ) -> None:
     """Set tile ← tile L_jj⁻ᵀ, a panel of L_jj at a time, and write each panel of the tile as soon as it is final."""
+    if isinstance(matrix, MemoryMatrix):
+        with meter.time("trsm"):
+            matrix.triangles[j].solve_right(tile)
+        return
     grid, panels = matrix.grid, matrix.grid.panels(j)
     writes = []
     first = grid.rows(j).start
@@ -255,14 +261,13 @@ def _divide_by_diagonal(
     def load(k: int, slot: int) -> tuple[blas.Array, int]:
         return matrix.read_panel(j, panels[k], buffers[slot])
 
-    for p, (panel, n_bytes) in zip(panels, prefetched(len(panels), load, meter, waits=matrix.is_stored), strict=True):
+    for p, (panel, n_bytes) in zip(panels, prefetched(len(panels), load, meter, waits=True), strict=True):
         meter.bytes_read += n_bytes
         columns = grid.columns(p)
         start, stop = columns.start - first, columns.stop - first
         with meter.time("trsm"):
             blas.solve_lower_right(panel[start:stop], tile[:, start:stop])
-        if isinstance(matrix, TiledMatrix):  # else it lies where it belongs
-            writes.append(writer().submit(matrix.write_panel, i, p, tile))
+        writes.append(writer().submit(matrix.write_panel, i, p, tile))
         with meter.time("gemm"):
             blas.gemm(tile[:, stop:], tile[:, start:stop], panel[stop:], transpose_b=True, alpha=-1.0, beta=1.0)
     with meter.time("write"):

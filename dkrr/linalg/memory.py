@@ -182,6 +182,11 @@ def memory_cost(grid: TileGrid, m: int, n_systems: int, *, keeps: bool) -> Cost:
     )
 
 
+def inverse_bytes(grid: TileGrid) -> int:
+    """Most memory of the inverted blocks by which the tasks of a column share solving with its square."""
+    return 8 * grid.n * blas.INVERSE_SIDE if grid.n_tiles > 1 else 0
+
+
 def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:
     """Memory of a factor, and of a matrix beside it, which shares the squares on the diagonal."""
     full = grid.n_tiles - 1

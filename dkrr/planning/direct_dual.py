@@ -5,7 +5,7 @@ from dataclasses import replace
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Stage
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
-from dkrr.linalg.memory import TILE_BUFFER_BYTES, memory_bytes, memory_cost, memory_grid
+from dkrr.linalg.memory import TILE_BUFFER_BYTES, inverse_bytes, memory_bytes, memory_cost, memory_grid
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_cost
@@ -39,6 +39,7 @@ def gram_in_memory_bytes(p: Problem, resources: Resources, *, keeps_matrix: bool
         resources.local_baseline_bytes
         + loaded_bytes(p)
         + memory_bytes(grid, keeps=keeps_matrix)
+        + inverse_bytes(grid)
         + 5 * 8 * p.n * m
         + (1 if is_one else threads) * _thread_bytes(p, grid, m, keeps_matrix=keeps_matrix)
         + threads * (BYTES_PER_THREAD if is_one else min(BYTES_PER_THREAD, TILE_BUFFER_BYTES + 4096 * m))

@@ -7,7 +7,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost, Stage
 from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_bytes, partial_bytes
 from dkrr.linalg.inverse import apply_cost
-from dkrr.linalg.memory import ONE_TILE, TILE_BUFFER_BYTES, memory_bytes, memory_grid
+from dkrr.linalg.memory import ONE_TILE, TILE_BUFFER_BYTES, inverse_bytes, memory_bytes, memory_grid
 from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.tiled_operator import MAX_TILE, SECONDS_PER_TILE, multiply_bytes, pass_cost
@@ -81,7 +81,7 @@ def stages_in_memory(p: Problem, resources: Resources, iterations: int) -> tuple
     peak = (
         resources.local_baseline_bytes
         + loaded_bytes(p)
-        + memory_bytes(grid, keeps=False) // 2
+        + (memory_bytes(grid, keeps=False) + inverse_bytes(grid)) // 2
         + VECTORS_HELD * 8 * p.n * (m + 1)
         + threads * _thread_bytes(p, grid.tile, tile, m + 1)
         + threads * min(BYTES_PER_THREAD, TILE_BUFFER_BYTES + 4096 * (m + 1))

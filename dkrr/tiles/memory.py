@@ -5,6 +5,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dkrr.blas import Triangle
 from dkrr.tiles.grid import TileGrid
 from dkrr.tiles.padded import empty_tile
 
@@ -24,11 +25,13 @@ class MemoryMatrix:
     """
 
     is_stored = False
+    triangles: dict[int, Triangle]
+    """Factored squares by tile row, with what solves by them share."""
 
     def __init__(self, grid: TileGrid, dtype: DTypeLike = np.float64) -> None:
         if grid.panel != grid.tile:
             raise ValueError(f"a tile in memory is one panel: tile={grid.tile}, panel={grid.panel}")
-        self.grid, self.dtype = grid, np.dtype(dtype)
+        self.grid, self.dtype, self.triangles = grid, np.dtype(dtype), {}
         self._left = self._empty_rows()
         self._squares = [empty_tile(grid.height(i), grid.height(i), self.dtype) for i in range(grid.n_tiles)]
 
@@ -41,6 +44,7 @@ class MemoryMatrix:
         """One tile: a whole matrix, which is not copied."""
         matrix = cls.__new__(cls)
         matrix.grid, matrix.dtype = TileGrid(len(square), len(square), len(square)), square.dtype
+        matrix.triangles = {}
         matrix._left, matrix._squares = [square[:, :0]], [square]
         return matrix
 
@@ -57,7 +61,7 @@ class MemoryMatrix:
     def beside(self) -> Self:
         """Empty matrix of the same grid, with the same squares on the diagonal."""
         other = type(self).__new__(type(self))
-        other.grid, other.dtype, other._squares = self.grid, self.dtype, self._squares
+        other.grid, other.dtype, other._squares, other.triangles = self.grid, self.dtype, self._squares, {}
         other._left = other._empty_rows()
         return other
 
