@@ -105,12 +105,12 @@ class DualRidge:
         state : State, optional
             To resume from.
         """
-        tol, products = iteration.tol, LastProduct(iteration.operator)
+        tol, products = float(iteration.tol), LastProduct(iteration.operator)
         iteration = replace(iteration, operator=products)
         outcome = iteration.run(state=state)
         residuals, squares = self._checked(groups, iteration, products, outcome)
         for _ in range(MAX_TIGHTENINGS):
-            smaller = tightened(tol, min(iteration.tol, float(outcome.residuals.max())), float(residuals.max()))
+            smaller = tightened(tol, min(float(iteration.tol), float(outcome.residuals.max())), float(residuals.max()))
             if outcome.status is not Status.CONVERGED or (residuals <= tol).all() or smaller is None:
                 break
             iteration.tol = smaller

@@ -62,7 +62,7 @@ class Iteration:
         s ≥ 0.
     right_sides : ndarray of shape (n, m)
     preconditioner : Preconditioner
-    tol : float
+    tol : float or ndarray of shape (m,)
         Relative residual that is asked for, of every right-hand side.
     max_iter : int
     mixed : bool
@@ -84,7 +84,7 @@ class Iteration:
     shift: Array
     right_sides: Array
     preconditioner: Preconditioner = field(default_factory=Identity)
-    tol: float = 1e-8
+    tol: float | Array = 1e-8
     max_iter: int = 1000
     mixed: bool = False
     deflate: Array | None = None
@@ -122,7 +122,7 @@ class Iteration:
         if state is None:
             state = self._first_state(start)
         self._shown = 0.0
-        with self.progress.stage("conjugate gradient", -log(self.tol)):
+        with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
             if resumed and state.history:
                 self._show(state.history[-1].largest)
             status = self._cycles(state)
@@ -251,7 +251,7 @@ class Iteration:
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
-        goal = self.recurrence_fraction * self.tol * self._norms[columns]
+        goal = self.recurrence_fraction * np.broadcast_to(self.tol, self._norms.shape)[columns] * self._norms[columns]
         if state.precision == "float32":
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
@@ -366,7 +366,7 @@ class Iteration:
 
     def _show(self, largest: float) -> None:
         """Show the digits gained, of those that the tolerance asks for."""
-        way = min(max(-log(max(largest, 1e-300)), 0.0), -log(self.tol))
+        way = min(max(-log(max(largest, 1e-300)), 0.0), -log(np.min(self.tol)))
         # Also where the residual rose: a log shows that work is being done.
         self.progress.advance(max(way - self._shown, 0.0))
         self._shown = max(way, self._shown)
