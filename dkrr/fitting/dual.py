@@ -244,7 +244,8 @@ class FactoredDual(DualRidge):
         """Solve a system: to the tolerance of an iterative solver that was requested, else to the level of rounding."""
         matrix, group = self.matrix, f"factored-{system.number}"
         solve = self._to_rounding if self._strategy.tol is None else self._to_tolerance
-        outcome = solve(system, CompleteFactor(matrix.factor(group, system.shift, family=group)))
+        factor = CompleteFactor(matrix.factor(group, system.shift, family=group))
+        outcome = solve(system, factor, is_last=bool(matrix.breakdown(group)))
         if outcome is None:
             matrix.give_up(group, group, NOT_CONTRACTING)
             outcome = solve(system, CompleteFactor(matrix.factor(group, system.shift, family=group)), is_last=True)
@@ -286,5 +287,5 @@ class FactoredDual(DualRidge):
         largest = float(residuals.max())
         self._note(system.columns, Check(largest, squares, begun.condition))
         self._residuals[system.columns] = residuals
-        done = REFINED.format(iterations=outcome.iterations + 1)
-        return replace(outcome, status=direct_status(largest), messages=(done, *outcome.messages))
+        done = () if is_last else (REFINED.format(iterations=outcome.iterations),)
+        return replace(outcome, status=direct_status(largest), messages=(*done, *outcome.messages))

@@ -77,10 +77,13 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     data: FitData = loss.data(request.outputs, shared_fields(request, plan))
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
+    broken, solved = "", tuple[Solved, ...]()
     try:
         solved = loss.carry_out(request, data, plan, _progress(show_progress, plan))
     except Float32BreakdownError as error:
-        plan, solved = _without_float32(request, data, str(error), show_progress)
+        broken = str(error)
+    if broken:  # outside of the handler, which keeps the factor in memory that has failed
+        plan, solved = _without_float32(request, data, broken, show_progress)
     if _may_be_retried(request, solved):
         largest = max(one.result.residual for one in solved)
         with suppress(PlanError):

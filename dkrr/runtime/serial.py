@@ -140,7 +140,10 @@ class ThreadExecutor(SerialExecutor):
                     changed.notify_all()
                 raise
         if failures:
-            raise failures[0]
+            try:
+                raise failures[0]
+            finally:
+                failures.clear()  # the error refers to this frame: a cycle would keep what its tasks hold in memory
         queue.check_finished()
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 

@@ -1,15 +1,19 @@
 """Fits that factor in float32 first: the accuracy of float64, whatever the problem, and what a breakdown leads to."""
 
+import gc
+
 import dask
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.fitting import run
 from dkrr.linalg.memory import ONE_TILE
 from dkrr.planning import Float32Factor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers import refinement as refining
+from dkrr.tiles import MemoryMatrix
 
 N = ONE_TILE + 53
 
@@ -111,6 +115,24 @@ class TestWithoutFloat32:
         assert found.status is Status.SOLVED and not in_float32(model)
         assert "broke down at row" in found.messages[0] and "factoring in float64 instead" in found.messages[0]
 
+    def test_what_broke_down_is_released_first(self, data, monkeypatch):
+        X, y, _ = data
+        planned, alive = run.plan_of, []
+
+        def plan_of(request):
+            found = [o for o in gc.get_objects() if isinstance(o, MemoryMatrix) and o.dtype == np.float32]
+            alive.append(len(found))
+            return planned(request)
+
+        monkeypatch.setattr(run, "plan_of", plan_of)
+        gc.collect()
+        gc.disable()
+        try:
+            KernelRidge(1e-8, kernel="rbf", gamma=0.3, solver=ConjugateGradient(Float32Cholesky())).fit(X, y)
+        finally:
+            gc.enable()
+        assert alive == [0, 0], "of the first plan, and of the second one"
+
     @pytest.mark.parametrize("tile", [None, 700])
     def test_iterations_that_do_not_end(self, data, monkeypatch, tile):
         X, y, _ = data
@@ -118,6 +140,7 @@ class TestWithoutFloat32:
         model = KernelRidge(1e-2, kernel="rbf", gamma=0.3, tile=tile).fit(X, y)
         monkeypatch.undo()
         assert "did not reach the level of rounding" in model.solve_result_.messages[0]
+        assert not any("factored in float32" in message for message in model.solve_result_.messages)
         expected = KernelRidge(1e-2, kernel="rbf", gamma=0.3, solver="cholesky").fit(X, y)
         assert model.solve_result_.status is Status.SOLVED
         assert model.solve_result_.residual <= 3 * expected.solve_result_.residual
