@@ -11,7 +11,7 @@ from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_cost
 from dkrr.linalg.tiled_operator import multiply_bytes, pass_cost
 from dkrr.planning.inputs import checked_bytes, rates_of_rows, sharing_stages, symmetry_stages
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
+from dkrr.planning.limits import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Place, Resources
 from dkrr.planning.strategy import Systems
@@ -43,7 +43,7 @@ def gram_in_memory_bytes(p: Problem, resources: Resources, *, keeps_matrix: bool
         + 5 * 8 * p.n * m
         + (1 if is_one else threads) * _thread_bytes(p, grid, m, keeps_matrix=keeps_matrix)
         + threads * (BYTES_PER_THREAD if is_one else min(BYTES_PER_THREAD, TILE_BUFFER_BYTES + 4096 * m))
-        + PROCESS_MARGIN_BYTES
+        + CALLER_MARGIN_BYTES
     )
 
 

@@ -13,7 +13,7 @@ from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.tiled_operator import MAX_TILE, SECONDS_PER_TILE, multiply_bytes, pass_cost
 from dkrr.planning.direct_dual import gram_in_memory_stages, loaded_bytes, tiled_bytes
 from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
+from dkrr.planning.limits import CALLER_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
@@ -84,8 +84,8 @@ def stages_in_memory(p: Problem, resources: Resources, iterations: int) -> tuple
         + (memory_bytes(grid, keeps=False) + inverse_bytes(grid)) // 2
         + VECTORS_HELD * 8 * p.n * (m + 1)
         + threads * _thread_bytes(p, grid.tile, tile, m + 1)
-        + threads * min(BYTES_PER_THREAD, TILE_BUFFER_BYTES + 4096 * (m + 1))
-        + PROCESS_MARGIN_BYTES
+        + threads * min(BYTES_PER_THREAD, TILE_BUFFER_BYTES // 2 + 4096 * (m + 1))
+        + CALLER_MARGIN_BYTES
     )
     formed = gram_cost(p.entry(rates, "float32" if p.kernel.has_unit_diagonal else "float64"), p.n**2 / 2)
     factored = factoring_seconds(p.n, resources) + rates.seconds(formed) / threads

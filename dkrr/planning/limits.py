@@ -6,6 +6,9 @@ about 110 MiB, and 50 more with an S3 store, with libraries of the versions of 2
 start."""
 PROCESS_MARGIN_BYTES = 24 * 2**20
 """Interpreter, allocator and messages, on top of what is counted."""
+CALLER_MARGIN_BYTES = 12 * 2**20
+"""The same of the calling process, which has its libraries loaded and exchanges no messages (measured: what is counted
+is 30 MiB too high already)."""
 LOCAL_FRACTION = 0.92
 """Fraction of a worker's limit that a plan may use where dkrr starts the workers: they hold nothing else, and
 neither spill nor pause."""
