@@ -104,7 +104,7 @@ def _primal(size: Size) -> list[Case]:
             _by(size, 50, 100),
             "polynomial",
             form="primal",
-            memory_limit="640MiB",
+            memory_limit="800MiB",
             tile=_by(size, 512, 1024),
             force=WORKERS,
         ),

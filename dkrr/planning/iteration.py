@@ -176,7 +176,7 @@ class Iterative(Strategy):
         p, products, slots = problem, self.tile_products, self.place.slots
         way = GramIteration(p, Systems.of_ridge(p), resources, self.place, self.rank)
         product = way.pass_seconds(products.precision, p.n_right_sides, products.kept_fraction(slots))
-        apply = partial_apply_seconds(p.n, 1, p.n_right_sides, slots)
+        apply = partial_apply_seconds(p.n, 1, p.n_right_sides, slots, products.precision)
 
         def pivot_seconds(rank: int) -> float:
             step = max(1, rank // 50)

@@ -232,7 +232,7 @@ class GramIteration:
         one = self.pass_seconds(products.precision, m, kept)
         one = (one + SECONDS_PER_TILE * (1.0 - kept) * products.all_tiles) / slots
         check = self.pass_seconds("float64", m, 0.0) / slots if products.precision == "float32" else one
-        apply = partial_apply_seconds(p.n, self.rank, m, slots)
+        apply = partial_apply_seconds(p.n, self.rank, m, slots, products.precision)
         trips = self._trip_seconds(products) if place.execution == "dask" else 0.0
         seconds, x_read = iterations * (one + apply + trips) + n_products * check, 0.0
         if not products.keeps_rows and not is_held(p, place):
