@@ -22,6 +22,7 @@ STAGE_NAMES = (
     "Newton steps",
     "true residual",
     "training errors",
+    "held-out errors",
 )
 """Every stage of a fit, about in the order in which they run."""
 

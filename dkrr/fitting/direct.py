@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, check_diagonal, cholesky_tasks
+from dkrr.linalg.cholesky import Matrix, PartialSums, TiledSystem, check_diagonal, cholesky_tasks
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, check_tiled, checked
@@ -64,6 +64,16 @@ class DirectSystems(ABC):
             If a pivot is not positive.
         """
 
+    @abstractmethod
+    def factored(self, group: str, shift: Array, detail: str = "") -> Matrix:
+        """Lower Cholesky factor of A + diag(s) in float64, which stays until the storage deletes the group.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
+
 
 class MemorySystems(DirectSystems):
     """A in tiles of this process's memory, or formed again where it is used.
@@ -102,6 +112,13 @@ class MemorySystems(DirectSystems):
                     solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
                     check, _ = check_tiled(solved, constants, executor, Progress(), self._threads)
         return SystemSolution(found, probe, check)
+
+    def factored(self, group: str, shift: Array, detail: str = "") -> MemoryMatrix:  # noqa: ARG002
+        factor = MemoryMatrix(self.grid)
+        stage = self._progress.stage("factorisation", 1.0, detail=detail)
+        with tile_threads(self.grid, self._threads) as executor, stage:
+            factor_in_memory(memory_system(self.source, shift, factor), executor)
+        return factor
 
     def factors(self, shifts: Array) -> list[Callable[[Array], Array]]:
         """Solvers of A + diag(s) for every column of shifts, of shape (n, k), valid until others are made."""
@@ -170,6 +187,9 @@ class TiledSystems(DirectSystems):
         if not storage.keeps:
             storage.delete(group)
         return SystemSolution(found, probe, check)
+
+    def factored(self, group: str, shift: Array, detail: str = "") -> TiledMatrix:
+        return self.factor(group, shift, "float64", detail)
 
     def factor(self, group: str, shift: Array, dtype: Literal["float64", "float32"], detail: str) -> TiledMatrix:
         """Factor A + diag(s) alone.

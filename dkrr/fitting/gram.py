@@ -15,7 +15,7 @@ from dkrr.fitting.sampled import by_name
 from dkrr.linalg.columns import ColumnSource, GramColumns, MatrixColumns
 from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.operator import Operator, Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
@@ -30,6 +30,11 @@ Array = NDArray[np.float64]
 
 SYMMETRY_TILE = 512
 """Rows of the blocks in which a Gram matrix in memory is compared with its mirror image."""
+
+RESIDUAL_TILE = 2048
+"""Most rows of the tiles that are formed to check a solution."""
+PRODUCT_ENTRIES = 2**22
+"""Entries of K that are in memory at once for some rows of a product."""
 
 
 class GramMatrix(ABC):
@@ -71,6 +76,27 @@ class GramMatrix(ABC):
     def diagonal(self) -> Array:
         """Diagonal of K, of shape (n,)."""
         return gram_diagonal(self._kernel, self.rows)
+
+    def products_of(self, index: NDArray[np.intp], coef: Array) -> Array:
+        """Rows K[S, :] V of a product of the matrix without c, in the calling process.
+
+        Parameters
+        ----------
+        index : ndarray of shape (k,)
+            S.
+        coef : ndarray of shape (n, t)
+            V.
+
+        Returns
+        -------
+        ndarray of shape (k, t)
+        """
+        taken, total = self._columns.take(index), np.zeros((len(index), coef.shape[1]))
+        height = max(1, PRODUCT_ENTRIES // max(len(index), 1))
+        for start in range(0, self.n, height):
+            rows = slice(start, min(start + height, self.n))
+            total += np.asarray(self._columns.block(rows, taken)).T @ coef[rows]
+        return total
 
     @abstractmethod
     def operator(self) -> Operator:
@@ -130,6 +156,13 @@ class FactoredGram(GramMatrix):
         details : sequence of str
             Which of several factors these are, for the display of the progress.
         """
+
+    def residual(self, shift: Array, right_sides: Array, solution: Array) -> float:
+        """Largest true relative residual ‖B − (A + diag(s)) X‖ / ‖B‖ of a column, A the matrix with c."""
+        tile = min(self._grid.tile, RESIDUAL_TILE)
+        product = self._operator(self._tiles(), tile=tile).multiply(solution) + shift[:, None] * solution
+        norms = column_norms(right_sides)
+        return float((column_norms(right_sides - product) / np.where(norms > 0, norms, 1.0)).max())
 
     def release(self, group: str) -> None:
         """Give up a factor that is not needed any more."""

@@ -146,7 +146,10 @@ def gram_rows(meter: Meter, rows: FactorRows, weights: tuple[Array, Precision]) 
             _add_low_gram(total, state.array[:, : state.rank], v[rows.start : rows.stop])
             return total
         for where, strip in state.strips():
-            blas.syrk(total, strip * np.sqrt(v[rows.numbers(where)])[:, None], transpose=True, beta=1.0)
+            roots = np.sqrt(v[rows.numbers(where)])
+            used = np.flatnonzero(roots)  # the rows of one fold may be a few of all
+            if len(used):
+                blas.syrk(total, strip[used] * roots[used, None], transpose=True, beta=1.0)
     return total
 
 

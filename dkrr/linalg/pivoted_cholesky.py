@@ -163,8 +163,8 @@ class PivotedCholesky:
         return self._first_diagonal if self._unit == 1.0 else self._first_diagonal * self._unit
 
     @property
-    def _lower(self) -> Array:
-        """L, of A / c; shape (r, r)."""
+    def corner(self) -> Array:
+        """L with L Lᵀ = A[S, S] / c, of shape (r, r): the rows of F at the pivots, in the same units."""
         return self._square[: self.rank, : self.rank]
 
     def grow(self, rank: int, enough: Callable[["PivotedCholesky"], bool] = lambda _: False) -> None:
@@ -186,7 +186,7 @@ class PivotedCholesky:
             return  # rounding made the corner singular: start without pivots
         clear_upper(lower)
         self.index, self._taken = index, [taken]
-        self._map(rebuild_rows, (taken, self._lower))
+        self._map(rebuild_rows, (taken, self.corner))
         self._left = self._first_diagonal - np.concatenate([t.value for t in self._map(square_rows, None).tasks])
         np.maximum(self._left, 0.0, out=self._left)
         self._left[index] = 0.0
@@ -300,7 +300,7 @@ class PivotedCholesky:
         if not self.rank:
             return np.zeros((self._divided.among(taken, taken).shape[0], 0))
         rows = np.ascontiguousarray(np.hstack([self._divided.among(taken, t) for t in self._taken]))
-        blas.solve_lower_right(self._lower, rows)
+        blas.solve_lower_right(self.corner, rows)
         return rows
 
     def _accept(
@@ -357,7 +357,7 @@ class PivotedCholesky:
                 return run()
             except LostRowsError:
                 whole = self._divided.take(self.index)
-                self._map(rebuild_rows, (whole, self._lower))
+                self._map(rebuild_rows, (whole, self.corner))
         return run()
 
 

@@ -115,6 +115,8 @@ class Problem:
     spectrum: Spectrum = Spectrum()
     """Spectrum of K / n: typical, or estimated on a sample of the rows."""
     loss: Loss = "squared"
+    n_folds: int = 1
+    """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
     is_coupled: bool = False
     """All columns of a classification are one softmax."""
 

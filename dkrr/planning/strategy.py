@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import exp, log
+from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
@@ -14,6 +16,8 @@ Settings = Cholesky | ConjugateGradient | None
 
 SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
+TINY = 1e-300
+"""What stands for λ = 0 in a mean of logarithms."""
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 
 
@@ -62,9 +66,11 @@ class Systems:
             n_factors=len(p.alphas),
             n_right_sides=p.n_right_sides,
             n_stored=len(p.alphas) if p.keeps_store else 1,
-            n_columns=p.n_right_sides * len(p.alphas),
-            shift=min(p.alphas),
+            n_columns=p.n_right_sides * len(p.alphas) * p.n_folds,
+            # Most folds end before the smallest λ; see dkrr.selection.sweep.
+            shift=min(p.alphas) if p.n_folds == 1 else exp(fmean(log(max(a, TINY)) for a in p.alphas)),
             tol=p.tol,
+            n_curvatures=0 if p.n_folds == 1 else 2 * p.n_folds,
         )
 
 

@@ -70,8 +70,10 @@ class Iteration:
     deflate : ndarray of shape (n,), optional
         A direction that every residual is kept free of: the constant, whose eigenvalue towers above the others.
     progress : Progress
+    on_step : callable, optional
+        Called with the columns, step lengths and directions of every iteration, right after their product with A.
     on_iteration : callable, optional
-        Called with the State after every iteration; it may save it.
+        Called with the State after every iteration; it may save it, or raise goals and tolerances to end columns.
     on_end : callable, optional
         Called with the last State.
     estimates_condition : bool
@@ -89,6 +91,7 @@ class Iteration:
     mixed: bool = False
     deflate: Array | None = None
     progress: Progress = field(default_factory=Progress)
+    on_step: Callable[[NDArray[np.intp], Array, Array], None] = lambda *_: None
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
     estimates_condition: bool = True
@@ -218,7 +221,8 @@ class Iteration:
         state.residual = np.where(better, residual, state.residual)
         if better.any():
             self._note_residual(state, float(np.where(better, after, before).max()), is_true=True)
-        return float(np.max(after[cycle.columns] / before[cycle.columns]))
+        wanted = ~(after <= self.tol)[cycle.columns]  # what was ended early says nothing of the precision
+        return float(np.max((after / before)[cycle.columns][wanted], initial=0.0))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
@@ -302,6 +306,7 @@ class Iteration:
                     _check_product(curvature, direction)
                 return "curvature"
             step = cycle.product[open_] / curvature
+            self.on_step(columns, step, direction)
             self._trace(cycle, columns, step, cycle.product[open_])
             cycle.correction[:, open_] += step * direction
             old = cycle.residual[:, open_]

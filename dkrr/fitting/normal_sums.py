@@ -1,0 +1,89 @@
+"""ΦᵀWΦ and ΦᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.fitting.data import TrainingData
+from dkrr.rows.checks import check_finite
+
+Array = NDArray[np.float64]
+
+BLOCK_BYTES = 32 * 2**20
+"""Bytes of the features of the rows that are in memory at once."""
+
+
+@dataclass(frozen=True)
+class NormalSums:
+    """ΦᵀWΦ and ΦᵀWy of some rows."""
+
+    gram: Array
+    """Lower triangle, of shape (p, p)."""
+    right_sides: Array
+    """Of shape (p, t)."""
+
+    @classmethod
+    def zeros(cls, p: int, t: int) -> "NormalSums":
+        """Sums of no rows."""
+        return cls(np.zeros((p, p)), np.zeros((p, t)))
+
+    def add(self, features: Array, targets: Array, weights: Array | None) -> None:
+        """Add rows."""
+        if not len(features):
+            return
+        if weights is not None:
+            root = np.sqrt(weights)[:, None]
+            features, targets = features * root, targets * root
+        blas.syrk(self.gram, features, transpose=True, beta=1.0)
+        blas.gemm(self.right_sides, features, np.ascontiguousarray(targets), transpose_a=True, beta=1.0)
+
+    def solved(self, alpha: float, n_penalised: int) -> tuple[Array, Array]:
+        """Lower Cholesky factor of ΦᵀWΦ + λI, with λ on the first features only, and the coefficients, (p, t).
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If the matrix is not positive definite.
+        """
+        factor, coef = self.gram.copy(), self.right_sides.copy()
+        factor[np.arange(n_penalised), np.arange(n_penalised)] += alpha
+        failed = blas.cholesky_in_place(factor)
+        if failed:
+            raise NotPositiveDefiniteError("the normal matrix is not positive definite", failed - 1)
+        blas.solve_lower(factor, coef)
+        blas.solve_lower(factor, coef, transpose=True)
+        return factor, coef
+
+    def without(self, other: "NormalSums") -> "NormalSums":
+        """Sums of the rows that are not among the others."""
+        return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides)
+
+
+def features_of(data: TrainingData, x: Any) -> Array:
+    """Features of some rows, and a column of ones with a free constant."""
+    assert data.feature_map is not None
+    features = data.feature_map.transform(x)
+    if data.fit_intercept:
+        features = np.column_stack([features, np.ones(len(features))])
+    return np.ascontiguousarray(features, np.float64)
+
+
+def feature_blocks(data: TrainingData) -> Iterator[tuple[slice, Array]]:
+    """Features of all rows, a block at a time; see `features_of`.
+
+    Raises
+    ------
+    InputError
+        If the rows hold NaN or infinity.
+    """
+    assert data.feature_map is not None
+    n, d = data.rows.shape
+    height = max(1, min(n, BLOCK_BYTES // (8 * max(data.feature_map.dimension(d) + 1, d))))
+    for where, x in data.rows.blocks(0, n, height):
+        check_finite(x, "X", where.start)
+        yield where, features_of(data, x)
