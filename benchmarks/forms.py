@@ -372,7 +372,9 @@ class Race:
     @property
     def dimension(self) -> int | None:
         """D."""
-        return dkrr.plan(n=2, d=self.d, **self.case.settings).problem.dimension
+        plan: Any = dkrr.plan(n=2, d=self.d, **self.case.settings)
+        dimension: int | None = plan.problem.dimension
+        return dimension
 
     def run(self, sizes: Sequence[int], most_n: int | None) -> dict[str, Any]:
         """Times at the given sizes, or around the crossover that is expected, and where they cross."""
@@ -424,7 +426,8 @@ class Race:
 
     def _planned_seconds(self, n: int, way: dict[str, Any]) -> float:
         try:
-            return dkrr.plan(n=n, d=self.d, memory_limit=self.memory_limit, **self.case.settings, **way).seconds
+            plan: Any = dkrr.plan(n=n, d=self.d, memory_limit=self.memory_limit, **self.case.settings, **way)
+            return float(plan.seconds)
         except PlanError:
             return float("inf")
 

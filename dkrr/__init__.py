@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dkrr import config as config
 
 if TYPE_CHECKING:
-    from dkrr.estimators import KernelLogisticRegression, KernelRidge
+    from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
     from dkrr.gram_matrix import gram
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
@@ -25,14 +25,27 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "dkrr.machine",
     "KernelLogisticRegression": "dkrr.estimators",
+    "KernelLogisticRegressionCV": "dkrr.estimators",
     "KernelRidge": "dkrr.estimators",
+    "KernelRidgeCV": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "load": "dkrr.persistence",
     "plan": "dkrr.plans",
     "save": "dkrr.persistence",
 }
 
-__all__ = ["KernelLogisticRegression", "KernelRidge", "__version__", "calibrate", "gram", "load", "plan", "save"]
+__all__ = [
+    "KernelLogisticRegression",
+    "KernelLogisticRegressionCV",
+    "KernelRidge",
+    "KernelRidgeCV",
+    "__version__",
+    "calibrate",
+    "gram",
+    "load",
+    "plan",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -124,6 +124,19 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
     return np.full(n_targets, values)
 
 
+def checked_candidates(alphas: Any) -> NDArray[np.float64]:
+    """Values of λ to choose from, finite and ≥ 0, in the order in which they are given."""
+    try:
+        values = np.atleast_1d(np.asarray(alphas, np.float64))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"alphas is {alphas!r}; expected numbers >= 0, or None for a range of its own") from error
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"alphas has shape {values.shape}; expected at least one number, in one dimension")
+    if not 0 <= values.min() <= values.max() < math.inf:  # also where one is NaN
+        raise InputError(f"alphas is {alphas}; expected finite numbers >= 0: 0 is kernel least squares")
+    return values
+
+
 def checked_path(alphas: Any) -> tuple[float, ...]:
     """Values of λ of a logistic regression, one for each model; finite and > 0."""
     try:

@@ -33,8 +33,8 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
 
     Parameters
     ----------
-    model : KernelRidge or KernelLogisticRegression
-        Fitted estimator.
+    model : KernelRidge, KernelLogisticRegression, KernelRidgeCV or KernelLogisticRegressionCV
+        Fitted estimator; of a search the model that it chose is saved, not the search.
     path : str or Path
         Path or URL of the new Zarr store.
     overwrite : bool, default=False
@@ -59,6 +59,7 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
+    model = model.as_saved()
     check_model_path(path, overwrite=overwrite)
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
     found = dict(zip(ARRAYS, (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift), strict=True))

@@ -2,29 +2,42 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from dkrr.arguments import (
     checked_alphas,
+    checked_candidates,
     checked_count,
     checked_kernel,
     checked_likelihood,
     checked_loss,
     checked_path,
+    checked_tol,
+    checked_whole,
     checked_width,
 )
+from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels.columns import encodes
 from dkrr.machine import detect, measured_plan
 from dkrr.planning import Plan, Problem
-from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
 
 
-def plan(
+@overload
+def plan(X: Any = None, y: Any = None, *, alphas: None = None, cv: None = None, **settings: Any) -> Plan: ...
+
+
+@overload
+def plan(X: Any = None, y: Any = None, *, alphas: Any = None, cv: Any = None, **settings: Any) -> SelectionPlan: ...
+
+
+def plan(  # type: ignore[misc]
     X: Any = None,
     y: Any = None,
     *,
@@ -49,8 +62,11 @@ def plan(
     loss: str = "squared",
     n_classes: int | None = None,
     multi_class: str = "multinomial",
-) -> Plan:
-    """Plan of a fit, without carrying it out; it needs only sizes, not data.
+    alphas: Any = None,
+    cv: Any = None,
+    cv_tol: float = 1e-3,
+) -> Plan | SelectionPlan:
+    """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
     Parameters
     ----------
@@ -105,9 +121,16 @@ def plan(
     multi_class : {"multinomial", "ovr"}, default="multinomial"
         With more than two classes: one softmax of all, or one model of each class against the rest.
 
+    alphas : int or array-like, optional
+        Candidates of λ of a KernelRidgeCV, or their number.
+    cv : int or "loo", optional
+        Number of folds of a KernelRidgeCV; with it, or with `alphas`, the plan is that of the selection.
+    cv_tol : float, default=1e-3
+        Accuracy required of conjugate gradient for the folds.
+
     Returns
     -------
-    Plan
+    Plan or SelectionPlan
         What would be done, its cost, and the reasons; print it.
 
     Raises
@@ -145,6 +168,7 @@ def plan(
         memory_limit=memory_limit,
         store=store,
     )
+    candidates, sizes = _candidates(alphas, cv, alpha, is_regression=is_regression)
     likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
@@ -162,8 +186,36 @@ def plan(
     resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory)
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
+    if sizes is not None:
+        fields |= {"alphas": candidates, "tol": checked_tol(cv_tol)}
+        if rows is not None:
+            problem = with_spectrum(Problem.of_rows(rows, value, **fields), rows)
+            return plan_selection(problem, sizes, resources)
     if rows is not None:
         return plan_for_rows(Problem.of_rows(rows, value, **fields), rows, resources)
     known = value.resolved(d)
     problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+    if sizes is not None:
+        return plan_selection(problem, sizes, resources)
     return measured_plan(problem, resources)
+
+
+def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tuple[tuple[float, ...], FoldSizes | None]:
+    """Candidates of λ in ascending order, and the folds; None without a selection."""
+    if alphas is None and cv is None:
+        return (), None
+    if not is_regression:
+        raise InputError(
+            "alphas or cv is given with loss='logistic'; expected loss='squared': selections of a regression"
+        )
+    if isinstance(alphas, int | np.integer) and not isinstance(alphas, bool):
+        count = checked_whole(alphas, "alphas", "a number of candidates of at least 1, or the candidates")
+        values = np.geomspace(1e-5, 1e2, count)
+    else:
+        values = checked_candidates(alpha if alphas is None else alphas)
+    if cv == "loo":
+        return tuple(sorted(set(values.tolist()))), FoldSizes(0, is_loo=True)
+    folds = checked_whole(5 if cv is None else cv, "cv", "a number of folds of at least 2, or 'loo'")
+    if folds < 2:
+        raise InputError(f"cv is {cv!r}; expected a number of folds of at least 2, or 'loo'")
+    return tuple(sorted(set(values.tolist()))), FoldSizes(folds)

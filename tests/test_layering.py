@@ -25,6 +25,7 @@ LEVELS = [
     {"arguments"},
     {"requests"},
     {"fitting", "prediction", "plans"},
+    {"posterior", "selection"},
     {"estimators", "gram_matrix", "preload"},
     {"model_description"},
     {"persistence"},

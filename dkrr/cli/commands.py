@@ -12,13 +12,16 @@ from typing import Any
 
 import click
 
+from dkrr.cli.candidates import candidates, folds_of_rows, whole
 from dkrr.cli.output import (
     check_predictions_path,
     convergence_report,
     draw_convergence,
+    draw_selection,
     fit_report,
     info_report,
     machine_report,
+    selection_report,
     write_predictions,
 )
 from dkrr.errors import DkrrError, InputError, PlanError, StoreError
@@ -202,6 +205,75 @@ def fit(
 
 
 @dkrr.command()
+@click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
+@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
+@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
+@click.option("--cv", default="5", show_default=True, help="Number of folds, or loo: leave one row out at a time.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Folds of random rows, not of consecutive ones.")
+@click.option("--scoring", help="One of scikit-learn's scorers of predictions.  [default: mean squared error]")
+@click.option("--kernel", default="rbf", show_default=True, help="Kernel, or several with commas between.")
+@click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
+@click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
+@click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
+@click.option("--fit-intercept/--no-fit-intercept", default=False, help="Fit a constant that is not penalised.")
+@click.option("--solver", type=click.Choice(["auto", "cholesky", "cg"]), default="auto", show_default=True)
+@click.option(
+    "--tol", type=float, default=1e-8, show_default=True, help="True relative residual of the last fit by cg."
+)
+@click.option("--memory-limit", help="Memory on one machine, for example 4GiB.")
+@click.option("--store", help="Folder for the stores of the run, kept and resumed from.")
+@click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786.")
+@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ as well (needs matplotlib).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
+def select(
+    x_path: str,
+    y_path: str,
+    sample_weight: str | None,
+    model_path: str | None,
+    overwrite: bool,
+    cv: str,
+    shuffle: int | None,
+    scheduler: str | None,
+    out_path: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Choose λ, the kernel and its parameters by cross-validation, and fit with the best."""
+    import dkrr as library
+    from dkrr.persistence import check_model_path
+
+    with _readable_errors(), _cluster(scheduler):
+        if model_path is not None:
+            check_model_path(model_path, overwrite=overwrite)
+        settings = {name: value for name, value in options.items() if value is not None}
+        kernels = settings.pop("kernel").split(",")
+        for name in ("alphas", "gamma", "degree"):
+            if name in settings:
+                settings[name] = candidates(settings[name], f"--{name}")
+        folds: Any = cv
+        if cv != "loo":
+            folds = folds_of_rows(cv, shuffle)
+        search = library.KernelRidgeCV(
+            kernel=kernels if len(kernels) > 1 else kernels[0],
+            cv=folds,
+            refit=model_path is not None,
+            progress=not quiet,
+            **settings,
+        )
+        search.fit(x_path, y_path, sample_weight=sample_weight)
+        if model_path is not None:
+            library.save(search, model_path, overwrite=overwrite)
+        if out_path is not None:
+            draw_selection(search, out_path)
+        click.echo(selection_report(search, model_path, as_json=as_json))
+
+
+@dkrr.command()
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Saved model.")
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Rows to predict.")
 @click.option("--out", "out_path", required=True, metavar="PATH", help="New .zarr or .npy file of the predictions.")
@@ -239,6 +311,8 @@ def predict(
 @click.option("--n-classes", type=int, help="With --logistic: number of classes, instead of --y.  [default: 2]")
 @click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
 @click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
+@click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
+@click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:
@@ -250,6 +324,8 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
             raise InputError("expected either --x (with --y), or --n and --d")
         settings = _settings(**options)
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
+        if settings["cv"] not in (None, "loo"):
+            settings["cv"] = whole(settings["cv"], "--cv")
         result = library.plan(x_path, y_path, **settings)
         click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 

@@ -184,12 +184,7 @@ def convergence_report(description: dict[str, Any], *, as_json: bool) -> str:
 
 def draw_convergence(description: dict[str, Any], path: str) -> None:
     """Draw a convergence history; raises InputError if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("--out needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _axes()
     solve = description["solve"]
     history = solve["history"]
     true = [h for h in history if h[3]]
@@ -204,8 +199,19 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
         title=f"{solve['status']}, rank {solve['rank']:,}",
     )
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
+
+
+def _axes() -> tuple[Any, Any]:
+    """A figure, and its axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("--out needs matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def check_predictions_path(path: str, *, overwrite: bool) -> None:
@@ -262,3 +268,72 @@ def _blocks(predictions: Any) -> list[tuple[int, int]]:
         tallest = max(predictions.chunks[0])
         step = max(tallest, min(step, 16 * tallest))
     return [(start, min(start + step, n)) for start in range(0, n, step)]
+
+
+def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:
+    """Table of scores, the best candidate, and the path of its model; None: not saved."""
+    results = search.cv_results_
+    names = list(results["params"][0])
+    if as_json:
+        rows = [
+            {
+                **parameters,
+                "mean_test_score": _known(results["mean_test_score"][k]),
+                "std_test_score": _known(results["std_test_score"][k]),
+                "iterations": int(results["iterations"][k]),
+                "residual": _known(results["residual"][k]),
+                "stopped": bool(results["stopped"][k]),
+            }
+            for k, parameters in enumerate(results["params"])
+        ]
+        best = {name: np.asarray(value).tolist() for name, value in search.best_params_.items()}
+        score = np.asarray(search.best_score_).tolist()
+        plan = search.selection_plan_.to_dict()
+        return json.dumps({"model": path, "best_params": best, "best_score": score, "candidates": rows, "plan": plan})
+    lines = [
+        str(search.selection_plan_),
+        "  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}",
+    ]
+    for k, parameters in enumerate(results["params"]):
+        shown = "".join(
+            f"{value:>12}" if isinstance(value, str) else f"{value:>12.4g}" for value in parameters.values()
+        )
+        score, spread = results["mean_test_score"][k], results["std_test_score"][k]
+        what = f"{'stopped':>14}" if results["stopped"][k] else f"{score:>14.6g}{spread:>12.2g}"
+        mark = "  best" if np.any(k == np.asarray(search.best_index_)) else ""
+        lines.append(f"  {shown}{what}{mark}")
+    return "\n".join([*lines, f"model       {path or 'not saved'}"])
+
+
+def _known(value: Any) -> float | None:
+    """Number of JSON; None for NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+def draw_selection(search: Any, path: str) -> None:
+    """Draw the mean scores over λ with their spread over the folds, a line for every kernel, and the choice.
+
+    Raises
+    ------
+    InputError
+        If matplotlib is not installed.
+    """
+    figure, axes = _axes()
+    results = search.cv_results_
+    kernels = [tuple((n, v) for n, v in p.items() if n != "alpha") for p in results["params"]]
+    alphas = np.array([p["alpha"] for p in results["params"]])
+    means, spreads = results["mean_test_score"], np.nan_to_num(results["std_test_score"])
+    for kernel in dict.fromkeys(kernels):
+        here = np.flatnonzero([k == kernel for k in kernels])
+        here = here[np.argsort(alphas[here])]
+        label = ", ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in kernel) or None
+        (line,) = axes.plot(alphas[here], means[here], marker="o", markersize=4, label=label)
+        low, high = means[here] - spreads[here], means[here] + spreads[here]
+        axes.fill_between(alphas[here], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    best = np.atleast_1d(search.best_index_)
+    axes.plot(alphas[best], means[best], "k*", markersize=13, label="chosen")
+    axes.set_xscale("log")
+    axes.set_xlabel("λ")
+    axes.set_ylabel("score of the rows left out (mean and spread of the folds)")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)

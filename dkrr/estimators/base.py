@@ -107,6 +107,10 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         self.n_features_in_ = X.shape[1]
 
+    def as_saved(self) -> "KernelEstimator":
+        """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
+        return self
+
     @abstractmethod
     def _description(self) -> dict[str, Any]:
         """Content of a saved model besides the fitted function, as values of JSON."""

@@ -3,25 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import validate_data
-
 from dkrr.arguments import checked_alphas
-from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
+from dkrr.estimators.ridge import RidgeRegressor, as_columns
 from dkrr.fitting import fit
-from dkrr.model import FittedFunction
 from dkrr.requests import FitRequest, Targets
-from dkrr.rows import Rows, as_rows, load_array
-from dkrr.rows.checks import check_finite
-from dkrr.solvers import SolveResult
-from dkrr.tiles.mapped import release_pages
 
 
 @dataclass(eq=False, repr=False)
-class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
+class KernelRidge(RidgeRegressor):
     """Exact kernel ridge regression, in memory, out of core or on a Dask cluster.
 
     Minimises Σᵢ wᵢ (yᵢ − f(xᵢ))² + λ ‖f‖² over the functions of the kernel's space (plus a free constant with
@@ -91,6 +80,12 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         Number of columns of the training rows (of the encoded rows if the kernel takes documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the columns; set only if X is a DataFrame and all its column names are strings.
+    log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
+        Logarithm of the marginal likelihood of the Gaussian process with covariance s² k and noise s² λ / wᵢ, where s²
+        makes it largest; the restricted likelihood with `fit_intercept`. Computed when asked for, from a factor that
+        `predict(X, return_std=True)` and `loo_residuals_` share.
+    loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
+        y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
     plan_ : Plan
         What was chosen, and the reasons; print it.
     solve_result_ : SolveResult
@@ -147,74 +142,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: i
         StoreError
             If the store is damaged or belongs to another problem.
         """
-        X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
-        check_finite(y, "y")
-        release_pages(y)  # they would count as memory of this process
-        is_vector = y.ndim == 1
-        values = np.ascontiguousarray(y[:, None] if is_vector else y)
+        X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
+        values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
-        fitted = fit(FitRequest(settings, rows, targets, weights), self.progress)
-        (solved,) = fitted.solved
-        assert solved.norms is not None
-        self._take(solved.model, solved.dual_coef, is_vector=is_vector)
-        self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.solve_result_: SolveResult = solved.result
-        self._finish(fitted, rows, X)
+        request = FitRequest(settings, rows, targets, weights)
+        self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self
-
-    def predict(self, X: Any) -> Any:
-        """Predict targets.
-
-        Parameters
-        ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
-            training rows, of shape (n, n_samples).
-
-        Returns
-        -------
-        ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
-
-        Raises
-        ------
-        InputError
-            If the number of columns is not that of the training rows.
-        """
-        values = self._scores(X)
-        return values[:, 0] if self._is_vector else values
-
-    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
-        if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
-            self._set_plain(X)
-        elif is_local(X) and (y is None or is_local(y)):
-            if y is not None and np.asarray(y).dtype.kind == "f":
-                check_finite(np.asarray(y), "y")  # names the row; scikit-learn does not
-            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
-                X, y = validate_data(
-                    self,
-                    X,
-                    y,
-                    accept_sparse="csr",
-                    dtype=DTYPES,
-                    multi_output=True,
-                    y_numeric=True,
-                    ensure_all_finite=False,
-                )
-        elif y is None:
-            raise InputError("y is None; expected the targets")
-        targets = load_array(y)
-        if targets.ndim not in (1, 2) or 0 in targets.shape:
-            raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
-        return as_rows(X), targets
-
-    def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
-        """Set the fitted attributes."""
-        self._is_vector = is_vector
-        self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
-        self.intercept_ = float(model.plain_intercept[0]) if is_vector else model.plain_intercept
-
-    def _description(self) -> dict[str, Any]:
-        return {"vector": self._is_vector}
-
-    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
-        self._take(function, dual_coef, is_vector=bool(found["vector"]))

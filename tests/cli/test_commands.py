@@ -205,3 +205,43 @@ def test_is_a_command_of_its_own_and_of_dask():
         program = [f"{sys.prefix}/bin/{command[0]}", *command[1:], "plan", "--n", "100", "--d", "3"]
         done = subprocess.run(program, capture_output=True, text=True, check=True)
         assert "dkrr plan: 100 rows × 3 columns" in done.stdout
+
+
+class TestSelect:
+    def test_table_picture_and_model(self, data, files):
+        arguments = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--alphas", "0.01:10:4", "--gamma", "0.1,0.4"]
+        model, picture = files / "m.zarr", files / "scores.png"
+        more = ["--cv", 3, "--shuffle", 1, "--model", model, "--out", picture, "--quiet"]
+        text = run("select", *arguments, *more).stdout
+        assert text.count("best") == 1 and "because" in text and picture.stat().st_size > 5000
+        found = json.loads(run("select", *arguments, *more, "--overwrite", "--json").stdout)
+        assert len(found["candidates"]) == 8 and set(found["best_params"]) == {"alpha", "gamma"}
+        best = max(found["candidates"], key=lambda row: row["mean_test_score"])
+        assert best["alpha"] == found["best_params"]["alpha"] and found["best_score"] == best["mean_test_score"]
+        run("predict", "--model", model, "--x", files / "x.npy", "--out", files / "p.npy")
+        expected = KernelRidge(kernel="rbf", **found["best_params"]).fit(data.X, data.y).predict(data.X)
+        assert np.allclose(np.load(files / "p.npy"), expected, rtol=0, atol=1e-8)
+
+    def test_without_a_model(self, files):
+        text = run("select", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--cv", "loo", "--quiet").stdout
+        assert "not saved" in text and "leave-one-out" in text
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (["--alphas", "a,b"], "--alphas is 'a,b'; expected numbers with commas"),
+            (["--gamma", "1:0.1:3"], "--gamma is '1:0.1:3'; expected"),
+            (["--cv", "many"], "--cv is 'many'; expected a whole number"),
+            (["--cv", "1"], "cv is 1; expected"),
+            (["--scoring", "best"], "scoring is 'best'; expected"),
+        ],
+    )
+    def test_bad_input(self, files, change, message):
+        result = run("select", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", *change, code=2)
+        assert message in result.stderr
+
+    def test_plan(self):
+        text = run("plan", "--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10).stdout
+        assert "5 folds" in text and "10 λ" in text
+        result = run("plan", "--n", 5000, "--d", 16, "--cv", "few", code=2)
+        assert "--cv is 'few'" in result.stderr

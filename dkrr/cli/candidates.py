@@ -1,0 +1,44 @@
+"""Candidates and folds as they are written on a command line."""
+
+from typing import Any
+
+import numpy as np
+
+from dkrr.errors import InputError
+
+
+def candidates(text: str, option: str) -> list[float]:
+    """Numbers with commas between, or from:to:how-many with equal ratios.
+
+    Raises
+    ------
+    InputError
+        Naming the option.
+    """
+    try:
+        if ":" in text:
+            first, last, count = text.split(":")
+            if not 0 < float(first) < float(last) or int(count) < 2:
+                raise ValueError
+            return [float(value) for value in np.geomspace(float(first), float(last), int(count))]
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"{option} is {text!r}; expected numbers with commas between, or from:to:how-many such as 1e-4:1:10"
+        ) from None
+
+
+def folds_of_rows(cv: str, shuffle: int | None) -> Any:
+    """Number of folds, or a splitter of random rows."""
+    from dkrr.estimators.cross_validation import shuffled_folds
+
+    count = whole(cv, "--cv")
+    return count if shuffle is None or count < 2 else shuffled_folds(count, shuffle)
+
+
+def whole(text: str, option: str) -> int:
+    """Whole number; raises InputError naming the option."""
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{option} is {text!r}; expected a whole number of folds, or loo") from None

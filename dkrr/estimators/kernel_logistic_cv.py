@@ -1,0 +1,231 @@
+"""Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
+
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import get_scorer, log_loss
+from sklearn.utils import _safe_indexing
+
+from dkrr.arguments import checked_path, checked_weights
+from dkrr.errors import InputError
+from dkrr.estimators.classifier import KernelClassifier
+from dkrr.estimators.cross_validation import checked_folds
+from dkrr.estimators.kernel_logistic import KernelLogisticRegression
+from dkrr.estimators.search import parameter_grid, search_results
+from dkrr.kernels.columns import encodes
+from dkrr.rows import Rows
+from dkrr.selection import Folds
+
+Array = NDArray[np.float64]
+
+ALPHAS = (1e-4, 1e2)
+"""Smallest and largest λ of the default."""
+N_ALPHAS = 10
+FITTED = (
+    "classes_",
+    "dual_coef_",
+    "coef_",
+    "intercept_",
+    "n_iter_",
+    "X_fit_",
+    "n_features_in_",
+    "feature_names_in_",
+    "plan_",
+    "solve_result_",
+    "_model",
+    "_has_softmax",
+)
+"""Attributes that are those of the last fit."""
+
+
+@dataclass(eq=False, repr=False)
+class KernelLogisticRegressionCV(KernelClassifier):
+    """Kernel logistic regression with λ, the kernel and its parameters chosen by cross-validation.
+
+    For every fold and kernel one path of fits goes through all λ from the largest on, each beginning at the solution
+    before it and all with one Gram matrix. The model is then fitted to all rows.
+
+    Parameters
+    ----------
+    alphas : array-like of shape (n_alphas,), optional
+        Candidates of λ > 0; None: ten from 1e-4 to 1e2.
+    kernel, gamma, degree, coef0
+        As in KernelLogisticRegression; lists are candidates.
+    cv : int, splitter, or iterable of (train, test), default=5
+        Number of folds with about the same fractions of all classes, or any of scikit-learn's splitters.
+    scoring : str or callable, optional
+        Name of one of scikit-learn's scorers, or a function scorer(estimator, X, y); larger is better. None: the
+        negative log loss, with sample weights.
+    refit : bool, default=True
+        Whether to fit all rows with the best candidate; without it there is nothing to predict with.
+    kernel_params, fit_intercept, class_weight, multi_class, form, solver, tol, max_iter, memory_limit, tile, progress
+        As in KernelLogisticRegression.
+
+    Attributes
+    ----------
+    alpha_ : float
+        Best λ.
+    best_params_ : dict
+        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists.
+    best_score_ : float
+        Its mean score over the folds.
+    best_index_ : int
+        Its place in `cv_results_`.
+    cv_results_ : dict
+        Scores of every candidate, as GridSearchCV has them, and "iterations" (most Newton steps of a fold) and
+        "residual" (largest relative gradient of a fold).
+    n_splits_ : int
+        Number of folds.
+    classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, plan_, solve_result_
+        As in KernelLogisticRegression, of the fit to all rows.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from dkrr import KernelLogisticRegressionCV
+    >>> X, y = load_iris(return_X_y=True)
+    >>> search = KernelLogisticRegressionCV([0.01, 1.0], kernel="rbf", gamma=[0.1, 1.0], cv=3).fit(X, y)
+    >>> len(search.cv_results_["params"]), bool(search.score(X, y) > 0.95)
+    (4, True)
+    """
+
+    alphas: Any = None
+    _: KW_ONLY
+    cv: Any = 5
+    scoring: Any = None
+    refit: bool = True
+    fit_intercept: bool = True
+    class_weight: Any = None
+    multi_class: str = "multinomial"
+    max_iter: int = 100
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Choose the candidate with the best mean score, and fit the model with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in KernelLogisticRegression.fit; the rows of a fold are read into memory.
+        groups : array-like of shape (n_samples,), optional
+            Groups of the rows, for splitters that keep them together.
+
+        Returns
+        -------
+        KernelLogisticRegressionCV
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            If an argument cannot be used; the message says what was expected.
+        PlanError
+            If no plan stays within the memory limit or the disk.
+        """
+        alphas = np.geomspace(*ALPHAS, N_ALPHAS) if self.alphas is None else np.array(checked_path(self.alphas))
+        grid, score = parameter_grid(self), _checked_scoring(self.scoring)
+        models = [self._model_with(parameters) for parameters in grid]
+        # All that is wrong with the data is said before the first fold is fitted.
+        labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
+        codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
+        given = labels.classes[codes]
+        folds = checked_folds(self.cv, given, groups, is_classification=True)
+        _check_classes(folds, codes, labels.classes, request.weights)
+        values = np.empty((len(grid), len(alphas), len(folds)))
+        steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
+        order = np.argsort(-alphas, kind="stable")
+        for k, model in enumerate(models):
+            for f, test in enumerate(folds.test):
+                train = folds.training(f)
+                x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
+                w = (None, None) if weights is None else (weights[train], weights[test])
+                for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
+                    values[k, a, f] = score(fitted, held_out, given[test], w[1])
+                    steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
+        self._set_results(values.reshape(-1, len(folds), 1), grid, alphas, steps, gradients)
+        self.n_splits_, self.n_features_in_ = len(folds), request.rows.shape[1]
+        if self.refit:
+            best = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
+            best.fit(X, y, sample_weight)
+            for name in FITTED:
+                self.__dict__.pop(name, None)  # of an earlier fit
+                if name in vars(best):
+                    setattr(self, name, getattr(best, name))
+        return self
+
+    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
+        return self._model_with({})._training(X, y)
+
+    def as_saved(self) -> KernelLogisticRegression:
+        """KernelLogisticRegression with the best parameters, fitted."""
+        model = self._model_with(self.best_params_)
+        model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
+        return model
+
+    def _model_with(self, parameters: dict[str, Any]) -> KernelLogisticRegression:
+        """Model with some of the parameters."""
+        shared = {f.name: getattr(self, f.name) for f in fields(KernelLogisticRegression) if hasattr(self, f.name)}
+        return KernelLogisticRegression(**(shared | {"store": None} | parameters))
+
+    def _part(self, X: Any, rows: Rows, index: NDArray[np.intp], columns: NDArray[np.intp] | None = None) -> Any:
+        """Some rows of X; of a Gram matrix with the columns of the training rows."""
+        if any(encodes(self._model_with(parameters)._kernel()) for parameters in parameter_grid(self)):
+            return _safe_indexing(X, index)  # documents, graphs or other objects
+        part = rows.take(index)
+        if self.kernel != "precomputed" and not getattr(self.kernel, "is_precomputed", False):
+            return part
+        return part[:, index if columns is None else columns]
+
+    def _set_results(
+        self, values: Array, grid: list[dict[str, Any]], alphas: Array, steps: NDArray[np.intp], gradients: Array
+    ) -> None:
+        parameters = [{"alpha": float(alpha)} | kernel for kernel in grid for alpha in alphas]
+        self.cv_results_ = search_results(
+            parameters,
+            values,
+            has_splits=True,
+            iterations=steps.max(axis=2).ravel(),
+            residual=gradients.max(axis=2).ravel(),
+        )
+        means = self.cv_results_["mean_test_score"]
+        if np.isnan(means).all():
+            raise InputError("the scores of all candidates are NaN; expected numbers: give another scoring")
+        self.best_index_ = int(np.nanargmax(means))
+        self.best_params_ = parameters[self.best_index_]
+        self.alpha_, self.best_score_ = self.best_params_["alpha"], float(means[self.best_index_])
+
+
+def _checked_scoring(scoring: Any) -> Any:
+    """Score of a fitted model, rows, labels and weights."""
+    if scoring is None:
+        return _negative_log_loss
+    try:
+        scorer = scoring if callable(scoring) else get_scorer(scoring)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"scoring is {scoring!r}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
+            f"scorer(estimator, X, y)"
+        ) from error
+    return lambda model, X, y, weights: float(
+        scorer(model, X, y, **({} if weights is None else {"sample_weight": weights}))
+    )
+
+
+def _negative_log_loss(model: KernelLogisticRegression, X: Any, y: Any, weights: Any) -> float:
+    return -float(log_loss(y, model.predict_proba(X), sample_weight=weights, labels=model.classes_))
+
+
+def _check_classes(folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any], weights: Any) -> None:
+    """Refuse folds whose training rows lack a class."""
+    if folds.is_loo:
+        raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
+    counting = np.ones(len(codes), bool) if weights is None else weights > 0
+    for f in range(len(folds)):
+        train = folds.training(f)
+        missing = np.setdiff1d(codes[counting], codes[train][counting[train]])
+        if len(missing):
+            raise InputError(
+                f"fold {f} (counted from 0) has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of "
+                f"every class in every fold: use fewer folds, or StratifiedKFold"
+            )

@@ -1,0 +1,327 @@
+"""Kernel ridge regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
+
+import time
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import _safe_indexing
+
+from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
+from dkrr.errors import InputError
+from dkrr.estimators.base import is_local
+from dkrr.estimators.cross_validation import checked_folds, checked_scoring
+from dkrr.estimators.kernel_ridge import KernelRidge
+from dkrr.estimators.ridge import RidgeRegressor, as_columns
+from dkrr.estimators.search import parameter_grid, search_results
+from dkrr.features import Nystroem
+from dkrr.features.descriptions import parts_of
+from dkrr.fitting.norms import gram_diagonal
+from dkrr.kernels import CallableKernel, Kernel
+from dkrr.kernels.columns import encodes
+from dkrr.rows import MemoryRows, Rows
+from dkrr.rows.checks import check_finite
+from dkrr.selection import Candidate, Folds, Report, Score, ScoreSheet, Selected, SelectionRequest, select, selected
+
+Array = NDArray[np.float64]
+
+N_ALPHAS = 10
+RANGE = (1e-5, 1e2)
+"""Smallest and largest λ of the default, over the mean of k(x, x)."""
+SAMPLE_ROWS = 1024
+"""Rows of which that mean is taken."""
+FITTED = (
+    "dual_coef_",
+    "coef_",
+    "intercept_",
+    "norm_",
+    "X_fit_",
+    "n_features_in_",
+    "feature_names_in_",
+    "plan_",
+    "solve_result_",
+    "_model",
+    "_is_vector",
+    "_fit_request",
+)
+"""Attributes of the last fit."""
+
+
+@dataclass(eq=False, repr=False)
+class KernelRidgeCV(RidgeRegressor):
+    """Kernel ridge regression with λ, the kernel and its parameters chosen by cross-validation.
+
+    All folds, all λ and all targets are solved for at once: in one run of conjugate gradient whose products with K
+    serve all of them and hold the predictions of the rows that are left out, or exactly from one factorisation for each
+    λ (which leave-one-out always takes), or, in primal form, from one pass over the rows. A plan chooses between them;
+    `selection_plan_` says why. The model is then fitted to all rows, as KernelRidge does it.
+
+    Parameters
+    ----------
+    alphas : array-like of shape (n_alphas,), optional
+        Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), evenly spaced in their logarithm.
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
+        As in KernelRidge; a list has candidates, as those of the next three parameters.
+    gamma, degree, coef0 : float or list of float
+        As in KernelRidge.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    cv : int, splitter, iterable of (train, test) or "loo", default=5
+        Number of consecutive folds, or any of scikit-learn's splitters; "loo" and None leave out one row at a time.
+    scoring : str or callable, optional
+        Name of one of scikit-learn's scorers of predictions, or a function scorer(estimator, X, y), which gets the
+        numbers of the rows as X; larger is better. None: the negative mean of the squared errors, with sample weights
+        and over all targets. Leave-one-out scores the predictions of all rows together.
+    alpha_per_target : bool, default=False
+        Whether every target has a λ of its own, chosen by its own scores. The kernel is the same for all.
+    refit : bool, default=True
+        Whether to fit all rows with the best candidate; without it there is nothing to predict with.
+    race : bool, default=True
+        Whether conjugate gradient gives up the λ below one at which the scores have become worse for the second time
+        in a row, going from large to small; `cv_results_["stopped"]` has them.
+    cv_tol : float, default=1e-3
+        Largest true relative residual of the folds' systems by conjugate gradient. With 1e-3 scores are off by about
+        0.02 %.
+    store_cv_predictions : bool, default=False
+        Whether to keep the predictions of the best candidate for the rows that were left out.
+    fit_intercept, form, solver, tol, memory_limit, tile, progress
+        As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
+    store : str, optional
+        Folder or URL for the stores of the run, one for each kernel ("kernel-0", ...) and that of the last fit ("fit").
+        The same call resumes from them.
+
+    Attributes
+    ----------
+    alpha_ : float or ndarray of shape (n_targets,)
+        Best λ; one for each target with `alpha_per_target`.
+    best_params_ : dict
+        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists.
+    best_score_ : float or ndarray of shape (n_targets,)
+        Its mean score over the folds.
+    best_index_ : int or ndarray of shape (n_targets,)
+        Its place in `cv_results_`.
+    cv_results_ : dict
+        Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
+        "rank_test_score", "split0_test_score", ...; leave-one-out has no splits), and "iterations", "residual"
+        (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). With `alpha_per_target` also
+        "mean_test_score_per_target", of shape (n_candidates, n_targets).
+    cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
+        Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
+        out several times, NaN where it never was); only with `store_cv_predictions`.
+    n_splits_ : int
+        Number of folds.
+    selection_plan_ : SelectionPlan or None
+        How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
+        (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
+    dual_coef_, coef_, intercept_, norm_, X_fit_, n_features_in_, feature_names_in_, plan_, solve_result_
+        As in KernelRidge, of the fit to all rows.
+
+    References
+    ----------
+    S. An, W. Liu, S. Venkatesh, "Fast cross-validation algorithms for least squares support vector machine and kernel
+    ridge regression", Pattern Recognition 40 (2007).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidgeCV
+    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.cos(40 * X[:, 0])
+    >>> search = KernelRidgeCV([1e-3, 1e-1, 10.0], gamma=[0.1, 1.0], cv="loo").fit(X, y)
+    >>> search.best_params_["alpha"], len(search.cv_results_["params"])
+    (0.001, 6)
+    """
+
+    alphas: Any = None
+    _: KW_ONLY
+    kernel: Any = "rbf"
+    cv: Any = 5
+    scoring: Any = None
+    alpha_per_target: bool = False
+    refit: bool = True
+    race: bool = True
+    cv_tol: float = 1e-3
+    store_cv_predictions: bool = False
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+        """Choose the candidate with the best mean score, and fit the model with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in KernelRidge.fit.
+        groups : array-like of shape (n_samples,), optional
+            Groups of the rows, for splitters that keep them together.
+
+        Returns
+        -------
+        KernelRidgeCV
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            If an argument cannot be used; the message says what was expected.
+        PlanError
+            If no plan stays within the memory limit or the disk.
+        NotPositiveDefiniteError
+            If the matrix of a candidate is not positive definite; the message names λ.
+        """
+        score, cv_tol = checked_scoring(self.scoring), checked_tol(self.cv_tol)
+        grid = parameter_grid(self)
+        kernels = [self._kernel_with(parameters) for parameters in grid]
+        objects = X
+        X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
+        folds = checked_folds(self.cv, y, groups)
+        alphas = self._alphas(settings.kernel, rows, weights)
+        kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
+        if any(learns(kernel) for kernel in kernels):
+            return self._search_by_fits(objects, y, weights, folds, alphas, score, grid)
+        request = SelectionRequest(
+            settings=[replace(settings, kernel=kernel) for kernel in kernels],
+            rows=rows,
+            values=as_columns(y),
+            weights=weights,
+            alphas=alphas,
+            folds=folds,
+            score=score,
+            tol=cv_tol,
+            is_vector=y.ndim == 1,
+            per_target=bool(self.alpha_per_target) and y.ndim == 2,
+            race=bool(self.race),
+            keeps_predictions=bool(self.store_cv_predictions),
+        )
+        selected = select(request, self.progress, refit=bool(self.refit))
+        self._set_results(selected, grid, alphas, is_vector=y.ndim == 1)
+        self.n_splits_, self._folds = len(folds), folds
+        self.n_features_in_ = rows.shape[1]
+        if selected.fit is not None:
+            last = selected.fit
+            self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
+        return self
+
+    def _interval_folds(self, cv: Any, targets: Array, groups: Any) -> Folds:
+        return self._folds if cv is None else super()._interval_folds(cv, targets, groups)
+
+    def as_saved(self) -> KernelRidge:
+        """KernelRidge with the best parameters, fitted."""
+        model = self._ridge_with(self.best_params_)
+        model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
+        return model
+
+    def _search_by_fits(
+        self,
+        X: Any,
+        y: Array,
+        weights: Array | None,
+        folds: Folds,
+        alphas: Array,
+        score: Score,
+        grid: list[dict[str, Any]],
+    ) -> Self:
+        """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""
+        if folds.is_loo:
+            raise InputError(
+                "cv is leave-one-out, and a kernel that learns from the training rows needs a fit for every row; "
+                "expected a number of folds: give cv=5"
+            )
+        if not is_local(X):
+            raise InputError(
+                f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
+                f"every fold; expected rows in memory"
+            )
+        values, t = as_columns(y), as_columns(y).shape[1]
+        candidates = list[Candidate]()
+        for parameters in grid:
+            sheet = ScoreSheet(
+                score,
+                values,
+                weights,
+                folds,
+                len(alphas),
+                is_vector=y.ndim == 1,
+                per_target=bool(self.alpha_per_target) and y.ndim == 2,
+                keeps_predictions=bool(self.store_cv_predictions),
+            )
+            report, begun = Report(len(alphas), len(folds)), time.perf_counter()
+            for f, test in enumerate(folds.test):
+                rows = folds.training(f)
+                model = self._ridge_with(
+                    parameters | {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol}
+                )
+                w = None if weights is None else weights[rows]
+                model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
+                predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
+                report.iterations[:, f] = model.solve_result_.iterations
+                report.residuals[:, f] = model.solve_result_.residual
+                for a in range(len(alphas)):
+                    sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
+            report.seconds = time.perf_counter() - begun
+            candidates.append(Candidate(None, sheet, report))
+        self._set_results(selected(candidates, t), grid, alphas, is_vector=y.ndim == 1)
+        self.n_splits_, self._folds = len(folds), folds
+        if self.refit:
+            last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
+            self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
+        return self
+
+    def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:
+        shared = {f.name: getattr(self, f.name) for f in fields(KernelRidge) if hasattr(self, f.name)}
+        return KernelRidge(**(shared | parameters))
+
+    def _kernel_with(self, parameters: dict[str, Any]) -> Kernel:
+        """Kernel with some of its parameters."""
+        given = {name: getattr(self, name) for name in ("kernel", "gamma", "degree", "coef0")} | parameters
+        return checked_kernel(given.pop("kernel"), **given, kernel_params=self.kernel_params)
+
+    def _kernel(self) -> Kernel:
+        return self._kernel_with(parameter_grid(self)[0])
+
+    def _alphas(self, kernel: Kernel, rows: Rows, weights: Array | None) -> Array:
+        """Candidates of λ."""
+        if self.alphas is not None:
+            return checked_candidates(self.alphas)
+        size = 1.0
+        for part in parts_of(kernel):
+            kernel = part.base if isinstance(part, Nystroem) else kernel  # it has no features before the fit
+        if not kernel.has_unit_diagonal:
+            first = 0 if weights is None else int(np.argmax(weights > 0))
+            sample = MemoryRows(rows.read(0, min(first + SAMPLE_ROWS, rows.shape[0])))
+            check_finite(sample.array, "X")
+            diagonal = gram_diagonal(kernel.resolved(rows.shape[1]), rows if kernel.is_precomputed else sample)
+            counting = None if weights is None else weights[: len(diagonal)]
+            size = float(np.average(diagonal, weights=counting))
+        return np.geomspace(*RANGE, N_ALPHAS) * (size if size > 0 else 1.0)
+
+    def _set_results(self, selected: Selected, grid: list[dict[str, Any]], alphas: Array, *, is_vector: bool) -> None:
+        """Set the attributes of the search."""
+        chosen = selected.alphas
+        indices = selected.kernel * len(alphas) + chosen
+        per_target = selected.candidates[selected.kernel].sheet.per_target
+        candidates = selected.candidates
+        values = np.concatenate([c.sheet.values for c in candidates])  # candidates × folds × targets
+        self.cv_results_ = search_results(
+            [{"alpha": float(alpha)} | kernel for kernel in grid for alpha in alphas],
+            values,
+            has_splits=not candidates[0].sheet.is_loo,
+            iterations=np.concatenate([c.report.iterations.max(axis=1) for c in candidates]),
+            residual=np.concatenate([c.report.residuals.max(axis=1) for c in candidates]),
+            stopped=np.concatenate([c.report.stopped for c in candidates]),
+            seconds=np.repeat([c.report.seconds for c in candidates], len(alphas)),
+        )
+        if per_target:
+            self.cv_results_["mean_test_score_per_target"] = values.mean(axis=1)
+        self.best_index_: Any = indices if per_target else int(indices[0])
+        self.alpha_: Any = alphas[chosen] if per_target else float(alphas[chosen[0]])
+        self.best_score_: Any = selected.score
+        self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
+        self.selection_plan_ = selected.candidates[selected.kernel].plan
+        self.__dict__.pop("cv_predictions_", None)  # of an earlier fit
+        if selected.predictions is not None:
+            self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
+
+
+def learns(kernel: Kernel) -> bool:
+    """Whether a kernel is made from its training rows, as one of documents is from their words."""
+    return encodes(kernel) and not isinstance(kernel, CallableKernel)

@@ -1,0 +1,226 @@
+"""Base of the regressions: their targets, their fitted attributes, their predictions."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import validate_data
+
+from dkrr.errors import InputError
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
+from dkrr.estimators.cross_validation import checked_folds
+from dkrr.fitting import Fit
+from dkrr.model import FittedFunction
+from dkrr.posterior import Posterior, intervals, posteriors_of, standard_deviations
+from dkrr.requests import FitRequest
+from dkrr.rows import Rows, as_rows, load_array
+from dkrr.rows.checks import check_finite
+from dkrr.selection import Folds
+from dkrr.solvers import SolveResult
+from dkrr.tiles.mapped import release_pages
+
+INTERVAL_FOLDS = 10
+"""Folds of `predict_interval` where none are given."""
+
+
+class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
+    """A regression whose predictions are those of kernel ridge regression."""
+
+    _fit_request: FitRequest | None = None
+    """Request of the last fit, from which standard deviations are computed; None on loaded models."""
+
+    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
+        """Predict targets.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
+            training rows, of shape (n, n_samples).
+        return_std : bool, default=False
+            Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
+            noise of variance s² λ / wᵢ whose mean the model is. The first call factors the matrix of all rows, and
+            keeps the factor.
+        scale : float, optional
+            s² > 0; None: for every target the value at which its likelihood is largest.
+
+        Returns
+        -------
+        mean : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+        std : ndarray of the same shape
+            Only with `return_std`; computed at once, a block of rows at a time.
+
+        Raises
+        ------
+        InputError
+            If the number of columns is not that of the training rows, or standard deviations are not known: of loaded
+            models, and with kernel == "precomputed".
+        NotFiniteError
+            If λ is so small that a variance is negative by more than rounding.
+        """
+        values = self._scores(X)
+        mean = values[:, 0] if self._is_vector else values
+        if not return_std:
+            return mean
+        if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+            raise InputError(
+                f"scale is {scale!r}; expected a finite number > 0, or None: where the likelihood is largest"
+            )
+        rows = as_rows(self._model.kernel.encode(self._table(self._model.kernel, X, reset=False)))
+        std = standard_deviations(self._processes(), rows, self._model.n_targets, scale)
+        return mean, std[:, 0] if self._is_vector else std
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
+        """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
+
+        Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
+        quantiles of all models' predictions less and plus these errors. It presumes that new rows and training rows are
+        exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is one over all rows;
+        where the noise depends on x, it is larger in some places than in others.
+
+        Parameters
+        ----------
+        X : as for `predict`
+            New rows.
+        coverage : float, default=0.9
+            Probability, between 0 and 1.
+        cv : int, splitter or iterable of (train, test), optional
+            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10 consecutive ones.
+        groups : array-like of shape (n_samples,), optional
+            Groups of the training rows, for splitters that keep them together.
+
+        Returns
+        -------
+        lower, upper : ndarray of shape (n,) or (n, n_targets)
+
+        Raises
+        ------
+        InputError
+            If the folds do not hold out every row once, or the model was loaded.
+
+        References
+        ----------
+        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
+        Statist. 49 (2021).
+        """
+        if not isinstance(coverage, float) or not 0 < coverage < 1:
+            raise InputError(f"coverage is {coverage!r}; expected a probability between 0 and 1, such as 0.9")
+        processes = self._processes()
+        folds = self._interval_folds(cv, processes[0][1].data.targets, groups)
+        if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:
+            raise InputError(
+                f"cv={cv!r} does not hold out every row once, or trains on other rows than the rest; expected a "
+                f"partition of the rows: give cv=10"
+            )
+        rows = as_rows(self._model.kernel.encode(self._table(self._model.kernel, X, reset=False)))
+        found = intervals(processes, rows, self._model.n_targets, folds.test, float(coverage))
+        lower, upper = (values[:, 0] if self._is_vector else values for values in found)
+        return lower, upper
+
+    def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
+        """Folds of `predict_interval`."""
+        return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
+
+    @property
+    def log_marginal_likelihood_(self) -> Any:
+        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant."""
+        found = np.empty(self._n_fitted_targets())
+        for columns, one in self._processes():
+            found[columns] = one.log_likelihoods()
+        return float(found[0]) if self._is_vector else found
+
+    @property
+    def loo_residuals_(self) -> Any:
+        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets)."""
+        processes = self._processes()
+        found = np.empty((processes[0][1].data.n, self._n_fitted_targets()))
+        for columns, one in processes:
+            found[:, columns] = one.loo_residuals()
+        return found[:, 0] if self._is_vector else found
+
+    def _n_fitted_targets(self) -> int:
+        if "_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} is not fitted; call fit first")
+        return self._model.n_targets
+
+    def _processes(self) -> list[tuple[NDArray[np.intp], Posterior]]:
+        """Gaussian processes of the last fit, made when they are first asked for."""
+        self._n_fitted_targets()
+        if self._fit_request is None:
+            raise InputError(
+                "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
+                "here: call fit"
+            )
+        if self._model.kernel.is_precomputed:
+            raise InputError(
+                "kernel is 'precomputed', and k(x, x) of new rows is not known; expected a kernel of dkrr, or a "
+                "function of rows"
+            )
+        if "_known_processes" not in vars(self):
+            self._known_processes = posteriors_of(self._fit_request)
+        return self._known_processes
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_known_processes"}  # factors are large
+
+    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
+        if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
+            self._set_plain(X)
+        elif is_local(X) and (y is None or is_local(y)):
+            if y is not None and np.asarray(y).dtype.kind == "f":
+                check_finite(np.asarray(y), "y")  # names the row; scikit-learn does not
+            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
+                X, y = validate_data(
+                    self,
+                    X,
+                    y,
+                    accept_sparse="csr",
+                    dtype=DTYPES,
+                    multi_output=True,
+                    y_numeric=True,
+                    ensure_all_finite=False,
+                )
+        elif y is None:
+            raise InputError("y is None; expected the targets")
+        targets = load_array(y)
+        if targets.ndim not in (1, 2) or 0 in targets.shape:
+            raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
+        return as_rows(X), targets
+
+    def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
+        """Set the fitted attributes."""
+        self._is_vector = is_vector
+        self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
+        self.intercept_ = float(model.plain_intercept[0]) if is_vector else model.plain_intercept
+
+    def _description(self) -> dict[str, Any]:
+        return {"vector": self._is_vector}
+
+    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
+        self._take(function, dual_coef, is_vector=bool(found["vector"]))
+
+    def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
+        """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
+        check_finite(y, "y")
+        release_pages(y)  # they would count as memory of this process
+        return X, settings, rows, y, weights
+
+    def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
+        """Set the fitted attributes of a fit."""
+        self.__dict__.pop("_known_processes", None)  # of an earlier fit
+        self._fit_request = request
+        (solved,) = fitted.solved
+        assert solved.norms is not None
+        self._take(solved.model, solved.dual_coef, is_vector=is_vector)
+        self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
+        self.solve_result_: SolveResult = solved.result
+        self._finish(fitted, request.rows, X)
+
+
+def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Targets of shape (n, t)."""
+    return np.ascontiguousarray(y[:, None] if y.ndim == 1 else y)

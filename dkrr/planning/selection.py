@@ -1,0 +1,244 @@
+"""Plans of a selection: which of the ways to held-out predictions is the fastest, and why."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+from dkrr.cost import Cost
+from dkrr.errors import InputError, MemoryLimitError, PlanError
+from dkrr.planning.direct import Direct
+from dkrr.planning.iteration import Iterative
+from dkrr.planning.plan import Plan
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import plural
+from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.units import format_bytes, format_seconds
+
+Method = Literal["sweep", "factors", "primal", "refits"]
+
+MAX_COLUMNS = 1024
+"""Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
+BASIS_FLOPS = 20.0
+"""Operations of the basis of one training set over r³, by decompositions at about a third of the rate of products."""
+NOT_THE_REST = (
+    "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
+    "gradient solves for them"
+)
+
+
+@dataclass(frozen=True)
+class FoldSizes:
+    """What a plan depends on of the folds."""
+
+    n_folds: int
+    is_loo: bool = False
+    train_on_the_rest: bool = True
+    """Every fold trains on exactly the rows that it leaves out."""
+    are_learned: bool = False
+    """The kernel is fitted to the training rows, so that every fold has one of its own."""
+    targets_together: bool = False
+    """Scores are of all targets together, so that none can wait."""
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """How λ is chosen for one kernel, what it should cost, and why.
+
+    ``str(plan)`` explains it.
+    """
+
+    method: Method
+    plan: Plan
+    """Of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold."""
+    sizes: FoldSizes
+    n_alphas: int
+    seconds: float
+    """Projected wall time, without the fit with the chosen λ."""
+    peak_bytes: int
+    """Projected highest memory of any process that works."""
+    reasons: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Short description of the method."""
+        folds = "leave-one-out" if self.sizes.is_loo else plural(self.sizes.n_folds, "fold")
+        alphas = f"{self.n_alphas} λ" if self.n_alphas > 1 else "1 λ"
+        how = {
+            "sweep": f"all {folds} × {alphas} in one run",
+            "factors": f"{folds} from one factor for each of {alphas}",
+            "primal": f"{folds} × {alphas} from one pass over the rows",
+            "refits": f"a fit of all {alphas} for each of {folds}",
+        }[self.method]
+        return f"{how}; {self.plan.chosen.summary()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan as values of JSON."""
+        return {
+            "method": self.method,
+            "name": self.summary(),
+            "n_alphas": self.n_alphas,
+            "folds": asdict(self.sizes),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "reasons": list(self.reasons),
+            "rejected": list(self.rejected),
+            "plan": self.plan.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns",
+            f"  how         {self.summary()}",
+            f"  time        about {format_seconds(self.seconds)}, and the fit with the chosen λ",
+            f"  memory      at most {format_bytes(self.peak_bytes)} per process (limit "
+            f"{format_bytes(self.plan.chosen.limit_bytes)})",
+            "  because",
+            *(f"    - {reason}" for reason in self.reasons),
+        ]
+        if self.rejected:
+            lines += ["  rejected", *(f"    - {text}" for text in self.rejected)]
+        return "\n".join(lines)
+
+
+def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+    """Fastest way to the held-out predictions of every λ and fold.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of a fit to all rows with every λ, to the residual that scores need.
+    sizes : FoldSizes
+    resources : Resources
+
+    Raises
+    ------
+    InputError
+        If the requested solver or form cannot do it.
+    PlanError
+        If nothing stays within the limits.
+    """
+    problem = replace(problem, solver=problem.settings)  # a store resumes with what it began with
+    one = make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources)
+    if sizes.are_learned:
+        if sizes.is_loo:
+            raise InputError(
+                "leave-one-out needs one fit for every row with a kernel or map that is fitted to the training rows; "
+                "expected a number of folds: give cv=5"
+            )
+        return _refits(problem, sizes, resources, "the kernel is fitted to the training rows of every fold")
+    if one.form == "primal":
+        if isinstance(one.chosen, Direct):
+            return _primal(one, problem, sizes)
+        if not sizes.is_loo:
+            return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
+    found, against = list[SelectionPlan](), list[str]()
+    dual = replace(problem, form="dual")
+    for make in (_sweep, _factors):
+        try:
+            found.extend(make(dual, sizes, resources))
+        except MemoryLimitError as error:
+            against.append(str(error))
+    if not found:
+        raise _none(problem, sizes, against)
+    best = min(found, key=lambda plan: plan.seconds)
+    rejected = [f"{p.summary()}: slower (about {format_seconds(p.seconds)})" for p in found if p is not best]
+    return replace(best, rejected=(*rejected, *against))
+
+
+def _none(problem: Problem, sizes: FoldSizes, against: list[str]) -> PlanError | InputError:
+    if against:
+        return MemoryLimitError("; ".join(against))
+    if sizes.is_loo:
+        return InputError(
+            "leave-one-out takes a Cholesky factor for each λ, and solver asks for conjugate gradient; expected "
+            "solver='auto' or 'cholesky', or a number of folds: give cv=5"
+        )
+    return InputError(
+        f"{NOT_THE_REST}, and solver={problem.solver!r} was requested; expected solver='auto' or 'cg', or folds that "
+        f"train on all other rows"
+    )
+
+
+def _middle(alphas: tuple[float, ...]) -> float:
+    return sorted(alphas)[len(alphas) // 2]
+
+
+def _primal(one: Plan, problem: Problem, sizes: FoldSizes) -> SelectionPlan:
+    p, rates, threads = problem, one.resources.rates, one.resources.local_threads
+    side, t = p.side("primal") + 1, p.n_targets
+    solves = len(p.alphas) * (1 if sizes.is_loo else sizes.n_folds)
+    leverages = p.n * side**2 * len(p.alphas) if sizes.is_loo else 0
+    predicting = 2.0 * p.n * side * t * len(p.alphas)
+    more = Cost(gemm_flops=solves * side**3 / 3 + leverages + predicting)
+    n_grams = 1 if sizes.is_loo else sizes.n_folds + 2
+    peak = one.resources.local_baseline_bytes + (n_grams + 2) * 8 * side**2 + 4 * 32 * 2**20
+    reason = "the features are no more than the rows: sums over all rows less those that a fold leaves out"
+    return SelectionPlan(
+        "primal",
+        one,
+        sizes,
+        len(p.alphas),
+        2 * one.seconds + rates.seconds(more) / threads,
+        max(peak, one.peak_bytes),
+        (reason,),
+    )
+
+
+def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: str) -> SelectionPlan:
+    t, n_alphas = problem.n_targets, len(problem.alphas)
+    one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
+    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
+
+
+def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+    """Conjugate gradient with all folds and all λ as columns of one block."""
+    if sizes.is_loo or isinstance(problem.solver, Cholesky):
+        return
+    each, t = sizes.n_folds * len(problem.alphas), problem.n_targets
+    least = t if sizes.targets_together else 1
+    width = max(least, min(t, MAX_COLUMNS // each))
+    solver = ConjugateGradient() if problem.solver is None else problem.solver
+    while True:
+        try:
+            plan = make_plan(replace(problem, solver=solver, n_folds=sizes.n_folds, n_targets=width), resources)
+            break
+        except MemoryLimitError:
+            if width == least:
+                raise
+            width = max(least, width // 2)
+    if not isinstance(plan.chosen, Iterative):
+        return
+    threads = resources.local_threads
+    bases = Cost(gemm_flops=BASIS_FLOPS * sizes.n_folds * float(plan.chosen.rank) ** 3)
+    seconds = ceil(t / width) * plan.seconds + resources.rates.seconds(bases) / threads
+    reasons = ["products with K serve all folds and all λ, and hold the predictions of the rows that are left out"]
+    if not sizes.train_on_the_rest:
+        reasons.append(NOT_THE_REST)
+    yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, plan.peak_bytes, tuple(reasons))
+
+
+def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+    """A Cholesky factor for each λ, and the blocks of its inverse that belong to folds."""
+    if not sizes.train_on_the_rest or isinstance(problem.solver, ConjugateGradient):
+        return
+    one = make_plan(replace(problem, solver=Cholesky(), alphas=(_middle(problem.alphas),)), resources)
+    n, threads = problem.n, resources.local_threads
+    flops = n**3 / 3 if sizes.is_loo else 2 * n**3 / 3 + n**3 / (3 * sizes.n_folds**2)
+    inverse = resources.rates.seconds(Cost(dense_flops=flops, dense_side=n), threads)
+    blocks = 0 if sizes.is_loo else 2 * 8 * n * n // sizes.n_folds
+    peak = max(one.peak_bytes, resources.local_baseline_bytes) + blocks + threads * 8 * n * 512
+    place = one.chosen.place
+    limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes
+    if peak > limit:
+        raise MemoryLimitError(
+            f"the blocks of the inverse need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
+            f"that are allowed: increase memory_limit, or use more folds"
+        )
+    reason = "errors follow from a factor of all rows" + (
+        ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
+    )
+    seconds = len(problem.alphas) * (one.seconds + inverse)
+    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))

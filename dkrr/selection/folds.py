@@ -1,0 +1,93 @@
+"""Rows that are held out, fold by fold, and the training set of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+
+Numbers = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Folds of n rows.
+
+    Parameters
+    ----------
+    n : int
+    test : tuple of ndarray of intp
+        Numbers of the rows that each fold holds out, in ascending order; empty for leave-one-out.
+    train : tuple of ndarray of intp, optional
+        Training rows of each fold; None: all others.
+    is_loo : bool
+        Every fold is a single row: leave-one-out.
+    """
+
+    n: int
+    test: tuple[Numbers, ...]
+    train: tuple[Numbers, ...] | None = None
+    is_loo: bool = False
+
+    @classmethod
+    def leave_one_out(cls, n: int) -> "Folds":
+        """Folds of one row each."""
+        return cls(n, (), is_loo=True)
+
+    @classmethod
+    def of_pairs(cls, n: int, pairs: Sequence[tuple[Numbers, Numbers]]) -> "Folds":
+        """Folds of pairs of training rows and rows that are held out, each in ascending order."""
+        is_rest = all(
+            len(train) + len(test) == n and not np.isin(test, train, assume_unique=True).any() for train, test in pairs
+        )
+        return cls(n, tuple(test for _, test in pairs), None if is_rest else tuple(train for train, _ in pairs))
+
+    def __len__(self) -> int:
+        return self.n if self.is_loo else len(self.test)
+
+    def training(self, fold: int) -> Numbers:
+        """Numbers of the training rows of a fold, not of leave-one-out."""
+        if self.train is not None:
+            return self.train[fold]
+        mask = np.ones(self.n, bool)
+        mask[self.test[fold]] = False
+        return np.flatnonzero(mask)
+
+    @property
+    def train_on_the_rest(self) -> bool:
+        """Whether every fold trains on exactly the rows that it does not hold out, as formulas for errors need."""
+        return self.train is None
+
+    @cached_property
+    def is_partition(self) -> bool:
+        """Whether every row is held out once."""
+        return len(np.unique(np.concatenate(self.test))) == self.n == sum(map(len, self.test))
+
+    def scales(self, roots: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """√w of the training rows of every fold, and 0 of the others; shape (n, n_folds)."""
+        scales = np.zeros((self.n, len(self)))
+        for k in range(len(self)):
+            rows = self.training(k)
+            scales[rows, k] = 1.0 if roots is None else roots[rows]
+        return scales
+
+    def check_weights(self, weights: NDArray[np.float64] | None) -> None:
+        """Refuse folds whose training rows, or rows held out, all have weight 0."""
+        if weights is None:
+            return
+        if self.is_loo and np.count_nonzero(weights) < 2:
+            raise InputError("sample_weight is positive in one row only; expected at least two rows to leave one out")
+        for k, test in enumerate(self.test):
+            if not (weights[self.training(k)] > 0).any():
+                raise InputError(
+                    f"fold {k} (counted from 0) has no training row of positive sample_weight; expected at least one "
+                    f"in every fold: use fewer folds, or shuffle them"
+                )
+            if not (weights[test] > 0).any():
+                raise InputError(
+                    f"fold {k} (counted from 0) holds out no row of positive sample_weight, so that it has no score; "
+                    f"expected at least one in every fold: use fewer folds, or shuffle them"
+                )

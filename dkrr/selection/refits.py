@@ -1,0 +1,48 @@
+"""A fit of all λ for each fold: where nothing is shared between folds."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting import fit
+from dkrr.prediction import predict_in_memory
+from dkrr.requests import FitRequest, Targets
+from dkrr.rows import MemoryRows
+from dkrr.selection.folds import Folds
+from dkrr.selection.report import Report
+from dkrr.selection.scores import ScoreSheet
+
+Array = NDArray[np.float64]
+
+
+def score_by_refits(
+    request: FitRequest, folds: Folds, alphas: Array, sheet: ScoreSheet, report: Report, progress: bool | None
+) -> None:
+    """Score every λ by fits to the training rows of every fold, all λ as targets of their own."""
+    targets = request.outputs
+    assert isinstance(targets, Targets)
+    t = targets.values.shape[1]
+    for f, rows in enumerate(folds.test):
+        fitted = fit(_of_training_rows(request, folds, f, alphas), progress)
+        (solved,) = fitted.solved
+        predictions = predict_in_memory(solved.model, MemoryRows(request.rows.take(rows)))
+        report.iterations[:, f] = solved.result.iterations
+        report.residuals[:, f] = solved.result.residual
+        for a in range(len(alphas)):
+            sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
+
+
+def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array) -> FitRequest:
+    targets = request.outputs
+    assert isinstance(targets, Targets)
+    repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
+    training, weights = folds.training(fold), request.weights
+    if isinstance(request.rows, MemoryRows):
+        outputs = Targets(np.tile(targets.values[training], t), repeated)
+        weights = None if weights is None else weights[training]
+        return replace(request, rows=MemoryRows(request.rows.take(training)), outputs=outputs, weights=weights)
+    # Rows that are not in memory stay where they are; those of weight 0 leave no trace.
+    mask = np.zeros(folds.n)
+    mask[training] = 1.0 if weights is None else weights[training]
+    return replace(request, outputs=Targets(np.tile(targets.values, t), repeated), weights=mask)

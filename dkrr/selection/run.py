@@ -1,0 +1,249 @@
+"""From a request to the chosen λ and kernel: plan every kernel, score every λ, and fit with the best."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.features import Nystroem
+from dkrr.features.descriptions import parts_of
+from dkrr.fitting import Fit, fit
+from dkrr.fitting.context import open_context
+from dkrr.fitting.data import shared_fields
+from dkrr.fitting.sampled import about_the_rows
+from dkrr.kernels import Kernel
+from dkrr.machine import detect
+from dkrr.planning import Direct, Iterative
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.requests import FitRequest, Settings, Targets, with_spectrum
+from dkrr.rows import Rows
+from dkrr.runtime import Progress, make_progress
+from dkrr.selection.data import SelectionData
+from dkrr.selection.factors import INACCURATE, score_by_factors
+from dkrr.selection.folds import Folds
+from dkrr.selection.primal import PrimalFolds
+from dkrr.selection.refits import score_by_refits
+from dkrr.selection.report import Report
+from dkrr.selection.scores import Score, ScoreSheet
+from dkrr.selection.sweep import sweep
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+QUIET_SECONDS = 2.0
+"""Selections projected to be shorter show no progress unless asked to."""
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """Checked arguments of a selection."""
+
+    settings: Sequence[Settings]
+    """Settings with each of the kernels."""
+    rows: Rows
+    values: Array
+    """Targets, of shape (n, t)."""
+    weights: Array | None
+    """Sample weights, of shape (n,)."""
+    alphas: Array
+    """λ, in the order in which they were given."""
+    folds: Folds
+    score: Score
+    tol: float
+    """Relative residual of the systems of the folds."""
+    is_vector: bool = False
+    """Targets are given as a vector."""
+    per_target: bool = False
+    """Each target has a λ of its own."""
+    race: bool = True
+    """Whether to give up λ whose scores become worse."""
+    keeps_predictions: bool = False
+
+    def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
+        """Request of a fit to all rows."""
+        each = np.full(self.values.shape[1], alphas, np.float64)
+        return FitRequest(settings, self.rows, Targets(self.values, each), self.weights)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Scores of one kernel with every λ."""
+
+    plan: SelectionPlan | None
+    """None where fits of their own make up the scores."""
+    sheet: ScoreSheet
+    """Its λ are in the order of the request."""
+    report: Report
+
+    @property
+    def means(self) -> Array:
+        """Mean scores of every λ, of shape (n_alphas, t or 1)."""
+        return self.sheet.means()
+
+
+class LastFit(NamedTuple):
+    """Fit of all rows with the best candidate."""
+
+    request: FitRequest
+    fit: Fit
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Chosen kernel and λ, what they were chosen by, and the fit with them."""
+
+    candidates: Sequence[Candidate]
+    kernel: int
+    """Number of the kernel."""
+    alphas: Numbers
+    """Number of the λ of every target, of shape (t,)."""
+    score: float | Array
+    """Best score; of every target, (t,), where each has a λ of its own."""
+    predictions: Array | None
+    """Held-out predictions of the chosen λ, of shape (n, t), if they are kept."""
+    fit: LastFit | None = None
+
+
+def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool = True) -> Selected:
+    """Choose the kernel and λ with the best mean score, and fit all rows with them.
+
+    Parameters
+    ----------
+    request : SelectionRequest
+    show_progress : bool or None
+        As in `make_progress`.
+    refit : bool
+
+    Raises
+    ------
+    DkrrError
+        See dkrr.errors.
+    """
+    request.folds.check_weights(request.weights)
+    candidates = [_scored(request, settings, number, show_progress) for number, settings in enumerate(request.settings)]
+    found = selected(candidates, request.values.shape[1])
+    if not refit:
+        return found
+    settings = _within_store(request.settings[found.kernel], "fit")
+    last = request.fit_request(settings, request.alphas[found.alphas])
+    return replace(found, fit=LastFit(last, fit(last, show_progress)))
+
+
+def selected(candidates: Sequence[Candidate], n_targets: int) -> Selected:
+    """Best kernel and λ by mean score; the kernel is the best for all targets together."""
+    kernel, alphas, score = _best(candidates, n_targets)
+    return Selected(candidates, kernel, alphas, score, candidates[kernel].sheet.predictions(alphas))
+
+
+def _within_store(settings: Settings, name: str) -> Settings:
+    return settings if settings.store is None else replace(settings, store=f"{settings.store.rstrip('/')}/{name}")
+
+
+def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, float | Array]:
+    """Number of the kernel and of the λ of every target, and the score."""
+    means = np.stack([c.means for c in candidates])  # kernels × λ × targets
+    if np.isnan(means).all(axis=(0, 1)).any():
+        raise InputError(
+            "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
+        )
+    found = np.where(np.isnan(means), -np.inf, means)
+    kernel = int(np.argmax(found.max(axis=1).mean(axis=1)))
+    chosen = np.argmax(found[kernel], axis=0)
+    scores = found[kernel][chosen, np.arange(len(chosen))]
+    if candidates[kernel].sheet.per_target:
+        return kernel, chosen, scores
+    return kernel, np.full(n_targets, chosen[0]), float(scores[0])
+
+
+def _scored(request: SelectionRequest, settings: Settings, number: int, show_progress: bool | None) -> Candidate:
+    """Scores of one kernel with every λ."""
+    folds, begun = request.folds, time.perf_counter()
+    loose = replace(_within_store(settings, f"kernel-{number}"), tol=request.tol)
+    order = np.argsort(-request.alphas, kind="stable")
+    alphas, report = request.alphas[order], Report(len(order), 1 if folds.is_loo else len(folds))
+    sheet = ScoreSheet(
+        request.score,
+        request.values,
+        request.weights,
+        folds,
+        len(order),
+        is_vector=request.is_vector,
+        per_target=request.per_target,
+        keeps_predictions=request.keeps_predictions,
+    )
+    plan = selection_plan(request, loose, batches=sheet.batches)
+    progress = make_progress(False if show_progress is None and plan.seconds < QUIET_SECONDS else show_progress)
+    _carry_out(request, loose, plan, alphas, sheet, report, progress, show_progress)
+    report.seconds = time.perf_counter() - begun
+    for message in _shortfalls(report, alphas, request.tol):
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+    back = np.argsort(order, kind="stable")
+    return Candidate(plan, sheet.in_order(back), report.in_order(back))
+
+
+def _shortfalls(report: Report, alphas: Array, tol: float) -> Iterator[str]:
+    """What the scores lack in accuracy."""
+    yield from (m for m in report.messages if m.startswith(INACCURATE[:10]))
+    reached = np.nan_to_num(report.residuals.max(axis=1))
+    late = np.flatnonzero((reached > tol) & (report.iterations.max(axis=1) > 0) & ~report.stopped)
+    if len(late):
+        yield (
+            f"scores of alpha = {alphas[late[0]]:g} are from a true relative residual of {reached[late].max():.1e}, "
+            f"where {tol:.1e} was asked; expected a larger alpha, or ConjugateGradient with a larger max_iter"
+        )
+
+
+def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bool) -> SelectionPlan:
+    """Plan for one kernel; `batches` if some targets may be scored at a time."""
+    fits = request.fit_request(settings, float(request.alphas[0]))
+    problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
+    resources = detect(settings.memory_limit, settings.store)
+    sizes = FoldSizes(
+        n_folds=len(request.folds),
+        is_loo=request.folds.is_loo,
+        train_on_the_rest=request.folds.train_on_the_rest,
+        are_learned=_is_learned(settings.kernel),
+        targets_together=not batches,
+    )
+    return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
+
+
+def _is_learned(kernel: Kernel) -> bool:
+    """Whether a map inside the kernel is drawn from the training rows."""
+    return any(isinstance(part, Nystroem) for part in parts_of(kernel))
+
+
+def _carry_out(
+    request: SelectionRequest,
+    settings: Settings,
+    plan: SelectionPlan,
+    alphas: Array,
+    sheet: ScoreSheet,
+    report: Report,
+    progress: Progress,
+    show_progress: bool | None,
+) -> None:
+    folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
+    if plan.method == "refits":
+        score_by_refits(fits, folds, alphas, sheet, report, show_progress)
+        return
+    one = plan.plan
+    targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
+    data = SelectionData.of(targets, shared_fields(fits, one) | {"folds": folds, "candidates": tuple(alphas.tolist())})
+    if data.fit_intercept:
+        data = about_the_rows(data, settings.store)
+    if plan.method == "primal":
+        PrimalFolds(data, folds, progress).score(alphas, sheet)
+        return
+    with open_context(one, settings.store, progress) as context:
+        if plan.method == "sweep":
+            assert isinstance(one.chosen, Iterative)
+            sweep(one.chosen, data, one, context, folds, alphas, sheet, report, race=request.race)
+        else:
+            assert isinstance(one.chosen, Direct)
+            score_by_factors(one.chosen, data, context, folds, alphas, sheet, report)

@@ -1,0 +1,290 @@
+"""All folds, all λ and all targets in one run of conjugate gradient.
+
+Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
+that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
+of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
+they have become worse twice in a row smaller λ are given up.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting.context import Context
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
+from dkrr.linalg.fold_preconditioner import FoldLowRank
+from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
+from dkrr.planning import Iterative, Plan
+from dkrr.selection.folds import Folds
+from dkrr.selection.report import Report
+from dkrr.selection.scores import ScoreSheet
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.iteration_state import CGOutcome, State
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+RISES = 2
+"""Times in a row that scores must become worse, from one λ to the next smaller one, before the rest is given up."""
+
+
+class FoldSweep:
+    """One run for some of the targets.
+
+    Parameters
+    ----------
+    matrix : MultipliedGram
+        K, without weights.
+    data : TrainingData
+    folds : Folds
+    alphas : ndarray of shape (n_alphas,)
+        λ in descending order.
+    targets : slice
+        Targets of this run.
+    sheet : ScoreSheet
+        Takes the scores.
+    report : Report
+    race : bool
+        Whether to give up λ whose scores become worse.
+    """
+
+    def __init__(
+        self,
+        matrix: MultipliedGram,
+        data: TrainingData,
+        folds: Folds,
+        alphas: Array,
+        targets: slice,
+        sheet: ScoreSheet,
+        report: Report,
+        *,
+        race: bool,
+    ) -> None:
+        self._matrix, self.folds, self.alphas, self._targets = matrix, folds, alphas, targets
+        self._sheet, self._report, self._race = sheet, report, race
+        self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()[targets]
+        y = data.targets[:, targets] - self._means
+        self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
+        self._is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
+        self._frees_constant = data.fit_intercept
+        n_folds = len(folds)
+        of_column = np.tile(np.repeat(np.arange(n_folds), self.width), len(alphas))
+        self.sets = TrainingSets(self._scales, of_column)
+        self.shift = np.repeat(alphas, n_folds * self.width)
+        self._n_steps = 0
+        self._last_step = np.zeros(len(of_column), np.intp)
+        self.n_kept = len(alphas)
+
+    def columns(self, a: int, fold: int) -> slice:
+        """Columns of a λ and a fold."""
+        first = (a * len(self.folds) + fold) * self.width
+        return slice(first, first + self.width)
+
+    def right_sides(self) -> Array:
+        """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
+        each = [self._right * self._scales[:, [f]] for f in range(len(self.folds))]
+        return np.tile(np.hstack(each), len(self.alphas))
+
+    def run(self, plan: Plan, context: Context, preconditioner: Preconditioner) -> None:
+        """Solve, and enter scores and what was reached."""
+        operator = TrainingSetOperator(self._matrix.operator(), self.sets)
+        right_sides = self.right_sides()
+        iteration = iteration_of(
+            plan,
+            context,
+            operator,
+            self.shift[None, :],
+            right_sides,
+            preconditioner,
+            mixed=self._matrix.is_mixed,
+        )
+        iteration.estimates_condition = False
+        iteration.tol = np.full(len(self.shift), plan.problem.tol)
+        self.sizes = column_sizes(right_sides)
+        watch = _Race(self, operator, iteration) if self._race and len(self.alphas) > RISES else None
+
+        def start(state: State | None) -> CGOutcome:
+            if state is not None:
+                self._n_steps = state.iteration
+            if watch is not None:
+                watch.begin(state)
+            return iteration.run(state=state)
+
+        iteration.on_step = self._count if watch is None else watch.on_step
+        # Checkpoints do not tell several runs apart.
+        outcome = resumed(context, iteration, start) if self._is_whole else start(None)
+        products = operator.unmasked(outcome.x / self.sizes)
+        products *= self.sizes
+        for a in range(len(self.alphas)):
+            for f in range(len(self.folds)):
+                where = self.columns(a, f)
+                self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
+                if a >= self.n_kept:
+                    continue
+                reached = float(outcome.residuals[where].max())
+                self._report.residuals[a, f] = np.fmax(self._report.residuals[a, f], reached)
+                rows = self.folds.test[f]
+                held_out = self.predictions(products[rows, where], self._scales[:, f] @ outcome.x[:, where])
+                self._sheet.take(a, f, held_out, self._targets)
+        self._report.stopped[self.n_kept :] = True
+        self._report.messages += outcome.messages
+
+    def predictions(self, products: Array, sums: Array) -> Array:
+        """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
+        if not self._frees_constant:
+            return products + self._means
+        u, v = products[:, :-1], products[:, -1:]
+        constants = sums[:-1] / sums[-1]
+        return np.asarray(u - v * constants + constants + self._means)
+
+    def score(self, fold: int, predictions: Array) -> Array:
+        """Scores of predictions of a fold's rows, of shape (k, t')."""
+        return self._sheet.score(fold, predictions, self._targets)
+
+    def count(self, columns: Numbers) -> None:
+        """Count a step of some columns."""
+        self._n_steps += 1
+        self._last_step[columns] = self._n_steps
+
+    def _count(self, columns: Numbers, step: Array, direction: Array) -> None:  # noqa: ARG002
+        self.count(columns)
+
+
+class _Race:
+    """Scores every λ as soon as its columns have converged, and ends the columns of those that have lost."""
+
+    def __init__(self, sweep: FoldSweep, operator: TrainingSetOperator, iteration: Iteration) -> None:
+        self._sweep, self._operator, self._iteration = sweep, operator, iteration
+        self._n_alphas, self._n_folds, self._width = len(sweep.alphas), len(sweep.folds), sweep.width
+        self._sums = np.zeros(len(sweep.shift))
+        self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in sweep.folds.test]
+        self._scores: list[Array] = []
+
+    def begin(self, state: State | None) -> None:
+        """Take what an earlier run has done, and watch the iterations."""
+        save = self._iteration.on_iteration
+
+        def on_iteration(state: State) -> None:
+            self._end_lost(state)
+            save(state)
+
+        self._iteration.on_iteration = on_iteration
+        if state is None:
+            return
+        x = state.x.copy()
+        if state.cycle is not None:
+            x[:, state.cycle.columns] += state.cycle.correction
+        self._operator.multiply(x)
+        self._add(np.arange(x.shape[1]), np.ones(x.shape[1]), x)
+
+    def on_step(self, columns: Numbers, step: Array, direction: Array) -> None:
+        """See Iteration."""
+        self._sweep.count(columns)
+        self._add(columns, step, direction)
+
+    def _add(self, columns: Numbers, step: Array, direction: Array) -> None:
+        sets, product = self._sweep.sets, self._operator.last_product
+        self._sums[columns] += step * (sets.scale(columns) * direction).sum(axis=0)
+        of_column = sets.of_column[columns]
+        for f in np.unique(of_column):
+            here = np.flatnonzero(of_column == f)
+            numbers = columns[here]
+            places = numbers // (self._n_folds * self._width) * self._width + numbers % self._width
+            self._held_out[f][:, places] += step[here] * product[np.ix_(self._sweep.folds.test[f], here)]
+
+    def _end_lost(self, state: State) -> None:
+        cycle = state.cycle
+        assert cycle is not None
+        is_open = np.zeros(len(self._sweep.shift), bool)
+        is_open[cycle.columns] = np.linalg.norm(cycle.residual, axis=0) > cycle.goal
+        first_open = int(np.argmax(is_open)) // (self._n_folds * self._width) if is_open.any() else self._n_alphas
+        while len(self._scores) < first_open:
+            self._scores.append(self._score(len(self._scores)))
+        n = len(self._scores)
+        if n <= RISES or n >= self._sweep.n_kept or not self._has_risen():
+            return
+        self._sweep.n_kept = n
+        first = n * self._n_folds * self._width
+        cycle.goal[cycle.columns >= first] = np.inf
+        tol = np.array(self._iteration.tol)
+        tol[first:] = np.inf
+        self._iteration.tol = tol
+
+    def _score(self, a: int) -> Array:
+        """Mean scores of a λ, of shape (t' or 1,)."""
+        sweep, each = self._sweep, []
+        for f in range(self._n_folds):
+            where = sweep.columns(a, f)
+            part = self._held_out[f][:, a * self._width : (a + 1) * self._width] * sweep.sizes[where]
+            each.append(sweep.score(f, sweep.predictions(part, self._sums[where] * sweep.sizes[where])))
+        return np.asarray(np.mean(each, axis=0))
+
+    def _has_risen(self) -> bool:
+        """Whether the scores of every target have become worse the last few times."""
+        last = np.array(self._scores[-RISES - 1 :])
+        return bool((last[1:] < last[:-1]).all())
+
+
+def sweep(
+    strategy: Iterative,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    folds: Folds,
+    alphas: Array,
+    sheet: ScoreSheet,
+    report: Report,
+    *,
+    race: bool,
+) -> None:
+    """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
+
+    Parameters
+    ----------
+    strategy : Iterative
+    data : TrainingData
+    plan : Plan
+        Of a fit with as many targets as there are in one run, and with these folds.
+    """
+    matrix = MultipliedGram(data, strategy, context, None)
+    runs = [
+        FoldSweep(matrix, data, folds, alphas, targets, sheet, report, race=race)
+        for targets in target_batches(data.targets.shape[1], plan.problem.n_targets)
+    ]
+    preconditioner = _preconditioner(runs[0], matrix, strategy, plan, data)
+    for run in runs:
+        if isinstance(preconditioner, FoldLowRank):
+            preconditioner = preconditioner.for_columns(run.sets, run.shift)  # the last run may have fewer
+        run.run(plan, context, preconditioner)
+    if sheet.per_target:
+        report.stopped[:] = np.isnan(sheet.values).all(axis=(1, 2))
+    else:
+        sheet.values[report.stopped] = np.nan  # some targets may have gone on
+
+
+def target_batches(n_targets: int, width: int) -> Iterator[slice]:
+    """Targets, as many at a time."""
+    for start in range(0, n_targets, width):
+        yield slice(start, min(start + width, n_targets))
+
+
+def _preconditioner(
+    run: FoldSweep, matrix: MultipliedGram, strategy: Iterative, plan: Plan, data: TrainingData
+) -> Preconditioner:
+    if matrix.rank_limit == 0:
+        return Identity()
+    # Pivots are drawn for all rows: each fold keeps those that it trains on.
+    is_enough = pivot_rule(strategy, plan, middle_of(run.shift), plan.problem.tol)
+    factor = matrix.partial_factor(data.weights, pivots_of(plan), is_enough)
+    return FoldLowRank(factor, run.sets, run.shift, mixed=matrix.is_mixed)
+
+
+def middle_of(alphas: Array) -> float:
+    """Geometric mean of the positive values of λ; 0 without any."""
+    positive = alphas[alphas > 0]
+    return float(np.exp(np.log(positive).mean())) if len(positive) else 0.0

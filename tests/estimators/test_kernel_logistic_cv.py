@@ -1,0 +1,95 @@
+"""KernelLogisticRegressionCV against one fit after another."""
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import dkrr
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV
+from dkrr.errors import InputError
+from dkrr.kernels import RBF, BagOfWords
+
+ALPHAS = [1e-2, 1.0, 0.1]
+
+
+@pytest.fixture
+def labels(data):
+    return np.array(["a", "b", "c"])[np.digitize(data.X[:, 0] + 0.3 * data.X[:, 1], [-0.5, 0.6])]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_are_those_of_separate_fits(data, labels, weighted):
+    weights = data.weights if weighted else None
+    search = KernelLogisticRegressionCV(ALPHAS, kernel="rbf", gamma=[0.05, 0.5], cv=3, class_weight="balanced")
+    search.fit(data.X, labels, sample_weight=weights)
+    expected = np.empty((6, 3))
+    for k, parameters in enumerate(search.cv_results_["params"]):
+        for f, (train, test) in enumerate(StratifiedKFold(3).split(data.X, labels)):
+            w = (None, None) if weights is None else (weights[train], weights[test])
+            model = KernelLogisticRegression(kernel="rbf", class_weight="balanced", **parameters)
+            model.fit(data.X[train], labels[train], sample_weight=w[0])
+            expected[k, f] = -log_loss(labels[test], model.predict_proba(data.X[test]), sample_weight=w[1])
+            assert search.cv_results_[f"split{f}_test_score"][k] == pytest.approx(expected[k, f], rel=1e-5)
+    best = int(np.argmax(expected.mean(axis=1)))
+    assert search.best_index_ == best and search.alpha_ == search.best_params_["alpha"]
+    refit = KernelLogisticRegression(kernel="rbf", class_weight="balanced", **search.best_params_)
+    refit.fit(data.X, labels, sample_weight=weights)
+    assert_allclose(search.predict_proba(data.X_new), refit.predict_proba(data.X_new), rtol=1e-6)
+    assert (search.cv_results_["iterations"] > 1).all()
+
+
+def test_scorers_groups_and_precomputed(data, labels):
+    K, groups = RBF(gamma=0.3)(data.X), np.arange(211) % 9
+    search = KernelLogisticRegressionCV(ALPHAS, kernel="precomputed", cv=GroupKFold(3), scoring="accuracy")
+    search.fit(K, labels, groups=groups)
+    plain = KernelLogisticRegressionCV(ALPHAS, kernel=RBF(gamma=0.3), cv=GroupKFold(3), scoring="accuracy")
+    plain.fit(data.X, labels, groups=groups)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"])
+    assert 0.5 < search.best_score_ <= 1
+
+
+def test_documents_learn_their_words_in_every_fold():
+    texts = ["win money now", "meeting at noon", "money prize win", "lunch at noon"] * 5
+    search = KernelLogisticRegressionCV([0.01, 0.1], kernel=BagOfWords(), cv=KFold(4)).fit(texts, [1, 0, 1, 0] * 5)
+    assert search.predict(["win a prize", "lunch"]).tolist() == [1, 0]
+
+
+def test_the_chosen_model_is_saved(data, labels, tmp_path):
+    search = KernelLogisticRegressionCV(ALPHAS, kernel="rbf", gamma=[0.05, 0.5], cv=3).fit(data.X, labels)
+    dkrr.save(search, str(tmp_path / "model.zarr"))
+    loaded = dkrr.load(str(tmp_path / "model.zarr"))
+    assert isinstance(loaded, KernelLogisticRegression) and loaded.alpha == search.alpha_
+    assert_allclose(loaded.predict_proba(data.X_new), search.predict_proba(data.X_new), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alphas": [0.0]}, "alpha is 0; expected a finite number > 0"),
+        ({"cv": "loo"}, "leave-one-out.*cv=5"),
+        ({"cv": KFold(2)}, "fold 0 .*no training row of class 'a'.*StratifiedKFold"),
+        ({"scoring": "right"}, "scoring is 'right'; expected"),
+        ({"gamma": []}, "gamma is an empty list"),
+    ],
+)
+def test_bad_input(data, change, message):
+    labels = np.repeat(["a", "b"], [90, 121])
+    with pytest.raises(InputError, match=message):
+        KernelLogisticRegressionCV(**({"kernel": "rbf"} | change)).fit(data.X, labels)
+
+
+@pytest.mark.parametrize("make", [da.from_array, sp.csr_array], ids=["dask", "csr"])
+def test_containers(data, labels, make):
+    plain = KernelLogisticRegressionCV(ALPHAS, kernel="rbf", cv=3).fit(data.X, labels)
+    search = KernelLogisticRegressionCV(ALPHAS, kernel="rbf", cv=3).fit(make(data.X), labels)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-6)
+
+
+@parametrize_with_checks([KernelLogisticRegressionCV(cv=2)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)

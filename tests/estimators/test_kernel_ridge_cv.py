@@ -1,0 +1,381 @@
+"""KernelRidgeCV against one fit after another, whatever way the plan takes."""
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut, ShuffleSplit, TimeSeriesSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, NotPositiveDefiniteError
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF, BagOfWords
+from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
+
+ALPHAS = [10.0, 1e-3, 0.3]
+TIGHT = {"cv_tol": 1e-11, "race": False}
+WAYS = {
+    "sweep": {"kernel": "rbf", "solver": "cg"},
+    "sweep without preconditioner": {"kernel": "rbf", "solver": ConjugateGradient(preconditioner=None)},
+    "sweep of low rank": {"kernel": "laplacian", "solver": ConjugateGradient(preconditioner=RPCholesky(rank=20))},
+    "factors": {"kernel": "rbf", "solver": "cholesky"},
+    "factors in tiles": {"kernel": "rbf", "solver": "cholesky", "tile": 40},
+    "primal": {"kernel": "linear", "form": "primal"},
+    "primal polynomial": {"kernel": "polynomial", "degree": 2, "form": "primal"},
+}
+
+
+def scores_of(search):
+    """Scores of every λ and fold."""
+    n = search.n_splits_
+    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(n)], axis=1)
+
+
+def settings_of_fit(way):
+    return {k: v for k, v in way.items() if k in ("kernel", "degree", "gamma")}
+
+
+@pytest.fixture
+def y(data):
+    return data.y[:, 0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_of_folds_are_those_of_separate_fits(data, way, fit_intercept, weighted):
+    weights = data.weights if weighted else None
+    folds = list(KFold(4, shuffle=True, random_state=1).split(data.X))
+    accuracy = TIGHT if way != "sweep without preconditioner" else TIGHT | {"cv_tol": 1e-6}  # the constant is far away
+    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **accuracy, **WAYS[way])
+    search.fit(data.X, data.y, sample_weight=weights)
+    expected = naive_scores(
+        data.X, data.y, folds, ALPHAS, weights, fit_intercept=fit_intercept, **settings_of_fit(WAYS[way])
+    )
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    assert_allclose(search.cv_results_["mean_test_score"], expected.mean(axis=1), rtol=1e-6)
+    assert_allclose(search.cv_results_["std_test_score"], expected.std(axis=1), rtol=1e-5)
+    best = int(np.argmax(expected.mean(axis=1)))
+    assert search.alpha_ == search.best_params_["alpha"] == ALPHAS[best] and search.best_index_ == best
+    assert search.best_score_ == search.cv_results_["mean_test_score"][best]
+    refit = KernelRidge(alpha=ALPHAS[best], fit_intercept=fit_intercept, **settings_of_fit(WAYS[way]))
+    refit.fit(data.X, data.y, sample_weight=weights)
+    assert_allclose(search.predict(data.X_new), refit.predict(data.X_new), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "sweep" not in way])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leave_one_out_is_n_fits(data, way, fit_intercept, weighted):
+    X, Y = data.X[:60], data.y[:60]
+    weights = data.weights[:60] if weighted else None
+    search = KernelRidgeCV(
+        ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **TIGHT, **WAYS[way]
+    )
+    search.fit(X, Y, sample_weight=weights)
+    folds, settings = leave_one_out(60), settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    expected = [np.vstack(naive_predictions(X, Y, folds, alpha, weights, **settings)) for alpha in ALPHAS]
+    scores = [-np.average(((Y - p) ** 2).mean(axis=1), weights=weights) for p in expected]
+    assert_allclose(search.cv_results_["mean_test_score"], scores, rtol=1e-7)
+    assert_allclose(search.cv_predictions_, expected[int(np.argmax(scores))], rtol=1e-6, atol=1e-9)
+    assert not any(name.startswith("split") for name in search.cv_results_)
+
+
+def test_leave_one_out_of_ridge_cv(data, y):
+    peer = RidgeCV(ALPHAS, fit_intercept=True, store_cv_results=True).fit(data.X, y)
+    search = KernelRidgeCV(ALPHAS, kernel="linear", cv=None, fit_intercept=True).fit(data.X, y)
+    assert search.alpha_ == peer.alpha_
+    assert_allclose(search.cv_results_["mean_test_score"], -peer.cv_results_.mean(axis=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "cv",
+    [
+        3,
+        KFold(5, shuffle=True, random_state=0),
+        ShuffleSplit(3, test_size=0.3, random_state=0),
+        TimeSeriesSplit(3),
+        [(np.arange(100), np.arange(90, 211))],
+        LeaveOneOut(),
+    ],
+    ids=lambda cv: type(cv).__name__,
+)
+def test_as_grid_search(data, y, cv):
+    grid = {"alpha": ALPHAS, "gamma": [0.1, 0.5]}
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(data.X, y)
+    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, **TIGHT).fit(data.X, y)
+    assert search.best_params_ == peer.best_params_
+    assert search.best_score_ == pytest.approx(peer.best_score_, rel=1e-6)
+    results = search.cv_results_
+    found = {str(sorted(p.items())): s for p, s in zip(results["params"], results["mean_test_score"], strict=True)}
+    for parameters, score in zip(peer.cv_results_["params"], peer.cv_results_["mean_test_score"], strict=True):
+        assert found[str(sorted(parameters.items()))] == pytest.approx(score, rel=1e-6)
+    assert search.cv_results_["rank_test_score"][search.best_index_] == 1
+
+
+def test_groups(data, y):
+    groups = np.arange(211) % 7
+    search = KernelRidgeCV(ALPHAS, cv=GroupKFold(3), **TIGHT).fit(data.X, y, groups=groups)
+    folds = list(GroupKFold(3).split(data.X, y, groups))
+    assert_allclose(scores_of(search), naive_scores(data.X, y, folds, ALPHAS, kernel="rbf"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scoring", ["r2", "neg_mean_absolute_error", "neg_median_absolute_error"])
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_scorers(data, y, scoring, solver):
+    search = KernelRidgeCV(ALPHAS, cv=3, scoring=scoring, solver=solver, **TIGHT).fit(data.X, y)
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), {"alpha": ALPHAS}, cv=3, scoring=scoring).fit(data.X, y)
+    assert_allclose(search.cv_results_["mean_test_score"], peer.cv_results_["mean_test_score"], rtol=1e-6)
+
+
+def test_own_scorer(data):
+    def worst(estimator, X, Y):
+        assert X.shape == (len(Y), 1)
+        return -np.abs(estimator.predict(X) - Y).max()
+
+    search = KernelRidgeCV(ALPHAS, cv=3, scoring=worst, **TIGHT).fit(data.X, data.y)
+    folds = list(KFold(3).split(data.X))
+    found = [
+        [-np.abs(p - data.y[test]).max() for (_, test), p in zip(folds, predictions, strict=True)]
+        for predictions in (naive_predictions(data.X, data.y, folds, alpha, kernel="rbf") for alpha in ALPHAS)
+    ]
+    assert_allclose(scores_of(search), found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_every_target_has_its_own_alpha(data, solver):
+    search = KernelRidgeCV(ALPHAS, cv=4, alpha_per_target=True, solver=solver, **TIGHT).fit(data.X, data.y)
+    for j in range(3):
+        alone = KernelRidgeCV(ALPHAS, cv=4, solver=solver, **TIGHT).fit(data.X, data.y[:, j])
+        assert search.alpha_[j] == alone.alpha_ and search.best_index_[j] == alone.best_index_
+        assert search.best_score_[j] == pytest.approx(alone.best_score_, rel=1e-6)
+        assert_allclose(search.predict(data.X_new)[:, j], alone.predict(data.X_new), rtol=1e-6, atol=1e-6)
+    assert len(set(search.alpha_)) > 1
+    assert search.cv_results_["mean_test_score_per_target"].shape == (3, 3)
+
+
+def test_targets_in_several_runs(data, monkeypatch):
+    whole = KernelRidgeCV(ALPHAS, cv=4, solver="cg", fit_intercept=True, **TIGHT).fit(data.X, data.y)
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 24)  # two of the three targets
+    search = clone(whole).fit(data.X, data.y)
+    assert search.selection_plan_.plan.problem.n_targets == 2
+    assert_allclose(scores_of(search), scores_of(whole), rtol=1e-8)
+
+
+def test_lambda_that_have_lost_are_stopped(data, y):
+    rng = np.random.default_rng(1)
+    noisy = y + 0.5 * rng.standard_normal(len(y))
+    alphas = np.geomspace(1e-9, 100, 12)
+    every = KernelRidgeCV(alphas, solver="cg", race=False).fit(data.X, noisy)
+    raced = KernelRidgeCV(alphas, solver="cg").fit(data.X, noisy)
+    assert raced.alpha_ == every.alpha_ and raced.best_score_ == pytest.approx(every.best_score_, rel=1e-3)
+    stopped = raced.cv_results_["stopped"]
+    assert 0 < stopped.sum() < 9 and not every.cv_results_["stopped"].any()
+    assert alphas[stopped].max() < alphas[~stopped].min()
+    assert np.isnan(raced.cv_results_["mean_test_score"][stopped]).all()
+    assert raced.cv_results_["iterations"].max() < every.cv_results_["iterations"].max()
+    assert raced.cv_results_["residual"][~stopped].max() <= 1e-3
+
+
+def test_a_loose_tolerance_gives_the_scores(data, y):
+    loose = KernelRidgeCV(ALPHAS, solver="cg").fit(data.X, y)
+    exact = KernelRidgeCV(ALPHAS, solver="cholesky").fit(data.X, y)
+    found, expected = (search.cv_results_["mean_test_score"] for search in (loose, exact))
+    assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", ["polynomial", RBF(gamma=0.3), "matern", lambda X, Y: np.exp(-((X @ Y.T) ** 2))])
+def test_kernels(data, y, kernel):
+    if callable(kernel) and not isinstance(kernel, RBF):
+        kernel = lambda X, Y: (1.0 + X @ Y.T) ** 2 / 10.0  # noqa: E731
+    search = KernelRidgeCV([0.1, 1.0], kernel=kernel, cv=3, form="dual", **TIGHT).fit(data.X, y)
+    folds = list(KFold(3).split(data.X))
+    assert_allclose(scores_of(search), naive_scores(data.X, y, folds, [0.1, 1.0], kernel=kernel), rtol=1e-6)
+
+
+def test_precomputed(data, y):
+    K = RBF(gamma=0.2)(data.X)
+    search = KernelRidgeCV(ALPHAS, kernel="precomputed", cv=4, **TIGHT).fit(K, y)
+    plain = KernelRidgeCV(ALPHAS, kernel=RBF(gamma=0.2), cv=4, **TIGHT).fit(data.X, y)
+    assert_allclose(scores_of(search), scores_of(plain), rtol=1e-9)
+    assert_allclose(search.predict(K[:5]), plain.predict(data.X[:5]), rtol=1e-6)
+
+
+def test_centres_are_drawn_for_every_fold(data, y):
+    search = KernelRidgeCV(ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20), cv=3, **TIGHT).fit(data.X, y)
+    assert search.selection_plan_.method == "refits"
+    folds = list(KFold(3).split(data.X))
+    expected = naive_scores(data.X, y, folds, ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20))
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    with pytest.raises(InputError, match=r"leave-one-out.*fitted to the training rows.*cv=5"):
+        KernelRidgeCV(kernel=Nystroem(RBF(), 20), cv="loo").fit(data.X, y)
+
+
+def test_documents_learn_their_words_in_every_fold():
+    texts = [
+        f"{a} {b}" for a in ("one two", "two three", "four") for b in ("red", "red blue", "green", "blue one", "six")
+    ]
+    y = np.arange(15.0) % 4
+    search = KernelRidgeCV(ALPHAS, kernel=BagOfWords(), cv=3, store_cv_predictions=True).fit(texts, y)
+    expected = np.empty((3, 3))
+    for a, alpha in enumerate(ALPHAS):
+        for k, (train, test) in enumerate(KFold(3).split(texts)):
+            model = KernelRidge(alpha=alpha, kernel=BagOfWords()).fit([texts[i] for i in train], y[train])
+            expected[a, k] = -np.mean((y[test] - model.predict([texts[i] for i in test])) ** 2)
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    whole = KernelRidge(alpha=search.alpha_, kernel=BagOfWords()).fit(texts, y)
+    assert_allclose(search.predict(texts), whole.predict(texts))
+    assert_allclose(search.predict(texts, return_std=True)[1], whole.predict(texts, return_std=True)[1])
+    with pytest.raises(InputError, match=r"leave-one-out.*learns from the training rows.*cv=5"):
+        KernelRidgeCV(kernel=BagOfWords(), cv="loo").fit(texts, y)
+
+
+def test_several_kernels(data, y):
+    search = KernelRidgeCV(ALPHAS, kernel=["rbf", "laplacian"], gamma=[0.1, 1.0], cv=3, **TIGHT).fit(data.X, y)
+    assert len(search.cv_results_["params"]) == 12
+    assert set(search.best_params_) == {"alpha", "kernel", "gamma"}
+    row = search.best_index_
+    assert search.cv_results_["params"][row] == search.best_params_
+    folds = list(KFold(3).split(data.X))
+    best = dict(search.best_params_)
+    expected = naive_scores(data.X, y, folds, [best.pop("alpha")], **best)
+    assert search.best_score_ == pytest.approx(expected.mean(), rel=1e-6)
+    assert search.cv_results_["param_kernel"][row] == search.best_params_["kernel"]
+
+
+def test_default_alphas_follow_the_scale_of_the_data(data, y):
+    small = KernelRidgeCV(kernel="linear", form="dual", cv=3).fit(data.X, y)
+    large = KernelRidgeCV(kernel="linear", form="dual", cv=3).fit(1000 * data.X, y)
+    alphas = [[p["alpha"] for p in search.cv_results_["params"]] for search in (small, large)]
+    assert len(alphas[0]) == 10 and alphas[0][0] > 0
+    assert_allclose(np.array(alphas[1]), 1e6 * np.array(alphas[0]))
+
+
+@pytest.mark.parametrize("make", [da.from_array, lambda X: X.astype(np.float32)])
+def test_containers(data, y, make):
+    search = KernelRidgeCV(ALPHAS, cv=3, **TIGHT).fit(make(data.X), y)
+    plain = KernelRidgeCV(ALPHAS, cv=3, **TIGHT).fit(data.X, y)
+    assert_allclose(scores_of(search), scores_of(plain), rtol=1e-4)
+
+
+def test_a_step_of_a_pipeline(data, y):
+    pipe = make_pipeline(StandardScaler(), KernelRidgeCV(ALPHAS, cv=3)).fit(data.X, y)
+    assert pipe.score(data.X, y) > 0.5 and pipe[-1].alpha_ in ALPHAS
+
+
+def test_without_refit(data, y):
+    search = KernelRidgeCV(ALPHAS, cv=3, refit=False).fit(data.X, y)
+    assert search.alpha_ in ALPHAS and not hasattr(search, "dual_coef_")
+    with pytest.raises(Exception, match="not fitted"):
+        search.predict(data.X)
+
+
+def test_predictions_of_rows_that_were_left_out(data):
+    search = KernelRidgeCV(ALPHAS, cv=TimeSeriesSplit(3), store_cv_predictions=True, **TIGHT).fit(data.X, data.y)
+    folds = list(TimeSeriesSplit(3).split(data.X))
+    found = search.cv_predictions_
+    assert np.isnan(found[: folds[0][1][0]]).all()
+    expected = naive_predictions(data.X, data.y, folds, search.alpha_, kernel="rbf")
+    assert_allclose(found[folds[0][1][0] :], np.vstack(expected), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_on_workers(data, y, ambient_workers, solver):
+    search = KernelRidgeCV(ALPHAS, cv=3, solver=solver, tile=50, **TIGHT).fit(data.X, y)
+    assert search.selection_plan_.plan.execution == "dask"
+    folds = list(KFold(3).split(data.X))
+    assert_allclose(scores_of(search), naive_scores(data.X, y, folds, ALPHAS, kernel="rbf"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_a_store_is_resumed(data, y, tmp_path, solver):
+    settings = {"cv": 3, "solver": solver, "store": str(tmp_path / "run")} | TIGHT
+    first = KernelRidgeCV(ALPHAS, **settings).fit(data.X, y)
+    again = KernelRidgeCV(ALPHAS, **settings).fit(data.X, y)
+    assert_allclose(scores_of(again), scores_of(first), rtol=1e-9)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["fit", "kernel-0"]
+    with pytest.raises(Exception, match="(?i)another|other|differ"):
+        KernelRidgeCV(ALPHAS, **(settings | {"cv": 4})).fit(data.X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alphas": []}, "alphas has shape"),
+        ({"alphas": [-1.0]}, "alphas is .*>= 0"),
+        ({"alphas": "many"}, "alphas is 'many'; expected numbers"),
+        ({"cv": 1}, "cv is 1; expected a number of folds of at least 2"),
+        ({"cv": 500}, "cv is 500.*n_samples=211.*at most as many folds as rows"),
+        ({"cv": "kfold"}, "cv is 'kfold'; expected"),
+        ({"cv": [([], [1, 2])]}, "fold 0.*no training rows"),
+        ({"cv": [([1, 2], [])]}, "fold 0.*no test rows"),
+        ({"cv": [([1, 2], [300])]}, "fold 0.*test row 300, and X has 211 rows"),
+        ({"cv": [([1, 1], [3])]}, "fold 0.*training row twice"),
+        ({"cv": [([0.5], [3])]}, "fold 0.*expected row numbers"),
+        ({"cv": GroupKFold(3)}, "cv=.*cannot split 211 rows.*groups"),
+        ({"scoring": "accuracies"}, "scoring is 'accuracies'; expected"),
+        ({"scoring": "roc_auc"}, "scoring='roc_auc' needs .*expected a score of predictions"),
+        ({"cv_tol": 2.0}, "tol is 2.0"),
+        ({"gamma": []}, "gamma is an empty list"),
+        ({"gamma": [0.1, -1.0]}, "gamma"),
+        ({"cv": "loo", "solver": "cg"}, "leave-one-out takes a Cholesky factor.*cv=5"),
+        ({"cv": TimeSeriesSplit(3), "solver": "cholesky"}, "folds that do not train on exactly the rows.*'cg'"),
+    ],
+)
+def test_bad_input(data, y, change, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidgeCV(**change).fit(data.X, y)
+
+
+def test_folds_without_weight(data, y):
+    weights = np.ones(211)
+    weights[:80] = 0.0
+    with pytest.raises(InputError, match=r"fold 0 .*holds out no row of positive sample_weight"):
+        KernelRidgeCV(cv=3).fit(data.X, y, sample_weight=weights)
+
+
+def test_lambda_of_zero_on_equal_rows_is_named(data, y):
+    X = data.X.copy()
+    X[137] = X[60]
+    with pytest.raises(NotPositiveDefiniteError, match="alpha = 0"):
+        KernelRidgeCV([1.0, 0.0], gamma=3.0, solver="cholesky", cv=3).fit(X, y)
+
+
+@pytest.mark.parametrize("tile", [None, 50])
+def test_scores_of_a_system_that_is_ill_conditioned_are_left_out(data, y, tile):
+    X = data.X.copy()
+    X[100] = X[3]  # rounding leaves a pivot of 1e-16 there
+    settings = {"gamma": 3.0, "solver": "cholesky", "cv": 3, "tile": tile}
+    with pytest.warns(ConvergenceWarning, match="scores of alpha = 0 are left out: the true residual"):
+        search = KernelRidgeCV([1.0, 0.0], **settings).fit(X, y)
+    assert search.alpha_ == 1.0 and np.isnan(search.cv_results_["mean_test_score"][1])
+    assert search.cv_results_["residual"][0] < 1e-12 < search.cv_results_["residual"][1]
+
+
+def test_too_few_iterations_are_said(data, y):
+    with pytest.warns(ConvergenceWarning, match=r"scores of alpha = .* true relative residual of"):
+        KernelRidgeCV([1e-6], solver=ConjugateGradient(preconditioner=None, max_iter=3), refit=False).fit(data.X, y)
+
+
+def test_too_little_memory(data, y):
+    with pytest.raises(MemoryLimitError, match="memory"):
+        KernelRidgeCV(memory_limit="1MiB").fit(data.X, y)
+
+
+def test_the_plan_explains_itself(data, y):
+    search = KernelRidgeCV(ALPHAS, cv=3).fit(data.X, y)
+    text = str(search.selection_plan_)
+    assert "3 folds" in text and "3 λ" in text and "because" in text and "rejected" in text
+    assert_array_equal(search.cv_results_["stopped"], False)
+
+
+@parametrize_with_checks([KernelRidgeCV(cv=3), KernelRidgeCV(cv="loo"), KernelRidgeCV(kernel="linear", cv=3)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)

@@ -1,0 +1,74 @@
+"""Which way to held-out predictions a plan takes."""
+
+from dataclasses import replace
+
+import pytest
+
+import dkrr
+from dkrr.errors import InputError
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.solvers import Cholesky, ConjugateGradient
+
+
+def selection(**settings):
+    return dkrr.plan(**({"n": 20_000, "d": 16, "kernel": "rbf", "alphas": 10, "cv": 5} | settings))
+
+
+def test_many_rows_take_one_run():
+    found = selection(n=100_000)
+    assert isinstance(found, SelectionPlan) and found.method == "sweep" and found.n_alphas == 10
+    assert found.peak_bytes == found.plan.peak_bytes and found.plan.chosen.solver == "cg"
+    assert "all 5 folds × 10 λ in one run" in str(found)
+    assert found.to_dict()["folds"]["n_folds"] == 5
+
+
+def test_leave_one_out_takes_factors():
+    one = dkrr.plan(n=8000, d=16, kernel="rbf", solver="cholesky")
+    found = selection(n=8000, cv="loo", alphas=3)
+    assert found.method == "factors"
+    assert 3 * one.seconds < found.seconds < 3 * 3.5 * one.seconds
+
+
+def test_features_take_sums():
+    assert selection(n=10**6, d=50, kernel="linear").method == "primal"
+
+
+def test_requested_solvers():
+    assert selection(n=2000, solver="cg").method == "sweep"
+    assert selection(n=2000, solver="cholesky").method == "factors"
+    with pytest.raises(InputError, match="leave-one-out takes a Cholesky factor"):
+        selection(solver="cg", cv="loo")
+
+
+def test_folds_that_do_not_train_on_the_rest():
+    problem = selection().plan.problem
+    resources = selection().plan.resources
+    base = replace(problem, n_folds=1, solver=None, alphas=(0.1, 1.0))
+    sizes = FoldSizes(3, train_on_the_rest=False)
+    assert plan_selection(base, sizes, resources).method == "sweep"
+    with pytest.raises(InputError, match="'cg'"):
+        plan_selection(replace(base, solver=Cholesky()), sizes, resources)
+
+
+def test_targets_wait_where_memory_is_short():
+    wide = selection(n=20_000, n_targets=100, memory_limit="2GiB", solver="cg")
+    assert wide.plan.problem.n_targets < 100
+    problem = replace(wide.plan.problem, n_targets=100, n_folds=1, solver=ConjugateGradient())
+    few = FoldSizes(2, targets_together=True)
+    together = plan_selection(replace(problem, alphas=(1.0,)), few, replace(wide.plan.resources))
+    assert together.plan.problem.n_targets == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cv": 1}, "cv is 1; expected a number of folds of at least 2"),
+        ({"cv": "all"}, "cv is 'all'; expected"),
+        ({"alphas": 0}, "alphas is 0; expected"),
+        ({"alphas": [-1.0]}, "alphas is .*>= 0"),
+        ({"loss": "logistic"}, "alphas or cv is given with loss='logistic'"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(InputError, match=message):
+        selection(**change)

@@ -1,0 +1,32 @@
+"""One fit after another: what a selection has to find."""
+
+import numpy as np
+
+from dkrr import KernelRidge
+
+
+def naive_predictions(X, Y, folds, alpha, weights=None, **settings):
+    """Held-out predictions of every fold by a fit of its own, of shape (k, t) each; folds are pairs of row numbers."""
+    found = []
+    for train, test in folds:
+        w = None if weights is None else weights[train]
+        model = KernelRidge(alpha=alpha, solver="cholesky", **settings).fit(X[train], Y[train], sample_weight=w)
+        found.append(model.predict(X[test]))
+    return found
+
+
+def naive_scores(X, Y, folds, alphas, weights=None, **settings):
+    """Negative weighted mean squared errors, of shape (n_alphas, n_folds)."""
+    scores = np.empty((len(alphas), len(folds)))
+    for a, alpha in enumerate(alphas):
+        predictions = naive_predictions(X, Y, folds, alpha, weights, **settings)
+        for k, ((_, test), values) in enumerate(zip(folds, predictions, strict=True)):
+            squares = (Y[test] - values).reshape(len(test), -1) ** 2
+            scores[a, k] = -np.average(squares.mean(axis=1), weights=None if weights is None else weights[test])
+    return scores
+
+
+def leave_one_out(n):
+    """Pairs of row numbers."""
+    rows = np.arange(n)
+    return [(np.delete(rows, i), rows[i : i + 1]) for i in rows]

@@ -1,0 +1,202 @@
+"""Standard deviations, likelihood and leave-one-out residuals against scikit-learn's Gaussian process and n fits."""
+
+import pickle
+from contextlib import suppress
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import kernels as sk_kernels
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
+from sklearn.model_selection import KFold, ShuffleSplit
+
+import dkrr
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError, NotFiniteError
+from dkrr.kernels import RBF
+from tests.selection.naive import leave_one_out, naive_predictions
+
+ALPHA, LENGTH = 0.3, 1.7
+GAMMA = 0.5 / LENGTH**2
+
+
+def dense_posterior(kernel, X, y, w, alpha, X_new, fit_intercept):
+    """Mean, variance for s = 1, s² and the logarithm of the (restricted) likelihood, by dense formulas."""
+    keep = w > 0
+    X, y, w = X[keep], y[keep], w[keep]
+    A = kernel(X) + alpha * np.diag(1 / w)
+    k, prior, n = kernel(X, X_new), np.diag(kernel(X_new)), len(y)
+    inverse = np.linalg.inv(A)
+    P, more, degrees, constant = inverse, 0.0, n, 0.0
+    if fit_intercept:
+        v = inverse.sum(axis=1)
+        P = inverse - np.outer(v, v) / v.sum()
+        more, degrees, constant = (1 - v @ k) ** 2 / v.sum(), n - 1, np.log(v.sum())
+    variance = prior - np.einsum("ij,ij->j", k, inverse @ k) + more
+    s2 = y @ P @ y / degrees
+    log_det = np.linalg.slogdet(A)[1] + constant
+    return variance, s2, -0.5 * degrees * (1 + np.log(2 * np.pi * s2)) - 0.5 * log_det
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"tile": 40}], ids=str)
+def test_as_scikit_learn(data, settings):
+    y = data.y[:, 0]
+    model = KernelRidge(alpha=ALPHA, kernel="rbf", gamma=GAMMA, **settings).fit(data.X, y)
+    peer = GaussianProcessRegressor(sk_kernels.RBF(LENGTH), alpha=ALPHA, optimizer=None).fit(data.X, y)
+    mean, std = model.predict(data.X_new, return_std=True, scale=1.0)
+    expected_mean, expected = peer.predict(data.X_new, return_std=True)
+    assert_allclose(mean, expected_mean, rtol=1e-6)
+    assert_allclose(std, expected, rtol=1e-9)
+    s2 = float((model.predict(data.X_new, return_std=True)[1][0] / std[0]) ** 2)
+    scaled = GaussianProcessRegressor(ConstantKernel(s2) * sk_kernels.RBF(LENGTH), alpha=s2 * ALPHA, optimizer=None)
+    likelihood = scaled.fit(data.X, y).log_marginal_likelihood()
+    assert model.log_marginal_likelihood_ == pytest.approx(likelihood, rel=1e-10)
+    for other in (0.9 * s2, 1.1 * s2):
+        worse = GaussianProcessRegressor(
+            ConstantKernel(other) * sk_kernels.RBF(LENGTH), alpha=other * ALPHA, optimizer=None
+        )
+        assert worse.fit(data.X, y).log_marginal_likelihood() < likelihood
+
+
+def test_primal_as_scikit_learn(data):
+    y = data.y[:, 1]
+    model = KernelRidge(alpha=ALPHA, kernel="linear").fit(data.X, y)
+    assert model.plan_.form == "primal"
+    peer = GaussianProcessRegressor(DotProduct(1e-9), alpha=ALPHA, optimizer=None).fit(data.X, y)
+    assert_allclose(model.predict(data.X_new, True, 1.0)[1], peer.predict(data.X_new, return_std=True)[1], rtol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [RBF(gamma=GAMMA), "linear"], ids=str)
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_as_dense_formulas(data, kernel, fit_intercept, weighted):
+    weights = data.weights if weighted else None
+    w = np.ones(211) if weights is None else weights
+    model = KernelRidge(alpha=[ALPHA, ALPHA, 2.0], kernel=kernel, fit_intercept=fit_intercept)
+    model.fit(data.X, data.y, sample_weight=weights)
+    _, std = model.predict(data.X_new, return_std=True)
+    likelihoods = model.log_marginal_likelihood_
+    function = RBF(gamma=GAMMA) if kernel != "linear" else dkrr.kernels.Linear()
+    for j, alpha in enumerate([ALPHA, ALPHA, 2.0]):
+        variance, s2, likelihood = dense_posterior(function, data.X, data.y[:, j], w, alpha, data.X_new, fit_intercept)
+        assert_allclose(std[:, j], np.sqrt(s2 * variance), rtol=1e-7)
+        assert likelihoods[j] == pytest.approx(likelihood, rel=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_residuals_of_models_without_the_row(data, kernel, fit_intercept):
+    X, Y, weights = data.X[:50], data.y[:50], data.weights[:50]
+    settings = {"kernel": kernel, "fit_intercept": fit_intercept}
+    model = KernelRidge(alpha=ALPHA, **settings).fit(X, Y, sample_weight=weights)
+    expected = Y - np.vstack(naive_predictions(X, Y, leave_one_out(50), ALPHA, weights, **settings))
+    assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_wrong_target_stands_out(data):
+    y = np.sin(data.X[:, 0])
+    y[77] += 2.0
+    assert np.argmax(np.abs(KernelRidge(alpha=0.1, kernel="rbf").fit(data.X, y).loo_residuals_)) == 77
+
+
+@pytest.mark.parametrize("make", [da.from_array, lambda X: X.astype(np.float32), lambda X: X.tolist()])
+def test_containers_and_blocks(data, make, monkeypatch):
+    model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y)
+    _, expected = model.predict(data.X_new, return_std=True)
+    monkeypatch.setattr("dkrr.posterior.CROSS_BYTES", 8 * 211 * 5)
+    mean, std = model.predict(make(data.X_new), return_std=True)
+    assert std.shape == np.asarray(mean).shape == (37, 3)
+    assert_allclose(std, expected, rtol=1e-5)
+
+
+def test_far_from_the_data_it_is_that_of_the_process(data):
+    model = KernelRidge(alpha=ALPHA, kernel="rbf", gamma=1.0).fit(data.X, data.y[:, 0])
+    _, std = model.predict(np.full((1, 5), 100.0), return_std=True, scale=4.0)
+    assert std == pytest.approx([2.0])
+    _, near = model.predict(data.X[:20], return_std=True, scale=4.0)
+    assert (near < 2.0).all() and (near > 0).all()
+
+
+def test_a_new_fit_and_copies(data, tmp_path):
+    model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y[:, 0])
+    before = model.predict(data.X_new, return_std=True)[1]
+    copy = pickle.loads(pickle.dumps(model))
+    assert_allclose(copy.predict(data.X_new, return_std=True)[1], before)
+    model.fit(data.X[:100], data.y[:100, 0])
+    assert (model.predict(data.X_new, return_std=True, scale=1.0)[1] > 0).all()
+    assert not np.allclose(model.predict(data.X_new, return_std=True)[1], before)
+    dkrr.save(model, str(tmp_path / "model.zarr"))
+    loaded = dkrr.load(str(tmp_path / "model.zarr"))
+    with pytest.raises(InputError, match=r"the model was loaded.*call fit"):
+        loaded.predict(data.X_new, return_std=True)
+
+
+def test_of_the_chosen_model(data):
+    y = data.y[:, 0]
+    search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, y)
+    plain = KernelRidge(alpha=search.alpha_, kernel="rbf").fit(data.X, y)
+    for found, expected in zip(search.predict(data.X_new, True), plain.predict(data.X_new, True), strict=True):
+        assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_intervals_are_those_of_separate_fits(data, kernel, fit_intercept):
+    settings, weights = {"kernel": kernel, "fit_intercept": fit_intercept}, data.weights
+    model = KernelRidge(alpha=ALPHA, **settings).fit(data.X, data.y, sample_weight=weights)
+    lower, upper = model.predict_interval(data.X_new, 0.8, cv=KFold(4, shuffle=True, random_state=0))
+    below, above = [], []
+    for train, test in KFold(4, shuffle=True, random_state=0).split(data.X):
+        one = KernelRidge(alpha=ALPHA, solver="cholesky", **settings)
+        one.fit(data.X[train], data.y[train], sample_weight=weights[train])
+        errors = np.abs(data.y[test] - one.predict(data.X[test]))[weights[test] > 0]
+        below.append(one.predict(data.X_new) - errors[:, None])
+        above.append(one.predict(data.X_new) + errors[:, None])
+    below, above = np.vstack(below), np.vstack(above)
+    n = len(below)
+    assert_allclose(lower, np.sort(below, axis=0)[int(np.floor(0.2 * (n + 1))) - 1], rtol=1e-6, atol=1e-8)
+    assert_allclose(upper, np.sort(above, axis=0)[int(np.ceil(0.8 * (n + 1))) - 1], rtol=1e-6, atol=1e-8)
+
+
+def test_intervals_hold_new_targets():
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-3, 3, (1200, 1))
+    y = np.sin(X[:, 0]) + (0.1 + 0.3 * (X[:, 0] > 0)) * rng.standard_t(4, 1200)
+    search = KernelRidgeCV(np.geomspace(1e-3, 10, 6), gamma=1.0, cv=5).fit(X[:400], y[:400])
+    for coverage in (0.5, 0.9):
+        lower, upper = search.predict_interval(X[400:], coverage)
+        assert np.mean((lower <= y[400:]) & (y[400:] <= upper)) == pytest.approx(coverage, abs=0.05)
+    wide = search.predict_interval(X[:3], 0.999)
+    assert np.isinf(wide[0]).all() and np.isinf(wide[1]).all(), "400 rows say nothing of one in a thousand"
+
+
+def test_folds_of_intervals(data):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y[:, 0])
+    with pytest.raises(InputError, match="cv=.*does not hold out every row once.*cv=10"):
+        model.predict_interval(data.X_new, cv=ShuffleSplit(3))
+    with pytest.raises(InputError, match="coverage is 90; expected a probability"):
+        model.predict_interval(data.X_new, 90)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, "one"])
+def test_bad_scales(data, scale):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y[:, 0])
+    with pytest.raises(InputError, match="scale is .*expected a finite number > 0"):
+        model.predict(data.X_new, return_std=True, scale=scale)
+
+
+def test_precomputed_has_no_variance(data):
+    K = RBF(gamma=0.2)(data.X)
+    model = KernelRidge(kernel="precomputed").fit(K, data.y[:, 0])
+    with pytest.raises(InputError, match="precomputed"):
+        model.predict(K, return_std=True)
+
+
+@pytest.mark.parametrize("alpha", [1e-13, 1e-9, 1e-3])
+def test_never_negative(data, alpha):
+    X = np.repeat(data.X[:40], 3, axis=0)
+    model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
+    with suppress(NotFiniteError):
+        assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()
