@@ -226,6 +226,6 @@ def _check_classes(folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any],
         missing = np.setdiff1d(codes[counting], codes[train][counting[train]])
         if len(missing):
             raise InputError(
-                f"fold {f} (counted from 0) has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of "
-                f"every class in every fold: use fewer folds, or StratifiedKFold"
+                f"fold {f} (counted from 0) has no training row of class {classes.tolist()[missing[0]]!r}; expected "
+                f"rows of every class in every fold: use fewer folds, or StratifiedKFold"
             )

@@ -175,8 +175,9 @@ class Iterative(Strategy):
         """Time of one product, and from a rank to the time that one more pivot costs there (dual form)."""
         p, products, slots = problem, self.tile_products, self.place.slots
         way = GramIteration(p, Systems.of_ridge(p), resources, self.place, self.rank)
-        product = way.pass_seconds(products.precision, p.n_right_sides, products.kept_fraction(slots))
-        apply = partial_apply_seconds(p.n, 1, p.n_right_sides, slots, products.precision)
+        m = p.n_right_sides * p.n_folds
+        product = way.pass_seconds(products.precision, m, products.kept_fraction(slots))
+        apply = partial_apply_seconds(p.n, 1, m, slots, products.precision)
 
         def pivot_seconds(rank: int) -> float:
             step = max(1, rank // 50)

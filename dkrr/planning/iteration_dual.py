@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from dkrr.cost import Stage
+from dkrr.linalg.fold_preconditioner import bases_cost
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivot_stopping import SPREAD
 from dkrr.linalg.pivoted_cholesky import (
@@ -93,8 +94,11 @@ def dual_iterations_expected(p: Problem, systems: Systems, rank: int) -> int:
 
 
 def factor_seconds(p: Problem, resources: Resources, slots: int, rank: int) -> float:
-    """Time to build the preconditioner's factor and the small matrix that belongs to it."""
-    return resources.rates.seconds(partial_factor_cost(p.n, rank, p.entry(resources.rates), slots))
+    """Time to build the preconditioner's factor and the small matrix, or the bases of folds, that belong to it."""
+    seconds = resources.rates.seconds(partial_factor_cost(p.n, rank, p.entry(resources.rates), slots))
+    if p.n_folds > 1:
+        seconds += resources.rates.seconds(bases_cost(rank, p.n_folds)) / min(resources.local_threads, p.n_folds)
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -226,12 +230,16 @@ class GramIteration:
 
     def _iterating(self, products: TileProducts, peak_bytes: int) -> Stage:
         """All iterations, and products in float64 for true residuals."""
-        p, place, m, slots = self.problem, self.place, self.systems.n_columns, self.place.slots
+        p, place, m, slots = self.problem, self.place, self.systems.n_active, self.place.slots
         iterations, n_products = self.counts(products.precision)
         kept = products.kept_fraction(slots)
         one = self.pass_seconds(products.precision, m, kept)
         one = (one + SECONDS_PER_TILE * (1.0 - kept) * products.all_tiles) / slots
-        check = self.pass_seconds("float64", m, 0.0) / slots if products.precision == "float32" else one
+        check = (
+            self.pass_seconds("float64", self.systems.n_columns, 0.0) / slots
+            if products.precision == "float32"
+            else one
+        )
         apply = partial_apply_seconds(p.n, self.rank, m, slots, products.precision)
         trips = self._trip_seconds(products) if place.execution == "dask" else 0.0
         seconds, x_read = iterations * (one + apply + trips) + n_products * check, 0.0

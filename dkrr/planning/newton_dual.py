@@ -63,6 +63,7 @@ def _systems(p: Problem, shift: float) -> Systems:
         n_right_sides=1,
         n_stored=1,
         n_columns=p.n_targets,
+        n_active=p.n_targets,
         shift=shift,
         tol=INNER_TOL,
         n_steps=p.n_steps,

@@ -21,8 +21,6 @@ Method = Literal["sweep", "factors", "primal", "refits"]
 
 MAX_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
-BASIS_FLOPS = 20.0
-"""Operations of the basis of one training set over r³, by decompositions at about a third of the rate of products."""
 NOT_THE_REST = (
     "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
     "gradient solves for them"
@@ -211,9 +209,7 @@ def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator
             width = max(least, width // 2)
     if not isinstance(plan.chosen, Iterative):
         return
-    threads = resources.local_threads
-    bases = Cost(gemm_flops=BASIS_FLOPS * sizes.n_folds * float(plan.chosen.rank) ** 3)
-    seconds = ceil(t / width) * plan.seconds + resources.rates.seconds(bases) / threads
+    seconds = ceil(t / width) * plan.seconds
     reasons = ["products with K serve all folds and all λ, and hold the predictions of the rows that are left out"]
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)

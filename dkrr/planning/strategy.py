@@ -3,8 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log
-from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
@@ -16,8 +14,8 @@ Settings = Cholesky | ConjugateGradient | None
 
 SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
-TINY = 1e-300
-"""What stands for λ = 0 in a mean of logarithms."""
+ACTIVE_ALPHAS = 2
+"""Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
 NOT_ENOUGH_MEMORY = "needs more memory than allowed"
 
 
@@ -56,6 +54,8 @@ class Systems:
     """Products in float64 besides the iterations; 0: what conjugate gradient computes true residuals for."""
     n_vectors: int = 12
     """Arrays as long as the columns, in the calling process."""
+    n_active: int = 1
+    """Number of columns on which conjugate gradient works on average."""
     n_curvatures: int = 0
     """Number of columns with a diagonal of their own, and so with a small matrix of their own in the preconditioner."""
 
@@ -67,9 +67,11 @@ class Systems:
             n_right_sides=p.n_right_sides,
             n_stored=len(p.alphas) if p.keeps_store else 1,
             n_columns=p.n_right_sides * len(p.alphas) * p.n_folds,
-            # Most folds end before the smallest λ; see dkrr.selection.sweep.
-            shift=min(p.alphas) if p.n_folds == 1 else exp(fmean(log(max(a, TINY)) for a in p.alphas)),
+            shift=min(p.alphas),
             tol=p.tol,
+            # Columns of large λ end soon.
+            n_active=p.n_right_sides
+            * (len(p.alphas) if p.n_folds == 1 else min(ACTIVE_ALPHAS, len(p.alphas)) * p.n_folds),
             n_curvatures=0 if p.n_folds == 1 else 2 * p.n_folds,
         )
 

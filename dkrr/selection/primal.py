@@ -97,7 +97,7 @@ class PrimalFolds:
             coefs.append(np.hstack([self._solve(one, float(alpha))[1] for alpha in alphas]))
         squares = np.zeros((len(folds), n_alphas * t))
         totals = np.zeros(len(folds))
-        kept = [] if sheet.is_squared_error else [np.empty((len(rows), n_alphas * t)) for rows in folds.test]
+        kept = [] if sheet.takes_squares else [np.empty((len(rows), n_alphas * t)) for rows in folds.test]
         for where, features in feature_blocks(self._data):
             for f, rows in enumerate(folds.test):
                 first, stop = np.searchsorted(rows, where.start), np.searchsorted(rows, where.stop)
@@ -125,7 +125,7 @@ class PrimalFolds:
         data, t = self._data, self._data.targets.shape[1]
         solved = [self._solve(sums, float(alpha)) for alpha in alphas]
         squares, total = np.zeros((len(alphas), t)), 0.0
-        kept = [] if sheet.is_squared_error else [np.empty((data.n, t)) for _ in alphas]
+        kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
         for where, features in feature_blocks(self._data):
             weights = np.ones(len(features)) if data.weights is None else data.weights[where]
             total += weights.sum()

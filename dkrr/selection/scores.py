@@ -90,8 +90,13 @@ class ScoreSheet:
 
     @property
     def is_squared_error(self) -> bool:
-        """Whether sums of squares over the rows of a fold make up its score."""
-        return self._score is negative_squared_error and self._kept is None
+        """Whether scores are negative mean squared errors."""
+        return self._score is negative_squared_error
+
+    @property
+    def takes_squares(self) -> bool:
+        """Whether sums of squares over the rows of a fold are enough."""
+        return self.is_squared_error and self._kept is None
 
     def take_squares(self, a: int, fold: int, squares: Array, total: float) -> None:
         """Enter the score of a fold's rows from their weighted sums of squared errors, (t,), and the sum of weights."""

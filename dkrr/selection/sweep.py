@@ -16,7 +16,7 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.linalg.fold_preconditioner import FoldLowRank
-from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.operator import column_norms, column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Iterative, Plan
@@ -31,6 +31,12 @@ Numbers = NDArray[np.intp]
 
 RISES = 2
 """Times in a row that scores must become worse, from one λ to the next smaller one, before the rest is given up."""
+EARLY_RESIDUAL = 0.1
+"""Relative residual from which on a mean squared error is known well enough to be compared."""
+STOPPED_RESIDUAL = 1e-2
+"""Largest true residual with which λ that were given up still have scores."""
+ERROR_OF_RESIDUAL = 0.6
+"""Bound of its relative error over the relative residual (measured: 0.3 at 1e-1, 0.15 at 1e-2, 0.2 at 1e-3)."""
 
 
 class FoldSweep:
@@ -85,6 +91,10 @@ class FoldSweep:
         first = (a * len(self.folds) + fold) * self.width
         return slice(first, first + self.width)
 
+    def columns_of(self, a: int) -> slice:
+        """Columns of a λ."""
+        return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
+
     def right_sides(self) -> Array:
         """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
         each = [self._right * self._scales[:, [f]] for f in range(len(self.folds))]
@@ -124,10 +134,10 @@ class FoldSweep:
             for f in range(len(self.folds)):
                 where = self.columns(a, f)
                 self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
-                if a >= self.n_kept:
-                    continue
                 reached = float(outcome.residuals[where].max())
                 self._report.residuals[a, f] = np.fmax(self._report.residuals[a, f], reached)
+                if a >= self.n_kept and outcome.residuals[self.columns_of(a)].max() > STOPPED_RESIDUAL:
+                    continue
                 rows = self.folds.test[f]
                 held_out = self.predictions(products[rows, where], self._scales[:, f] @ outcome.x[:, where])
                 self._sheet.take(a, f, held_out, self._targets)
@@ -146,6 +156,11 @@ class FoldSweep:
         """Scores of predictions of a fold's rows, of shape (k, t')."""
         return self._sheet.score(fold, predictions, self._targets)
 
+    @property
+    def is_squared_error(self) -> bool:
+        """Whether scores are mean squared errors."""
+        return self._sheet.is_squared_error
+
     def count(self, columns: Numbers) -> None:
         """Count a step of some columns."""
         self._n_steps += 1
@@ -163,7 +178,11 @@ class _Race:
         self._n_alphas, self._n_folds, self._width = len(sweep.alphas), len(sweep.folds), sweep.width
         self._sums = np.zeros(len(sweep.shift))
         self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in sweep.folds.test]
-        self._scores: list[Array] = []
+        self._norms = column_norms(iteration.right_sides / sweep.sizes)
+        self._norms[self._norms == 0] = 1.0
+        self._scores: dict[int, Array] = {}
+        self._residuals: dict[int, float] = {}
+        self._worse_from = self._n_alphas
 
     def begin(self, state: State | None) -> None:
         """Take what an earlier run has done, and watch the iterations."""
@@ -198,22 +217,48 @@ class _Race:
             self._held_out[f][:, places] += step[here] * product[np.ix_(self._sweep.folds.test[f], here)]
 
     def _end_lost(self, state: State) -> None:
+        """End the columns of λ that have lost."""
         cycle = state.cycle
         assert cycle is not None
-        is_open = np.zeros(len(self._sweep.shift), bool)
-        is_open[cycle.columns] = np.linalg.norm(cycle.residual, axis=0) > cycle.goal
-        first_open = int(np.argmax(is_open)) // (self._n_folds * self._width) if is_open.any() else self._n_alphas
-        while len(self._scores) < first_open:
-            self._scores.append(self._score(len(self._scores)))
-        n = len(self._scores)
-        if n <= RISES or n >= self._sweep.n_kept or not self._has_risen():
+        reached = np.zeros(len(self._sweep.shift))
+        norms = np.linalg.norm(cycle.residual, axis=0)
+        reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
+        worst = reached.reshape(self._n_alphas, -1).max(axis=1)
+        for a in range(self._sweep.n_kept):
+            # Early scores are bounded for squared errors only.
+            if worst[a] > (EARLY_RESIDUAL if self._sweep.is_squared_error else 0.0):
+                break
+            if a not in self._scores or worst[a] <= 0.5 * self._residuals[a] or worst[a] == 0.0 < self._residuals[a]:
+                self._scores[a], self._residuals[a] = self._score(a), worst[a]
+            if a >= RISES and all(self._is_worse(k) for k in range(a - RISES + 1, a + 1)):
+                self._end_from(a if worst[a] > 0 else a + 1, state)
+                self._worse_from = a - RISES + 1
+                break
+        # Of those that are worse already, the scores need not be better known than to a percent.
+        while self._sweep.n_kept > self._worse_from and worst[self._sweep.n_kept - 1] <= STOPPED_RESIDUAL:
+            if worst[self._sweep.n_kept - 1] == 0:
+                break
+            self._end_from(self._sweep.n_kept - 1, state)
+
+    def _end_from(self, first: int, state: State) -> None:
+        """End all λ from the number of one on."""
+        if first >= self._sweep.n_kept:
             return
-        self._sweep.n_kept = n
-        first = n * self._n_folds * self._width
-        cycle.goal[cycle.columns >= first] = np.inf
+        assert state.cycle is not None
+        self._sweep.n_kept = first
+        column = first * self._n_folds * self._width
+        state.cycle.goal[state.cycle.columns >= column] = np.inf
         tol = np.array(self._iteration.tol)
-        tol[first:] = np.inf
+        tol[column:] = np.inf
         self._iteration.tol = tol
+
+    def _is_worse(self, a: int) -> bool:
+        """Whether the score of a λ is surely worse than that of the next larger one, for every target."""
+        here, before = (self._scores[k] + sign * self._margin(k) for k, sign in ((a, 1.0), (a - 1, -1.0)))
+        return bool((here < before).all())
+
+    def _margin(self, a: int) -> Array:
+        return ERROR_OF_RESIDUAL * self._residuals[a] * np.abs(self._scores[a])
 
     def _score(self, a: int) -> Array:
         """Mean scores of a λ, of shape (t' or 1,)."""
@@ -223,11 +268,6 @@ class _Race:
             part = self._held_out[f][:, a * self._width : (a + 1) * self._width] * sweep.sizes[where]
             each.append(sweep.score(f, sweep.predictions(part, self._sums[where] * sweep.sizes[where])))
         return np.asarray(np.mean(each, axis=0))
-
-    def _has_risen(self) -> bool:
-        """Whether the scores of every target have become worse the last few times."""
-        last = np.array(self._scores[-RISES - 1 :])
-        return bool((last[1:] < last[:-1]).all())
 
 
 def sweep(
@@ -261,10 +301,10 @@ def sweep(
         if isinstance(preconditioner, FoldLowRank):
             preconditioner = preconditioner.for_columns(run.sets, run.shift)  # the last run may have fewer
         run.run(plan, context, preconditioner)
-    if sheet.per_target:
-        report.stopped[:] = np.isnan(sheet.values).all(axis=(1, 2))
-    else:
-        sheet.values[report.stopped] = np.nan  # some targets may have gone on
+    if len(runs) > 1:  # some targets may have gone on
+        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2))
+        if not sheet.per_target:
+            sheet.values[report.stopped] = np.nan
 
 
 def target_batches(n_targets: int, width: int) -> Iterator[slice]:
@@ -279,12 +319,6 @@ def _preconditioner(
     if matrix.rank_limit == 0:
         return Identity()
     # Pivots are drawn for all rows: each fold keeps those that it trains on.
-    is_enough = pivot_rule(strategy, plan, middle_of(run.shift), plan.problem.tol)
+    is_enough = pivot_rule(strategy, plan, float(run.shift.min()), plan.problem.tol)
     factor = matrix.partial_factor(data.weights, pivots_of(plan), is_enough)
-    return FoldLowRank(factor, run.sets, run.shift, mixed=matrix.is_mixed)
-
-
-def middle_of(alphas: Array) -> float:
-    """Geometric mean of the positive values of λ; 0 without any."""
-    positive = alphas[alphas > 0]
-    return float(np.exp(np.log(positive).mean())) if len(positive) else 0.0
+    return FoldLowRank(factor, run.sets, run.shift, mixed=matrix.is_mixed, n_threads=plan.resources.local_threads)
