@@ -7,7 +7,7 @@ import click
 import numpy as np
 from matplotlib.figure import Figure
 
-from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.kernels import RBF
 from dkrr.tiles import TileGrid
 
@@ -20,10 +20,10 @@ LAMBDAS = (1e-6, 1e-1, 10.0)
 @click.option("--out", default="docs/images", show_default=True, help="Folder of the pictures.")
 @click.option("--n", default=40, show_default=True, help="Rows of the fits.")
 def main(out: str, n: int) -> None:
-    """Draw the fits in one dimension, a Gram matrix with its tiles, and the probabilities of two rings."""
+    """Draw fits in one dimension, a Gram matrix with its tiles, probabilities of two rings, and errors of a fit."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in (("fits", fits), ("gram", gram), ("rings", rings)):
+    for name, draw in (("fits", fits), ("gram", gram), ("rings", rings), ("errors", errors)):
         path = folder / f"guide-{name}.png"
         draw(n).savefig(path, dpi=120)
         click.echo(path)
@@ -52,6 +52,47 @@ def fits(n: int) -> Figure:
             axes.set_ylim(-2.6, 2.6)
             axes.set_title(f"λ = {alpha:g}, σ = {sigma:g}", fontsize=9, color=INK)
             _plain(axes)
+    return figure
+
+
+def errors(n: int) -> Figure:  # noqa: ARG001
+    """Diabetes after a year over the body mass index: scores over λ, and the model that was chosen with its errors."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True, scaled=False)
+    bmi, whole = X[:, [2]], (X - X.mean(axis=0)) / X.std(axis=0)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    folds = 10
+    search = KernelRidgeCV(
+        np.geomspace(0.03, 300, 13), gamma=[0.003, 0.02, 0.2], cv=folds, fit_intercept=True, race=False
+    )
+    search.fit(whole, y)
+    results = search.cv_results_
+    for gamma, colour in zip((0.003, 0.02, 0.2), (BLUE, ORANGE, GREY), strict=True):
+        here = [k for k, p in enumerate(results["params"]) if p["gamma"] == gamma]
+        alphas = [results["params"][k]["alpha"] for k in here]
+        means, spread = (results[f"{name}_test_score"][here] for name in ("mean", "std"))
+        left.semilogx(alphas, np.sqrt(-means), "o-", color=colour, markersize=3, label=f"γ = {gamma:g}")
+        low, high = np.sqrt(-means - spread / folds**0.5), np.sqrt(-means + spread / folds**0.5)
+        left.fill_between(alphas, low, high, color=colour, alpha=0.12, linewidth=0)
+    best = search.best_index_
+    left.plot(search.alpha_, (-results["mean_test_score"][best]) ** 0.5, "k*", markersize=12)
+    left.set(xlabel="λ", ylabel="error of rows left out (root mean square)", title="ten measurements")
+    left.legend(frameon=False)
+    model = KernelRidge(alpha=0.3, kernel=RBF(gamma=0.01), fit_intercept=True).fit(bmi, y)
+    grid = np.linspace(15, 50, 300)[:, None]
+    mean, std = model.predict(grid, return_std=True)
+    lower, upper = model.predict_interval(grid, coverage=0.9)
+    right.plot(bmi, y, ".", color=GREY, markersize=3)
+    right.plot(grid, mean, color=BLUE)
+    right.fill_between(
+        grid[:, 0], mean - 2 * std, mean + 2 * std, color=BLUE, alpha=0.25, linewidth=0, label="f ± 2 std"
+    )
+    right.plot(grid, lower, "--", color=ORANGE, linewidth=1, label="90 % of new targets (CV+)")
+    right.plot(grid, upper, "--", color=ORANGE, linewidth=1)
+    right.set(xlabel="body mass index", ylabel="progression", title="one of them", ylim=(-60, 400))
+    right.legend(frameon=False, fontsize=8)
     return figure
 
 
