@@ -22,7 +22,7 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.checks import check_finite
-from dkrr.selection import Candidate, Folds, Report, Score, ScoreSheet, Selected, SelectionRequest, select, selected
+from dkrr.selection import Candidate, Folds, Report, Score, ScoreSheet, Selected, SelectionRequest, best_of, select
 
 Array = NDArray[np.float64]
 
@@ -259,7 +259,7 @@ class KernelRidgeCV(RidgeRegressor):
                     sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
             report.seconds = time.perf_counter() - begun
             candidates.append(Candidate(None, sheet, report))
-        self._set_results(selected(candidates, t), grid, alphas, is_vector=y.ndim == 1)
+        self._set_results(best_of(candidates, t), grid, alphas, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         if self.refit:
             last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)

@@ -2,7 +2,7 @@
 
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
-from dkrr.selection.run import Candidate, Selected, SelectionRequest, select, selected
+from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "ScoreSheet",
     "Selected",
     "SelectionRequest",
+    "best_of",
     "negative_squared_error",
     "select",
-    "selected",
 ]

@@ -126,7 +126,7 @@ def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool
     """
     request.folds.check_weights(request.weights)
     candidates = [_scored(request, settings, number, show_progress) for number, settings in enumerate(request.settings)]
-    found = selected(candidates, request.values.shape[1])
+    found = best_of(candidates, request.values.shape[1])
     if not refit:
         return found
     settings = _within_store(request.settings[found.kernel], "fit")
@@ -134,7 +134,7 @@ def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool
     return replace(found, fit=LastFit(last, fit(last, show_progress)))
 
 
-def selected(candidates: Sequence[Candidate], n_targets: int) -> Selected:
+def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:
     """Best kernel and λ by mean score; the kernel is the best for all targets together."""
     kernel, alphas, score = _best(candidates, n_targets)
     return Selected(candidates, kernel, alphas, score, candidates[kernel].sheet.predictions(alphas))
@@ -246,4 +246,5 @@ def _carry_out(
             sweep(one.chosen, data, one, context, folds, alphas, sheet, report, race=request.race)
         else:
             assert isinstance(one.chosen, Direct)
-            score_by_factors(one.chosen, data, context, folds, alphas, sheet, report)
+            data = data.by_folds()
+            score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
