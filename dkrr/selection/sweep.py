@@ -192,14 +192,20 @@ class _Race:
             self._end_lost(state)
             save(state)
 
-        self._iteration.on_iteration = on_iteration
-        if state is None:
-            return
+        self._iteration.on_iteration, self._iteration.on_cycle = on_iteration, self._start_from
+        if state is not None and state.cycle is not None:
+            self._start_from(state)
+
+    def _start_from(self, state: State) -> None:
+        """Take the solutions of the cycles before, whose steps may have made some true residuals no smaller."""
         x = state.x.copy()
         if state.cycle is not None:
             x[:, state.cycle.columns] += state.cycle.correction
-        self._operator.multiply(x)
-        self._add(np.arange(x.shape[1]), np.ones(x.shape[1]), x)
+        products = self._operator.unmasked(x) if x.any() else np.zeros(x.shape)
+        self._sums[:] = (self._sweep.sets.scale() * x).sum(axis=0)
+        for f, rows in enumerate(self._sweep.folds.test):
+            here = self._sweep.sets.of_column == f
+            self._held_out[f][...] = products[np.ix_(rows, np.flatnonzero(here))]
 
     def on_step(self, columns: Numbers, step: Array, direction: Array) -> None:
         """See Iteration."""

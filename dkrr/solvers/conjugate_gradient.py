@@ -70,6 +70,8 @@ class Iteration:
     deflate : ndarray of shape (n,), optional
         A direction that every residual is kept free of: the constant, whose eigenvalue towers above the others.
     progress : Progress
+    on_cycle : callable, optional
+        Called with the State, and a new cycle in it, before its first iteration.
     on_step : callable, optional
         Called with the columns, step lengths and directions of every iteration, right after their product with A.
     on_iteration : callable, optional
@@ -91,6 +93,7 @@ class Iteration:
     mixed: bool = False
     deflate: Array | None = None
     progress: Progress = field(default_factory=Progress)
+    on_cycle: Callable[[State], None] = lambda _: None
     on_step: Callable[[NDArray[np.intp], Array, Array], None] = lambda *_: None
     on_iteration: Callable[[State], None] = lambda _: None
     on_end: Callable[[State], None] = lambda _: None
@@ -194,6 +197,7 @@ class Iteration:
                 if state.iteration >= self.max_iter:
                     return Status.MAX_ITERATIONS
                 state.cycle = self._new_cycle(state, columns)
+                self.on_cycle(state)
             ended = self._iterate(state)
             left = self._end_cycle(state)
             if (self._relative(state.residual) <= self.tol).all():
@@ -221,8 +225,9 @@ class Iteration:
         state.residual = np.where(better, residual, state.residual)
         if better.any():
             self._note_residual(state, float(np.where(better, after, before).max()), is_true=True)
-        wanted = ~(after <= self.tol)[cycle.columns]  # what was ended early says nothing of the precision
-        return float(np.max((after / before)[cycle.columns][wanted], initial=0.0))
+        # Columns that were ended early say nothing of the precision.
+        open_ = cycle.columns[~(after <= self.tol)[cycle.columns]]
+        return float(np.max(after[open_] / before[open_], initial=0.0))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""

@@ -169,12 +169,13 @@ def test_targets_in_several_runs(data, monkeypatch):
     assert_allclose(scores_of(search), scores_of(whole), rtol=1e-8)
 
 
-def test_lambda_that_have_lost_are_stopped(data, y):
+@pytest.mark.parametrize("cv_tol", [1e-3, 1e-6], ids=["one cycle", "several"])
+def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
     rng = np.random.default_rng(1)
     noisy = y + 0.5 * rng.standard_normal(len(y))
     alphas = np.geomspace(1e-9, 100, 12)
-    every = KernelRidgeCV(alphas, solver="cg", race=False).fit(data.X, noisy)
-    raced = KernelRidgeCV(alphas, solver="cg").fit(data.X, noisy)
+    every = KernelRidgeCV(alphas, solver="cg", race=False, cv_tol=cv_tol).fit(data.X, noisy)
+    raced = KernelRidgeCV(alphas, solver="cg", cv_tol=cv_tol).fit(data.X, noisy)
     assert raced.alpha_ == every.alpha_ and raced.best_score_ == pytest.approx(every.best_score_, rel=1e-3)
     stopped = raced.cv_results_["stopped"]
     assert 0 < stopped.sum() < 9 and not every.cv_results_["stopped"].any()
