@@ -350,8 +350,8 @@ def intervals(
     fold_of = np.repeat(np.arange(len(folds)), [int(k.sum()) for k in kept])
     n = len(fold_of)
     # Ranks, counted from 0, among n values and one at infinity.
-    low = math.floor((1.0 - coverage) * (n + 1)) - 1
     high = math.ceil(coverage * (n + 1)) - 1
+    low = n - 1 - high
     height = max(1, min(BLOCK_ROWS, CROSS_BYTES // (8 * n)))
     for columns, one in posteriors:
         models = one.fold_models(folds)

@@ -156,7 +156,7 @@ def test_intervals_are_those_of_separate_fits(data, kernel, fit_intercept):
         above.append(one.predict(data.X_new) + errors[:, None])
     below, above = np.vstack(below), np.vstack(above)
     n = len(below)
-    assert_allclose(lower, np.sort(below, axis=0)[int(np.floor(0.2 * (n + 1))) - 1], rtol=1e-6, atol=1e-8)
+    assert_allclose(lower, np.sort(below, axis=0)[n - int(np.ceil(0.8 * (n + 1)))], rtol=1e-6, atol=1e-8)
     assert_allclose(upper, np.sort(above, axis=0)[int(np.ceil(0.8 * (n + 1))) - 1], rtol=1e-6, atol=1e-8)
 
 

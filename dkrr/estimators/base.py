@@ -158,6 +158,11 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
 
     def _scores(self, X: Any) -> Any:
         """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
+        rows = self._new_rows(X)
+        return predict(self._model, rows)
+
+    def _new_rows(self, X: Any) -> Rows:
+        """New rows as the model takes them."""
         if "_model" not in vars(self):
             check_is_fitted(self, "_model")  # raises scikit-learn's error
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
@@ -165,7 +170,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         if not is_as_fitted and is_local(X):
             # The message of a wrong shape is scikit-learn's, which checks the names too.
             X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)
-        return predict(self._model, as_rows(X))
+        return as_rows(X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

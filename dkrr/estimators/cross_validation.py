@@ -79,7 +79,9 @@ def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise InputError(f"{where} has {name} rows of shape {found.shape} and type {found.dtype}; expected row numbers")
     if found.min() < -n or found.max() >= n:
-        raise InputError(f"{where} has {name} row {found.max()}, and X has {n} rows")
+        raise InputError(
+            f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {n} rows"
+        )
     distinct = np.unique(found.astype(np.intp) % n)
     if len(distinct) != len(found):
         raise InputError(f"{where} names a {name} row twice; expected each once: give it sample_weight=2 instead")

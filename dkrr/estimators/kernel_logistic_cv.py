@@ -131,6 +131,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
         given = labels.classes[codes]
         folds = checked_folds(self.cv, given, groups, is_classification=True)
+        if not folds.is_loo:
+            folds.check_weights(weights)
         _check_classes(folds, codes, labels.classes, request.weights)
         values = np.empty((len(grid), len(alphas), len(folds)))
         steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
@@ -148,10 +150,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if self.refit:
             best = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
             best.fit(X, y, sample_weight)
-            for name in FITTED:
-                self.__dict__.pop(name, None)  # of an earlier fit
-                if name in vars(best):
-                    setattr(self, name, getattr(best, name))
+            self.__dict__.update({name: value for name, value in vars(best).items() if name in FITTED})
         return self
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
@@ -173,7 +172,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if any(encodes(self._model_with(parameters)._kernel()) for parameters in parameter_grid(self)):
             return _safe_indexing(X, index)  # documents, graphs or other objects
         part = rows.take(index)
-        if self.kernel != "precomputed" and not getattr(self.kernel, "is_precomputed", False):
+        if not self._model_with(parameter_grid(self)[0])._kernel().is_precomputed:
             return part
         return part[:, index if columns is None else columns]
 
@@ -188,6 +187,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),
         )
+        for name in FITTED:
+            self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():
             raise InputError("the scores of all candidates are NaN; expected numbers: give another scoring")

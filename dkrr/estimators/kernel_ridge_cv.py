@@ -202,7 +202,10 @@ class KernelRidgeCV(RidgeRegressor):
         return self
 
     def _interval_folds(self, cv: Any, targets: Array, groups: Any) -> Folds:
-        return self._folds if cv is None else super()._interval_folds(cv, targets, groups)
+        own = self._folds
+        if cv is None and not own.is_loo and own.train_on_the_rest and own.is_partition:
+            return own
+        return super()._interval_folds(cv, targets, groups)
 
     def as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""
@@ -231,6 +234,7 @@ class KernelRidgeCV(RidgeRegressor):
                 f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
                 f"every fold; expected rows in memory"
             )
+        folds.check_weights(weights)
         values, t = as_columns(y), as_columns(y).shape[1]
         candidates = list[Candidate]()
         for parameters in grid:
@@ -317,7 +321,9 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_score_: Any = selected.score
         self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
         self.selection_plan_ = selected.candidates[selected.kernel].plan
-        self.__dict__.pop("cv_predictions_", None)  # of an earlier fit
+        for name in ("cv_predictions_", "_known_processes", *FITTED):
+            if name != "feature_names_in_":
+                self.__dict__.pop(name, None)  # of an earlier fit
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
 

@@ -64,11 +64,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         mean = values[:, 0] if self._is_vector else values
         if not return_std:
             return mean
-        if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+        if scale is not None and not (isinstance(scale, int | float | np.number) and 0 < scale < math.inf):
             raise InputError(
                 f"scale is {scale!r}; expected a finite number > 0, or None: where the likelihood is largest"
             )
-        rows = as_rows(self._model.kernel.encode(self._table(self._model.kernel, X, reset=False)))
+        rows = self._new_rows(X)
         std = standard_deviations(self._processes(), rows, self._model.n_targets, scale)
         return mean, std[:, 0] if self._is_vector else std
 
@@ -105,7 +105,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
         Statist. 49 (2021).
         """
-        if not isinstance(coverage, float) or not 0 < coverage < 1:
+        if not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
             raise InputError(f"coverage is {coverage!r}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
         folds = self._interval_folds(cv, processes[0][1].data.targets, groups)
@@ -114,7 +114,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 f"cv={cv!r} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
-        rows = as_rows(self._model.kernel.encode(self._table(self._model.kernel, X, reset=False)))
+        rows = self._new_rows(X)
         found = intervals(processes, rows, self._model.n_targets, folds.test, float(coverage))
         lower, upper = (values[:, 0] if self._is_vector else values for values in found)
         return lower, upper

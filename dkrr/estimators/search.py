@@ -19,7 +19,7 @@ def parameter_grid(estimator: Any) -> list[dict[str, Any]]:
     lists = {}
     for name in SEARCHED:
         value = getattr(estimator, name)
-        if isinstance(value, list | tuple | np.ndarray):
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0):
             if len(value) == 0:
                 raise InputError(f"{name} is an empty list; expected at least one candidate")
             lists[name] = list(value)

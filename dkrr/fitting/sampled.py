@@ -50,6 +50,11 @@ def drawn(value: Value, rows: Rows) -> Value:
     return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
 
 
+def is_drawn(kernel: Kernel) -> bool:
+    """Whether a map inside a kernel is drawn from the training rows."""
+    return any(isinstance(part, Nystroem) for part in parts_of(kernel))
+
+
 def about_the_rows(data: Data, store: str | None = None) -> Data:
     """The same problem with an origin near the rows, for fits with a free intercept.
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting import fit
+from dkrr.fitting.sampled import is_drawn
 from dkrr.prediction import predict_in_memory
 from dkrr.requests import FitRequest, Targets
 from dkrr.rows import MemoryRows
@@ -38,11 +39,11 @@ def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Arra
     assert isinstance(targets, Targets)
     repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
     training, weights = folds.training(fold), request.weights
-    if isinstance(request.rows, MemoryRows):
+    if isinstance(request.rows, MemoryRows) or is_drawn(request.settings.kernel):
         outputs = Targets(np.tile(targets.values[training], t), repeated)
         weights = None if weights is None else weights[training]
         return replace(request, rows=MemoryRows(request.rows.take(training)), outputs=outputs, weights=weights)
-    # Rows that are not in memory stay where they are; those of weight 0 leave no trace.
+    # Rows that are not in memory stay where they are; those of weight 0 leave no trace where nothing is drawn of them.
     mask = np.zeros(folds.n)
     mask[training] = 1.0 if weights is None else weights[training]
     return replace(request, outputs=Targets(np.tile(targets.values, t), repeated), weights=mask)

@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.features import Nystroem
-from dkrr.features.descriptions import parts_of
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
-from dkrr.fitting.sampled import about_the_rows
-from dkrr.kernels import Kernel
+from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
@@ -180,21 +177,21 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
     progress = make_progress(False if show_progress is None and plan.seconds < QUIET_SECONDS else show_progress)
     _carry_out(request, loose, plan, alphas, sheet, report, progress, show_progress)
     report.seconds = time.perf_counter() - begun
-    for message in _shortfalls(report, alphas, request.tol):
+    for message in _shortfalls(report, alphas):
         warnings.warn(message, ConvergenceWarning, stacklevel=4)
     back = np.argsort(order, kind="stable")
     return Candidate(plan, sheet.in_order(back), report.in_order(back))
 
 
-def _shortfalls(report: Report, alphas: Array, tol: float) -> Iterator[str]:
+def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
     """What the scores lack in accuracy."""
     yield from (m for m in report.messages if m.startswith(INACCURATE[:10]))
     reached = np.nan_to_num(report.residuals.max(axis=1))
-    late = np.flatnonzero((reached > tol) & (report.iterations.max(axis=1) > 0) & ~report.stopped)
+    late = np.flatnonzero((report.residuals > report.wanted).any(axis=1) & ~report.stopped)
     if len(late):
         yield (
             f"scores of alpha = {alphas[late[0]]:g} are from a true relative residual of {reached[late].max():.1e}, "
-            f"where {tol:.1e} was asked; expected a larger alpha, or ConjugateGradient with a larger max_iter"
+            f"where {report.wanted[late].min():.1e} is needed; expected a larger alpha, or a larger max_iter"
         )
 
 
@@ -207,15 +204,10 @@ def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bo
         n_folds=len(request.folds),
         is_loo=request.folds.is_loo,
         train_on_the_rest=request.folds.train_on_the_rest,
-        are_learned=_is_learned(settings.kernel),
+        are_learned=is_drawn(settings.kernel),
         targets_together=not batches,
     )
     return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
-
-
-def _is_learned(kernel: Kernel) -> bool:
-    """Whether a map inside the kernel is drawn from the training rows."""
-    return any(isinstance(part, Nystroem) for part in parts_of(kernel))
 
 
 def _carry_out(

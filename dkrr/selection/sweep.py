@@ -23,6 +23,7 @@ from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet
+from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import CGOutcome, State
 
@@ -31,12 +32,19 @@ Numbers = NDArray[np.intp]
 
 RISES = 2
 """Times in a row that scores must become worse, from one λ to the next smaller one, before the rest is given up."""
-EARLY_RESIDUAL = 0.1
-"""Relative residual from which on a mean squared error is known well enough to be compared."""
+MOST_RESIDUAL = 0.3
+"""Relative residual from which on scores are computed; see EARLY_ERROR."""
 STOPPED_RESIDUAL = 1e-2
 """Largest true residual with which λ that were given up still have scores."""
-ERROR_OF_RESIDUAL = 0.6
-"""Bound of its relative error over the relative residual (measured: 0.3 at 1e-1, 0.15 at 1e-2, 0.2 at 1e-3)."""
+SLACK = 10.0
+"""Errors of held-out rows over the size of the targets, times this, below which a residual has to be smaller."""
+LEAST_TOL = 1e-10
+MAX_TIGHTENINGS = 3
+"""Times that a run is continued with smaller tolerances."""
+EARLY_ERROR = 0.4
+"""Part of the error of held-out rows that a residual may change, up to which scores are compared."""
+ERROR_OF_CHANGE = 0.2
+"""Relative error of a mean squared error over such a part, besides its square (measured: 3 % in all at a third)."""
 
 
 class FoldSweep:
@@ -75,6 +83,11 @@ class FoldSweep:
         self._sheet, self._report, self._race = sheet, report, race
         self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()[targets]
         y = data.targets[:, targets] - self._means
+        self._y = data.targets[:, targets]
+        counting = y if data.weights is None else y[data.weights > 0]
+        sizes = np.sqrt(np.mean(counting**2, axis=0))
+        self.sizes_of_targets = np.where(sizes > 0, sizes, 1.0)
+        """Root mean squares of the right-hand sides, of shape (t',)."""
         self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
         self._is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
         self._frees_constant = data.fit_intercept
@@ -116,7 +129,8 @@ class FoldSweep:
         iteration.estimates_condition = False
         iteration.tol = np.full(len(self.shift), plan.problem.tol)
         self.sizes = column_sizes(right_sides)
-        watch = _Race(self, operator, iteration) if self._race and len(self.alphas) > RISES else None
+        races = self._race and len(self.alphas) > RISES and (self._is_whole or self._sheet.per_target)
+        watch = _Race(self, operator, iteration) if races else None
 
         def start(state: State | None) -> CGOutcome:
             if state is not None:
@@ -128,21 +142,39 @@ class FoldSweep:
         iteration.on_step = self._count if watch is None else watch.on_step
         # Checkpoints do not tell several runs apart.
         outcome = resumed(context, iteration, start) if self._is_whole else start(None)
-        products = operator.unmasked(outcome.x / self.sizes)
-        products *= self.sizes
-        for a in range(len(self.alphas)):
-            for f in range(len(self.folds)):
-                where = self.columns(a, f)
-                self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
-                reached = float(outcome.residuals[where].max())
-                self._report.residuals[a, f] = np.fmax(self._report.residuals[a, f], reached)
-                if a >= self.n_kept and outcome.residuals[self.columns_of(a)].max() > STOPPED_RESIDUAL:
-                    continue
-                rows = self.folds.test[f]
-                held_out = self.predictions(products[rows, where], self._scales[:, f] @ outcome.x[:, where])
-                self._sheet.take(a, f, held_out, self._targets)
+        for _ in range(MAX_TIGHTENINGS):
+            held_out, wanted = self._held_out(operator, outcome, plan.problem.tol)
+            if outcome.status is not Status.CONVERGED or (wanted >= iteration.tol).all():
+                break
+            iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted, np.inf))
+            outcome = iteration.run(state=iteration.last)
+        for (a, f), values in held_out.items():
+            where = self.columns(a, f)
+            self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
+            self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
+            if a < self.n_kept or outcome.residuals[self.columns_of(a)].max() <= STOPPED_RESIDUAL:
+                self._sheet.take(a, f, values, self._targets)
         self._report.stopped[self.n_kept :] = True
         self._report.messages += outcome.messages
+
+    def _held_out(
+        self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
+    ) -> tuple[dict[tuple[int, int], Array], Array]:
+        """Predictions of held-out rows for every λ and fold, and the residuals that their scores need, of shape (m,).
+
+        A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
+        have a mean and no constant is free, or hardly any noise.
+        """
+        products = operator.unmasked(outcome.x / self.sizes) * self.sizes
+        found, wanted = dict[tuple[int, int], Array](), np.full(len(self.shift), tol)
+        for a in range(len(self.alphas)):
+            for f, rows in enumerate(self.folds.test):
+                where = self.columns(a, f)
+                found[a, f] = self.predictions(products[rows, where], self._scales[:, f] @ outcome.x[:, where])
+                errors = np.sqrt(np.mean((found[a, f] - self._y[rows]) ** 2, axis=0))
+                part = float(np.min(errors / self.sizes_of_targets, initial=np.inf))
+                wanted[where] = max(tol * min(1.0, SLACK * part), LEAST_TOL)
+        return found, wanted
 
     def predictions(self, products: Array, sums: Array) -> Array:
         """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
@@ -155,6 +187,11 @@ class FoldSweep:
     def score(self, fold: int, predictions: Array) -> Array:
         """Scores of predictions of a fold's rows, of shape (k, t')."""
         return self._sheet.score(fold, predictions, self._targets)
+
+    @property
+    def per_target(self) -> bool:
+        """Whether every target has scores of its own."""
+        return self._sheet.per_target
 
     @property
     def is_squared_error(self) -> bool:
@@ -231,11 +268,12 @@ class _Race:
         reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
         worst = reached.reshape(self._n_alphas, -1).max(axis=1)
         for a in range(self._sweep.n_kept):
-            # Early scores are bounded for squared errors only.
-            if worst[a] > (EARLY_RESIDUAL if self._sweep.is_squared_error else 0.0):
+            if worst[a] > (MOST_RESIDUAL if self._sweep.is_squared_error else 0.0):
                 break
             if a not in self._scores or worst[a] <= 0.5 * self._residuals[a] or worst[a] == 0.0 < self._residuals[a]:
                 self._scores[a], self._residuals[a] = self._score(a), worst[a]
+            if (self._change(a) > EARLY_ERROR).any():
+                break
             if a >= RISES and all(self._is_worse(k) for k in range(a - RISES + 1, a + 1)):
                 self._end_from(a if worst[a] > 0 else a + 1, state)
                 self._worse_from = a - RISES + 1
@@ -263,8 +301,18 @@ class _Race:
         here, before = (self._scores[k] + sign * self._margin(k) for k, sign in ((a, 1.0), (a - 1, -1.0)))
         return bool((here < before).all())
 
+    def _change(self, a: int) -> Array:
+        """Part of the error of held-out rows that the residual may change; 0 for other scores, which are complete."""
+        if not self._sweep.is_squared_error:
+            return np.zeros(1)
+        residual = self._residuals[a] or float(np.min(self._iteration.tol))
+        squares = self._sweep.sizes_of_targets**2
+        size = np.sqrt(squares if self._sweep.per_target else squares.mean(keepdims=True))
+        return np.asarray(residual * size / np.maximum(np.sqrt(np.abs(self._scores[a])), 1e-300))
+
     def _margin(self, a: int) -> Array:
-        return ERROR_OF_RESIDUAL * self._residuals[a] * np.abs(self._scores[a])
+        change = self._change(a)
+        return np.asarray((ERROR_OF_CHANGE * change + change**2) * np.abs(self._scores[a]))
 
     def _score(self, a: int) -> Array:
         """Mean scores of a λ, of shape (t' or 1,)."""

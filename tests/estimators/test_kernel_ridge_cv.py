@@ -187,6 +187,34 @@ def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
     assert raced.cv_results_["residual"][~stopped].max() <= 1e-3
 
 
+@pytest.mark.parametrize("race", [False, True])
+@pytest.mark.parametrize(
+    ("offset", "noise"), [(1e3, 0.0), (100.0, 0.01), (0.0, 0.0)], ids=["far from 0", "noisy and far from 0", "no noise"]
+)
+def test_errors_far_smaller_than_the_targets(race, offset, noise):
+    """A residual of 1e-3 of them would hide the errors."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 10, (200, 1))
+    y = offset + np.sin(X[:, 0]) + noise * rng.standard_normal(200)
+    alphas, settings = np.geomspace(1e-6, 1e3, 10), {"gamma": 1.0}
+    exact = KernelRidgeCV(alphas, solver="cholesky", **settings).fit(X, y)
+    search = KernelRidgeCV(alphas, solver="cg", race=race, **settings).fit(X, y)
+    assert search.alpha_ == exact.alpha_
+    assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
+
+
+def test_targets_in_several_runs_do_not_race_for_all(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (200, 1))
+    Y = np.hstack([rng.normal(size=(200, 4)), 3 * np.sin(3 * X) + 0.01 * rng.normal(size=(200, 4))])
+    settings = {"gamma": 2.0, "solver": "cg", "refit": False}
+    whole = KernelRidgeCV(np.geomspace(1e-5, 1e2, 10), race=False, **settings).fit(X, Y)
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 200)
+    search = KernelRidgeCV(np.geomspace(1e-5, 1e2, 10), **settings).fit(X, Y)
+    assert search.selection_plan_.plan.problem.n_targets == 4
+    assert search.alpha_ == whole.alpha_ and search.best_score_ == pytest.approx(whole.best_score_, rel=1e-3)
+
+
 def test_a_loose_tolerance_gives_the_scores(data, y):
     loose = KernelRidgeCV(ALPHAS, solver="cg").fit(data.X, y)
     exact = KernelRidgeCV(ALPHAS, solver="cholesky").fit(data.X, y)
@@ -240,6 +268,13 @@ def test_documents_learn_their_words_in_every_fold():
         KernelRidgeCV(kernel=BagOfWords(), cv="loo").fit(texts, y)
 
 
+@pytest.mark.parametrize("make", [da.from_array, np.asarray])
+def test_centres_never_see_the_rows_that_are_held_out(data, y, make):
+    search = KernelRidgeCV(ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20), cv=3, **TIGHT).fit(make(data.X), y)
+    expected = naive_scores(data.X, y, list(KFold(3).split(y)), ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20))
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+
+
 def test_several_kernels(data, y):
     search = KernelRidgeCV(ALPHAS, kernel=["rbf", "laplacian"], gamma=[0.1, 1.0], cv=3, **TIGHT).fit(data.X, y)
     assert len(search.cv_results_["params"]) == 12
@@ -274,7 +309,7 @@ def test_a_step_of_a_pipeline(data, y):
 
 
 def test_without_refit(data, y):
-    search = KernelRidgeCV(ALPHAS, cv=3, refit=False).fit(data.X, y)
+    search = KernelRidgeCV(ALPHAS, cv=3).fit(data.X, y).set_params(refit=False).fit(data.X, -y)
     assert search.alpha_ in ALPHAS and not hasattr(search, "dual_coef_")
     with pytest.raises(Exception, match="not fitted"):
         search.predict(data.X)
