@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import direct_gram
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks, features_of
+from dkrr.fitting.normal_sums import NormalSums, feature_blocks, features_of, part_of
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.kernels import Kernel
 from dkrr.linalg.held_out import LeftOut
@@ -262,17 +262,15 @@ class PrimalPosterior(Posterior):
         held = [NormalSums.zeros(len(self._sums.gram), self.data.targets.shape[1]) for _ in folds]
         for where, features in feature_blocks(self.data):
             for one, rows in zip(held, folds, strict=True):
-                here = rows[np.searchsorted(rows, where.start) : np.searchsorted(rows, where.stop)] - where.start
-                self._add(one, where, features, here)
+                self._add(one, where, features, part_of(rows, where)[1])
         with in_terms_of_alpha([self.alpha], "primal"):
             coefs = np.stack([self._sums.without(one).solved(self.alpha, self._n_features)[1] for one in held])
         errors = [np.empty((len(rows), self.data.targets.shape[1])) for rows in folds]
         for where, features in feature_blocks(self.data):
             for f, rows in enumerate(folds):
-                first, stop = np.searchsorted(rows, where.start), np.searchsorted(rows, where.stop)
-                here = rows[first:stop]
-                values = features[here - where.start] @ coefs[f] + self._means
-                errors[f][first:stop] = self.data.targets[here] - values
+                numbers, here = part_of(rows, where)
+                values = features[here] @ coefs[f] + self._means
+                errors[f][numbers] = self.data.targets[where][here] - values
 
         def predict(x: Any) -> Array:
             return np.asarray(features_of(self.data, x) @ coefs + self._means)

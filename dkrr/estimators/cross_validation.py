@@ -82,10 +82,12 @@ def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
         raise InputError(
             f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {n} rows"
         )
-    distinct = np.unique(found.astype(np.intp) % n)
-    if len(distinct) != len(found):
+    ordered = found.astype(np.intp) % n
+    if (np.diff(ordered) < 0).any():
+        ordered.sort()
+    if (np.diff(ordered) == 0).any():
         raise InputError(f"{where} names a {name} row twice; expected each once: give it sample_weight=2 instead")
-    return distinct
+    return ordered
 
 
 class _Predicted(RegressorMixin, BaseEstimator):  # type: ignore[misc]

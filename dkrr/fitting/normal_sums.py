@@ -14,8 +14,8 @@ from dkrr.rows.checks import check_finite
 
 Array = NDArray[np.float64]
 
-BLOCK_BYTES = 32 * 2**20
-"""Bytes of the features of the rows that are in memory at once."""
+BLOCK_BYTES = 4 * 2**20
+"""Bytes of the features of the rows that are in memory at once: what is made of them stays in cache."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,16 @@ def features_of(data: TrainingData, x: Any) -> Array:
     if data.fit_intercept:
         features = np.column_stack([features, np.ones(len(features))])
     return np.ascontiguousarray(features, np.float64)
+
+
+def part_of(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.intp] | slice]:
+    """Which of some rows, in ascending order, lie in a block, and where there: a slice if they follow each other."""
+    first, stop = (int(k) for k in np.searchsorted(rows, (where.start, where.stop)))
+    here = rows[first:stop]
+    if len(here) and here[-1] - here[0] + 1 == len(here):
+        begin = int(here[0]) - where.start
+        return slice(first, stop), slice(begin, begin + len(here))
+    return slice(first, stop), here - where.start
 
 
 def feature_blocks(data: TrainingData) -> Iterator[tuple[slice, Array]]:

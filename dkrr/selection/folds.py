@@ -40,9 +40,7 @@ class Folds:
     @classmethod
     def of_pairs(cls, n: int, pairs: Sequence[tuple[Numbers, Numbers]]) -> "Folds":
         """Folds of pairs of training rows and rows that are held out, each in ascending order."""
-        is_rest = all(
-            len(train) + len(test) == n and not np.isin(test, train, assume_unique=True).any() for train, test in pairs
-        )
+        is_rest = all(len(train) + len(test) == n and _are_disjoint(train, test, n) for train, test in pairs)
         return cls(n, tuple(test for _, test in pairs), None if is_rest else tuple(train for train, _ in pairs))
 
     def __len__(self) -> int:
@@ -64,7 +62,7 @@ class Folds:
     @cached_property
     def is_partition(self) -> bool:
         """Whether every row is held out once."""
-        return len(np.unique(np.concatenate(self.test))) == self.n == sum(map(len, self.test))
+        return bool((np.bincount(np.concatenate(self.test), minlength=self.n) == 1).all())
 
     def scales(self, roots: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """√w of the training rows of every fold, and 0 of the others; shape (n, n_folds)."""
@@ -91,3 +89,10 @@ class Folds:
                     f"fold {k} (counted from 0) holds out no row of positive sample_weight, so that it has no score; "
                     f"expected at least one in every fold: use fewer folds, or shuffle them"
                 )
+
+
+def _are_disjoint(a: Numbers, b: Numbers, n: int) -> bool:
+    """Whether two sets of rows, of n, have none in common."""
+    is_in = np.zeros(n, bool)
+    is_in[a] = True
+    return not is_in[b].any()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks
+from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of
 from dkrr.runtime import Progress
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
@@ -71,7 +71,7 @@ class PrimalFolds:
             targets = data.targets[where] - self._means
             weights = None if data.weights is None else data.weights[where]
             for one, rows in zip(held, chosen, strict=True):
-                here = rows[np.searchsorted(rows, where.start) : np.searchsorted(rows, where.stop)] - where.start
+                _, here = part_of(rows, where)
                 one.add(features[here], targets[here], None if weights is None else weights[here])
             if (by_difference or folds.is_loo) and rest[where].any():
                 whole.add(features, targets, weights)
@@ -100,18 +100,19 @@ class PrimalFolds:
         kept = [] if sheet.takes_squares else [np.empty((len(rows), n_alphas * t)) for rows in folds.test]
         for where, features in feature_blocks(self._data):
             for f, rows in enumerate(folds.test):
-                first, stop = np.searchsorted(rows, where.start), np.searchsorted(rows, where.stop)
-                if first == stop:
+                numbers, here = part_of(rows, where)
+                if numbers.start == numbers.stop:
                     continue
-                here = rows[first:stop]
-                predictions = blas.product(features[here - where.start], coefs[f]).reshape(len(here), n_alphas, t)
-                predictions += self._means
+                predictions = blas.product(features[here], coefs[f])
+                errors = predictions.reshape(len(predictions), n_alphas, t)
+                errors += self._means
                 if kept:
-                    kept[f][first:stop] = predictions.reshape(len(here), -1)
+                    kept[f][numbers] = predictions
                     continue
-                errors = (predictions - self._data.targets[here][:, None]).reshape(len(here), -1)
-                weights = np.ones(len(here)) if self._data.weights is None else self._data.weights[here]
-                squares[f] += weights @ errors**2
+                errors -= self._data.targets[where][here][:, None]
+                weights = np.ones(len(errors)) if self._data.weights is None else self._data.weights[where][here]
+                np.square(predictions, out=predictions)
+                squares[f] += weights @ predictions
                 totals[f] += weights.sum()
         for a in range(n_alphas):
             columns = slice(a * t, (a + 1) * t)
