@@ -93,6 +93,9 @@ class KernelLogisticRegressionCV(KernelClassifier):
 
     alphas: Any = None
     _: KW_ONLY
+    gamma: Any = None
+    degree: Any = 3
+    coef0: Any = 1
     cv: Any = 5
     scoring: Any = None
     refit: bool = True

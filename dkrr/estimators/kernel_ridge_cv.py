@@ -136,6 +136,9 @@ class KernelRidgeCV(RidgeRegressor):
     alphas: Any = None
     _: KW_ONLY
     kernel: Any = "rbf"
+    gamma: Any = None
+    degree: Any = 3
+    coef0: Any = 1
     cv: Any = 5
     scoring: Any = None
     alpha_per_target: bool = False
