@@ -43,6 +43,17 @@ def planned(search: dkrr.KernelRidgeCV) -> SelectionPlan:
     return search.selection_plan_
 
 
+def beside_one_fit(search: dkrr.KernelRidgeCV, seconds: float, alone: float) -> dict[str, Any]:
+    """Plan and time of a search, and over the time of one fit."""
+    return {
+        "planned": planned(search).summary(),
+        "projected_seconds": planned(search).seconds,
+        "seconds": seconds,
+        "one_fit_seconds": alone,
+        "ratio": seconds / alone,
+    }
+
+
 @click.group()
 def main() -> None:
     """Choosing λ beside one fit."""
@@ -138,11 +149,7 @@ def leave_one_out(n: int, d: int) -> None:
     seconds = perf_counter() - start
     record = {
         "n": n,
-        "planned": planned(search).summary(),
-        "projected_seconds": planned(search).seconds,
-        "seconds": seconds,
-        "one_fit_seconds": alone,
-        "ratio": seconds / alone,
+        **beside_one_fit(search, seconds, alone),
         "score": search.best_score_,
         "peak_bytes": peak_resident_bytes(),
     }
@@ -172,11 +179,7 @@ def primal(n: int, d: int, n_alphas: int, folds: int) -> None:
     record = {
         "n": n,
         "d": d,
-        "planned": planned(search).summary(),
-        "projected_seconds": planned(search).seconds,
-        "seconds": seconds,
-        "one_fit_seconds": alone,
-        "ratio": seconds / alone,
+        **beside_one_fit(search, seconds, alone),
         "alpha": search.alpha_,
         "peak_bytes": peak_resident_bytes(),
     }

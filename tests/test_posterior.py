@@ -1,7 +1,7 @@
 """Standard deviations, likelihood and leave-one-out residuals against scikit-learn's Gaussian process and n fits."""
 
 import pickle
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import dask.array as da
 import numpy as np
@@ -198,5 +198,5 @@ def test_precomputed_has_no_variance(data):
 def test_never_negative(data, alpha):
     X = np.repeat(data.X[:40], 3, axis=0)
     model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
-    with suppress(NotFiniteError):
+    with suppress(NotFiniteError) if alpha < 1e-8 else nullcontext():  # the others must have an answer
         assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()

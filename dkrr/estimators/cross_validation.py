@@ -108,6 +108,17 @@ class _Predicted(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self.predictions
 
 
+def named_scorer(scoring: Any) -> Any:
+    """Scorer of scikit-learn by its name; a function as it is. Raises InputError for anything else."""
+    try:
+        return scoring if callable(scoring) else get_scorer(scoring)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"scoring is {scoring!r}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
+            f"scorer(estimator, X, y)"
+        ) from error
+
+
 def checked_scoring(scoring: Any) -> Score:
     """Score of scikit-learn's argument `scoring`: None, a name, or a function scorer(estimator, X, y).
 
@@ -121,13 +132,7 @@ def checked_scoring(scoring: Any) -> Score:
     """
     if scoring is None:
         return negative_squared_error
-    try:
-        scorer = scoring if callable(scoring) else get_scorer(scoring)
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"scoring is {scoring!r}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
-            f"scorer(estimator, X, y)"
-        ) from error
+    scorer = named_scorer(scoring)
     wanted = getattr(scorer, "_response_method", "predict")
     if wanted != "predict":
         raise InputError(

@@ -5,13 +5,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import get_scorer, log_loss
+from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
 from dkrr.errors import InputError
 from dkrr.estimators.classifier import KernelClassifier
-from dkrr.estimators.cross_validation import checked_folds
+from dkrr.estimators.cross_validation import checked_folds, named_scorer
 from dkrr.estimators.kernel_logistic import KernelLogisticRegression
 from dkrr.estimators.search import parameter_grid, search_results
 from dkrr.kernels.columns import encodes
@@ -204,13 +204,7 @@ def _checked_scoring(scoring: Any) -> Any:
     """Score of a fitted model, rows, labels and weights."""
     if scoring is None:
         return _negative_log_loss
-    try:
-        scorer = scoring if callable(scoring) else get_scorer(scoring)
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            f"scoring is {scoring!r}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
-            f"scorer(estimator, X, y)"
-        ) from error
+    scorer = named_scorer(scoring)
     return lambda model, X, y, weights: float(
         scorer(model, X, y, **({} if weights is None else {"sample_weight": weights}))
     )

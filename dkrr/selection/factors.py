@@ -19,7 +19,6 @@ from dkrr.solvers.result import direct_status
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-
 INACCURATE = (
     "the scores of alpha = {alpha:g} are left out: the true residual of its system is {residual:.1e}, since it is so "
     "ill-conditioned"
@@ -46,9 +45,10 @@ def score_by_factors(
     for a, alpha in enumerate(alphas):
         with in_terms_of_alpha([float(alpha)], "dual"):
             predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
+        matrix.release(f"factor-{a}")
         report.residuals[a] = residual
         if not predictions:
-            report.messages += (INACCURATE.format(alpha=alpha, residual=residual),)
+            report.left_out += (INACCURATE.format(alpha=alpha, residual=residual),)
             continue
         for fold, values in enumerate(predictions):
             sheet.take(a, fold, values)
@@ -81,8 +81,6 @@ def _predictions(
             if (c == 0).any():
                 values[c == 0] = _of_weight_zero(matrix, data, left_out, rows, scaled, means, is_loo=folds.is_loo)
             found.append(values)
-    del factor, left_out
-    matrix.release(group)
     return found, residual
 
 

@@ -31,6 +31,8 @@ class Report:
     """Whether a λ was given up, since larger ones have better scores; of shape (n_alphas,)."""
     seconds: float = 0.0
     messages: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Why λ have no scores whose systems are too ill-conditioned."""
 
     def __post_init__(self) -> None:
         shape = (self.n_alphas, self.n_folds)

@@ -13,6 +13,7 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
+from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative
@@ -21,7 +22,7 @@ from dkrr.requests import FitRequest, Settings, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress, make_progress
 from dkrr.selection.data import SelectionData
-from dkrr.selection.factors import INACCURATE, score_by_factors
+from dkrr.selection.factors import score_by_factors
 from dkrr.selection.folds import Folds
 from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.refits import score_by_refits
@@ -31,9 +32,6 @@ from dkrr.selection.sweep import sweep
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
-
-QUIET_SECONDS = 2.0
-"""Selections projected to be shorter show no progress unless asked to."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
 
 def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
     """What the scores lack in accuracy."""
-    yield from (m for m in report.messages if m.startswith(INACCURATE[:10]))
+    yield from report.left_out
     reached = np.nan_to_num(report.residuals.max(axis=1))
     late = np.flatnonzero((report.residuals > report.wanted).any(axis=1) & ~report.stopped)
     if len(late):
