@@ -60,7 +60,8 @@ class KernelRidgeCV(RidgeRegressor):
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), optional
-        Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), evenly spaced in their logarithm.
+        Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), of the first kernel if there are
+        several, evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
         As in KernelRidge; a list has candidates, as those of the next three parameters.
     gamma, degree, coef0 : float or list of float
@@ -79,10 +80,11 @@ class KernelRidgeCV(RidgeRegressor):
         Whether to fit all rows with the best candidate; without it there is nothing to predict with.
     race : bool, default=True
         Whether conjugate gradient gives up the λ below one at which the scores have become worse for the second time
-        in a row, going from large to small; `cv_results_["stopped"]` has them.
+        in a row, going from large to small; `cv_results_["stopped"]` has them. A better score at far smaller λ is then
+        missed, which scores with two minima have.
     cv_tol : float, default=1e-3
-        Largest true relative residual of the folds' systems by conjugate gradient. With 1e-3 scores are off by about
-        0.02 %.
+        Largest true relative residual of the folds' systems by conjugate gradient; smaller by itself where the errors
+        of rows that are left out are less than a tenth of the targets.
     store_cv_predictions : bool, default=False
         Whether to keep the predictions of the best candidate for the rows that were left out.
     fit_intercept, form, solver, tol, memory_limit, tile, progress
@@ -103,9 +105,9 @@ class KernelRidgeCV(RidgeRegressor):
         Its place in `cv_results_`.
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
-        "rank_test_score", "split0_test_score", ...; leave-one-out has no splits), and "iterations", "residual"
-        (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). With `alpha_per_target` also
-        "mean_test_score_per_target", of shape (n_candidates, n_targets).
+        "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
+        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). With `alpha_per_target`
+        also "mean_test_score_per_target", of shape (n_candidates, n_targets).
     cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
         out several times, NaN where it never was); only with `store_cv_predictions`.
