@@ -155,12 +155,15 @@ def gram_rows(meter: Meter, rows: FactorRows, weights: tuple[Array, Precision]) 
 
 def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
     """Add Fᵀ diag(v) F by products in float32, of a few rows each; what is above the diagonal is undefined."""
-    for left in range(0, len(total), GRAM_COLUMNS):
-        columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
-        part = np.empty((len(total) - left, columns.stop - left), factor.dtype)
-        for top in range(0, len(factor), GRAM_ROWS):
-            strip = factor[top : top + GRAM_ROWS]
-            right = np.multiply(strip[:, columns], weights[top : top + GRAM_ROWS, None], dtype=factor.dtype)
+    used = np.flatnonzero(weights)  # the rows of one fold may be a few of all
+    for top in range(0, len(used), GRAM_ROWS):
+        rows = used[top : top + GRAM_ROWS]
+        lies_together = rows[-1] - rows[0] + 1 == len(rows)
+        strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
+        for left in range(0, len(total), GRAM_COLUMNS):
+            columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
+            part = np.empty((len(total) - left, columns.stop - left), factor.dtype)
+            right = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
             blas.gemm(part, strip[:, left:], right, transpose_a=True)
             total[left:, columns] += part
 

@@ -2,13 +2,15 @@
 
 A ≈ F Fᵀ is a factor of all rows with pivots S. On the rows of a training set F has lost nothing, but directions of the
 pivots that were left out are captured by half there, which may cost several times as many iterations. With the pivots
-S_f that are kept, and Q_f an orthonormal basis of the columns of F[S_f]ᵀ, the rows of F Q_f *are* the partial Cholesky
-factor of the training set with pivots S_f: F[S]ᵀ is triangular, so that a QR decomposition of r × r numbers finds Q_f,
-and no product with the matrix is needed.
+S_f that are kept, and Q an orthonormal basis of the columns of F[S_f]ᵀ, the rows of F Q *are* the partial Cholesky
+factor of the training set with pivots S_f, and no product with the matrix is needed::
 
-One decomposition Q_fᵀ Fᵀ C_f² F Q_f = V D Vᵀ then serves all λ::
+    (C F Q Qᵀ Fᵀ C + t I)⁻¹ = (I − C F P Fᵀ C / t) / t,   P = Q (Qᵀ B Q)⁻¹ Qᵀ,   B = I + Fᵀ C² F / t
 
-    (C_f F Q_f Q_fᵀ Fᵀ C_f + t I)⁻¹ = (I − C_f F W (t I + D)⁻¹ Wᵀ Fᵀ C_f) / t,   W = Q_f V
+Where most pivots are kept, the complement of Q is smaller: F[S]ᵀ is triangular, so that a substitution finds a basis N
+of it, with F[S_f] N = 0, and P = B⁻¹ − B⁻¹ N (Nᵀ B⁻¹ N)⁻¹ Nᵀ B⁻¹. A Cholesky factor of B for each set and t takes a
+fraction of the time of an eigendecomposition, which would serve all t: close values of t share one, and where t is
+large the first pivots suffice, since the first columns of F are the factor with the first pivots.
 
 References
 ----------
@@ -20,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +30,93 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.low_rank import LOW_PRECISION_RATIO, ROUNDING, mean_left
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.low_rank import LOW_PRECISION_RATIO, ROUNDING, mean_left, small_cholesky
+from dkrr.linalg.operator import Precision, column_sizes
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.training_sets import TrainingSets
 from dkrr.runtime import RunRecord
 
 Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
-BASIS_FLOPS = 25.0
-"""Time of the basis of one training set over that of r³ operations of products (measured: rank 2,000 to 2,900)."""
+ENOUGH_LEFT = 1 / 100
+"""Part of t that the mean eigenvalue may be that the first pivots leave, where they take the place of all."""
+MOST_RAISED = 2.0
+"""Factor by which the smallest t may be raised for products in float32."""
+SHARED = 4.0
+"""Factor between values of t that share the smallest: iterations of the largest about double, and are the fewest."""
+MIDDLE_FLOPS = 4.0
+"""Time of the small matrices of one training set over that of r³ operations of products (measured: rank 2,500)."""
 
 
 @dataclass(frozen=True)
-class SetBasis:
-    """What the preconditioner of one training set is made of."""
+class Middle:
+    """P of one training set and one t, which only knows the first pivots."""
 
-    vectors: Array
-    """W, of shape (r, k)."""
-    values: Array
-    """D, of shape (k,)."""
-    least: float
-    """Smallest t: the mean eigenvalue of what the factor leaves, or the level of rounding."""
+    lower: NDArray[Any]
+    """Cholesky factor of B, of shape (p, p), or of Qᵀ B Q, of shape (k, k)."""
+    basis: NDArray[Any] | None
+    """Q, of shape (p, k)."""
+    removed: NDArray[Any] | None
+    """Z with B⁻¹ − Z Zᵀ = P, of shape (p, h)."""
+
+    @classmethod
+    def of(cls, gram: Array, corner: Array, complement: Array, kept: NDArray[np.bool_], t: float) -> "Middle":
+        """From Fᵀ C² F, F[S], N and which of the pivots are kept, of the first p of them."""
+        if not kept.any():
+            return cls(np.empty((0, 0)), np.empty((len(gram), 0)), None)
+        matrix = gram * (1.0 / t)
+        if complement.shape[1] > len(gram) // 2:
+            basis = np.ascontiguousarray(np.linalg.qr(corner[kept].T)[0])
+            small = np.empty((basis.shape[1], basis.shape[1]))
+            blas.gemm(small, basis, blas.product(matrix, basis), transpose_a=True)
+            return cls(small_cholesky(small, 1.0), basis, None)
+        lower = small_cholesky(matrix, 1.0)
+        if not complement.shape[1]:
+            return cls(lower, None, None)
+        half = complement.copy()
+        blas.solve_lower(lower, half)
+        # With orthonormal columns of L⁻¹ N, B⁻¹ N (Nᵀ B⁻¹ N)⁻¹ Nᵀ B⁻¹ = Z Zᵀ.
+        removed = np.ascontiguousarray(np.linalg.qr(half)[0])
+        blas.solve_lower(lower, removed, transpose=True)
+        return cls(lower, None, removed)
+
+    def astype(self, dtype: Any) -> "Middle":
+        """The same in another precision."""
+        parts = (self.lower, self.basis, self.removed)
+        return Middle(*(None if part is None else part.astype(dtype, copy=False) for part in parts))  # type: ignore[arg-type]
+
+    def apply(self, vectors: Array) -> Array:
+        """P V of vectors of shape (r, k) with r ≥ p; rows from p on are zero."""
+        found, rank = np.zeros(vectors.shape), len(self.lower if self.basis is None else self.basis)
+        if not len(self.lower):
+            return found
+        sizes = column_sizes(vectors)  # float32 has a small range
+        part = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
+        inner = part if self.basis is None else _product(self.basis, part, transpose=True)
+        removed = None if self.removed is None else _product(self.removed, inner, transpose=True)
+        blas.solve_lower(self.lower, inner)
+        blas.solve_lower(self.lower, inner, transpose=True)
+        if self.removed is not None and removed is not None:
+            blas.gemm(inner, self.removed, removed, alpha=-1.0, beta=1.0)
+        found[:rank] = inner if self.basis is None else _product(self.basis, inner)
+        return found * sizes
+
+
+def shared(shifts: Array) -> Array:
+    """The same, or smaller by no more than SHARED, with fewer values."""
+    found = shifts.copy()
+    for t in np.unique(shifts):
+        if t in found:  # none that is smaller has taken it
+            found[(shifts >= t) & (shifts <= SHARED * t) & (found == shifts)] = t
+    return found
+
+
+def _product(a: NDArray[Any], b: NDArray[Any], *, transpose: bool = False) -> NDArray[Any]:
+    found = np.empty((a.shape[1] if transpose else a.shape[0], b.shape[1]), a.dtype)
+    blas.gemm(found, a, b, transpose_a=transpose)
+    return found
 
 
 class FoldLowRank(Preconditioner):
@@ -65,7 +132,7 @@ class FoldLowRank(Preconditioner):
     mixed : bool
         Products with F may be in float32, where F is stored so and t is not lost beside the largest eigenvalue.
     n_threads : int
-        Threads that decompose the small matrices of several sets.
+        Threads that factor the small matrices of several t.
     """
 
     captures_constant = True
@@ -73,45 +140,73 @@ class FoldLowRank(Preconditioner):
     def __init__(
         self, factor: PivotedCholesky, sets: TrainingSets, shift: Array, *, mixed: bool = False, n_threads: int = 1
     ) -> None:
-        self.factor, self.sets, self._mixed = factor, sets, mixed
-        grams = [self._gram(column**2) for column in sets.scales.T] if factor.rank else []
-        with ThreadPoolExecutor(n_threads) as pool:
-            self._bases = list(pool.map(self._basis, sets.scales.T**2, grams or [None] * sets.scales.shape[1]))
-        self._raise_shifts(shift)
+        self.factor, self._n_threads = factor, n_threads
+        squares = sets.scales.T**2
+        self._least = np.array([self._least_shift(each) for each in squares])
+        self.precision: Precision = "float64"
+        if mixed and factor.rank and np.dtype(factor.dtype) == np.float32:
+            lowest = self._largest(squares) / LOW_PRECISION_RATIO
+            smallest = np.maximum(shift, self._least[sets.of_column]).min(initial=np.inf)
+            if lowest <= MOST_RAISED * smallest:
+                self.precision, self._least = "float32", np.maximum(self._least, lowest)
+        self._assign(sets, shift)
+        self._middles = dict[tuple[int, float], Middle]()
+        if factor.rank:
+            for f, each in enumerate(squares):
+                self._middles |= self._middles_of(f, each)
 
     def for_columns(self, sets: TrainingSets, shift: Array) -> "FoldLowRank":
-        """The same for other columns of the same training sets."""
+        """The same for other columns of the same training sets and λ."""
         other = copy(self)
-        other.sets = sets
-        other._raise_shifts(shift)
+        other._assign(sets, shift)
         return other
 
-    def _raise_shifts(self, shift: Array) -> None:
-        least = np.array([basis.least for basis in self._bases])
-        self._t = np.maximum(shift, least[self.sets.of_column])
+    def _assign(self, sets: TrainingSets, shift: Array) -> None:
+        self.sets = sets
+        self._t = np.maximum(shift, self._least[sets.of_column])
         self._t[self._t == 0] = 1.0
-        largest = max((float(b.values.max(initial=0.0)) for b in self._bases), default=0.0)
-        is_stored_low = np.dtype(self.factor.dtype) == np.float32
-        is_low = self._mixed and is_stored_low and largest <= LOW_PRECISION_RATIO * self._t.min()
-        self.precision: Precision = "float32" if is_low else "float64"
+        for f in np.unique(sets.of_column):
+            self._t[sets.of_column == f] = shared(self._t[sets.of_column == f])
 
-    def _basis(self, squares: Array, gram: Array | None) -> SetBasis:
-        factor, rank = self.factor, self.factor.rank
-        kept = squares[factor.index] > 0
-        least = max(
-            mean_left(squares * factor.left, int(kept.sum())), float((ROUNDING * squares * factor.diagonal).sum())
-        )
-        if gram is None or not kept.any():
-            return SetBasis(np.zeros((rank, 0)), np.zeros(0), least)
-        # NumPy's routines let other threads run meanwhile, SciPy's do not.
-        if kept.all():
-            values, vectors = np.linalg.eigh(gram)
-            return SetBasis(np.ascontiguousarray(vectors), np.maximum(values, 0.0), least)
-        q = np.ascontiguousarray(np.linalg.qr(factor.corner[kept].T)[0])
-        small = np.empty((q.shape[1], q.shape[1]))
-        blas.gemm(small, q, blas.product(gram, q), transpose_a=True)
-        values, vectors = np.linalg.eigh(small)
-        return SetBasis(blas.product(q, np.ascontiguousarray(vectors)), np.maximum(values, 0.0), least)
+    def _least_shift(self, squares: Array) -> float:
+        """Smallest t: the mean eigenvalue of what the factor leaves, or the level of rounding."""
+        factor = self.factor
+        n_kept = int(np.count_nonzero(squares[factor.index]))
+        return max(mean_left(squares * factor.left, n_kept), float((ROUNDING * squares * factor.diagonal).sum()))
+
+    def _largest(self, squares: Array) -> float:
+        """Estimate of the largest eigenvalue of all C F Fᵀ C, by a step of the power method from the constant."""
+        c = np.sqrt(squares.max(axis=0))[:, None]
+        first = self.factor.project(c)
+        lengths = np.linalg.norm(first)
+        second = self.factor.project(c * (c * self.factor.expand(first / (lengths or 1.0))))
+        return float(np.linalg.norm(second))
+
+    def _middles_of(self, f: int, squares: Array) -> dict[tuple[int, float], Middle]:
+        """Matrices of a training set for all t of its columns."""
+        values = np.unique(self._t[self.sets.of_column == f])
+        if not len(values):
+            return {}
+        factor, gram = self.factor, self._gram(squares)
+        kept, dtype = squares[factor.index] > 0, np.float32 if self.precision == "float32" else np.float64
+        # F[S] is triangular, so that the first rows of N belong to the first pivots.
+        left_out = np.flatnonzero(~kept)
+        complement = np.zeros((factor.rank, len(left_out)))
+        complement[left_out, np.arange(len(left_out))] = 1.0
+        blas.solve_lower(factor.corner, complement)
+        whole = float((squares * factor.diagonal).sum())
+        # ‖F‖² of the first columns is what they take from the trace.
+        left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
+        means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
+
+        def middle(t: float) -> Middle:
+            enough = np.flatnonzero(means <= ENOUGH_LEFT * t)
+            p = max(int(enough[0]) if len(enough) else factor.rank, 1)
+            basis = complement[:p, : np.count_nonzero(~kept[:p])]
+            return Middle.of(gram[:p, :p], factor.corner[:p, :p], basis, kept[:p], t).astype(dtype)
+
+        with ThreadPoolExecutor(self._n_threads) as pool:
+            return {(f, float(t)): one for t, one in zip(values, pool.map(middle, values), strict=True)}
 
     @cached_property
     def _whole(self) -> tuple[Array, Array]:
@@ -131,24 +226,25 @@ class FoldLowRank(Preconditioner):
         return self._symmetric(squares)
 
     def _symmetric(self, squares: Array) -> Array:
-        gram = self.factor.gram(squares)
+        gram = self.factor.gram(squares, self.precision)
         mirror_lower(gram)
         return gram
 
-    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+    def apply(self, residuals: Array, columns: Numbers) -> Array:
         t, c, sets = self._t[columns], self.sets.scale(columns), self.sets.of_column[columns]
         if not self.factor.rank:
             return np.asarray(residuals / t)
         inner = self.factor.project(c * residuals, self.precision)
-        for f in np.unique(sets):
-            here, basis = np.flatnonzero(sets == f), self._bases[f]
-            part = np.empty((len(basis.values), len(here)))
-            blas.gemm(part, basis.vectors, np.ascontiguousarray(inner[:, here]), transpose_a=True)
-            part /= t[here] + basis.values[:, None]
-            inner[:, here] = blas.product(basis.vectors, part)
-        return np.asarray((residuals - c * self.factor.expand(inner, self.precision)) / t)
 
-    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:  # noqa: ARG002
+        def multiply(which: tuple[int, float]) -> None:
+            here = np.flatnonzero((sets == which[0]) & (t == which[1]))
+            inner[:, here] = self._middles[which].apply(inner[:, here])
+
+        with ThreadPoolExecutor(self._n_threads) as pool:
+            list(pool.map(multiply, dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))))
+        return np.asarray((residuals - c * self.factor.expand(inner / t, self.precision)) / t)
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: Numbers) -> bool:  # noqa: ARG002
         """See base class; products in float64 take the place of those in float32."""
         was_low, self.precision = self.precision == "float32", "float64"
         return was_low
@@ -162,6 +258,6 @@ class FoldLowRank(Preconditioner):
         return self.factor.record
 
 
-def bases_cost(rank: int, n_sets: int) -> Cost:
-    """Cost of the bases of training sets, by decompositions that run at about a third of the rate of products."""
-    return Cost(gemm_flops=BASIS_FLOPS * n_sets * float(rank) ** 3)
+def middles_cost(n: int, rank: int, n_sets: int) -> Cost:
+    """Cost of the small matrices of training sets, besides that of all rows."""
+    return Cost(gemm_flops=n * float(rank) ** 2 + MIDDLE_FLOPS * n_sets * float(rank) ** 3)

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from dkrr.cost import Stage
-from dkrr.linalg.fold_preconditioner import bases_cost
+from dkrr.linalg.fold_preconditioner import middles_cost
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivot_stopping import SPREAD
 from dkrr.linalg.pivoted_cholesky import (
@@ -94,10 +94,10 @@ def dual_iterations_expected(p: Problem, systems: Systems, rank: int) -> int:
 
 
 def factor_seconds(p: Problem, resources: Resources, slots: int, rank: int) -> float:
-    """Time to build the preconditioner's factor and the small matrix, or the bases of folds, that belong to it."""
+    """Time to build the preconditioner's factor and the small matrix, or those of folds, that belong to it."""
     seconds = resources.rates.seconds(partial_factor_cost(p.n, rank, p.entry(resources.rates), slots))
     if p.n_folds > 1:
-        seconds += resources.rates.seconds(bases_cost(rank, p.n_folds)) / min(resources.local_threads, p.n_folds)
+        seconds += resources.rates.seconds(middles_cost(p.n, rank, p.n_folds)) / resources.local_threads
     return seconds
 
 

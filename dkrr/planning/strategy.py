@@ -72,7 +72,7 @@ class Systems:
             # Columns of large λ end soon.
             n_active=p.n_right_sides
             * (len(p.alphas) if p.n_folds == 1 else min(ACTIVE_ALPHAS, len(p.alphas)) * p.n_folds),
-            n_curvatures=0 if p.n_folds == 1 else 2 * p.n_folds,
+            n_curvatures=0 if p.n_folds == 1 else 3 * p.n_folds,
         )
 
 
