@@ -11,7 +11,8 @@ from sklearn.metrics import get_scorer
 from sklearn.model_selection import KFold, LeaveOneOut, check_cv
 
 from dkrr.errors import InputError
-from dkrr.selection import Folds, Score, negative_squared_error
+from dkrr.kernels.blocks import whole
+from dkrr.selection import Folds, LearningCurve, Score, negative_squared_error
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -44,6 +45,42 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     if not pairs:
         raise InputError(f"cv={cv!r} yields no folds; expected at least one pair (train, test)")
     return Folds.of_pairs(n, pairs)
+
+
+def checked_curve(
+    train_sizes: Any, folds: Folds, weights: Array | None, groups: Any, random_state: Any
+) -> LearningCurve | None:
+    """Parts of the training rows for a learning curve; None without sizes.
+
+    Raises
+    ------
+    InputError
+        If an argument cannot be used.
+    """
+    if train_sizes is None:
+        return None
+    if folds.is_loo:
+        raise InputError(
+            "train_sizes is given, and cv is leave-one-out, whose one score has no folds that could train on parts of "
+            "the rows; expected a number of folds: give cv=5"
+        )
+    seed = whole(random_state, "random_state", 0, "any seed serves")
+    return LearningCurve.of(folds, checked_train_sizes(train_sizes), weights, groups, seed)
+
+
+def checked_train_sizes(train_sizes: Any) -> Array | Numbers:
+    """Fractions, or numbers of rows; raises InputError if they are neither."""
+    sizes = np.asarray(train_sizes)
+    is_whole, is_real = sizes.dtype.kind in "iu", sizes.dtype.kind == "f"
+    if sizes.ndim == 1 and sizes.size:
+        if is_whole and (sizes >= 1).all():
+            return sizes.astype(np.intp)
+        if is_real and (sizes > 0).all() and (sizes <= 1).all() and (sizes < 1).any():
+            return sizes.astype(np.float64)
+    raise InputError(
+        f"train_sizes is {train_sizes!r}; expected fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole "
+        f"numbers of rows"
+    )
 
 
 def shuffled_folds(n_folds: int, seed: int) -> KFold:

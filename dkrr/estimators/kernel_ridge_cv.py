@@ -11,10 +11,10 @@ from sklearn.utils import _safe_indexing
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.errors import InputError
 from dkrr.estimators.base import is_local
-from dkrr.estimators.cross_validation import checked_folds, checked_scoring
+from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
-from dkrr.estimators.search import parameter_grid, search_results
+from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.norms import gram_diagonal
@@ -22,7 +22,19 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.checks import check_finite
-from dkrr.selection import Candidate, Folds, Report, Score, ScoreSheet, Selected, SelectionRequest, best_of, select
+from dkrr.selection import (
+    Candidate,
+    Folds,
+    LearningCurve,
+    Report,
+    Score,
+    ScoreSheet,
+    Selected,
+    SelectionRequest,
+    best_of,
+    candidate_of,
+    select,
+)
 
 Array = NDArray[np.float64]
 
@@ -87,6 +99,15 @@ class KernelRidgeCV(RidgeRegressor):
         of rows that are left out are less than a tenth of the targets.
     store_cv_predictions : bool, default=False
         Whether to keep the predictions of the best candidate for the rows that were left out.
+    train_sizes : array-like, optional
+        Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows: every fold is trained
+        on so many of its rows as well, for `learning_curve_`. All of them are always the last size. The parts are
+        nested, and of rows in random order, whatever the order of X; of whole groups, if `groups` are given; and of
+        the latest rows, if all folds train on rows before those that they hold out (TimeSeriesSplit). Rows of weight 0
+        do not count. They are columns of the same run of conjugate gradient; where there is none they have fits, or
+        sums in primal form, of their own. Not with leave-one-out.
+    random_state : int, default=0
+        Seed of the order of the rows for `train_sizes`.
     fit_intercept, form, solver, tol, memory_limit, tile, progress
         As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
     store : str, optional
@@ -106,11 +127,20 @@ class KernelRidgeCV(RidgeRegressor):
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
         "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
-        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). With `alpha_per_target`
-        also "mean_test_score_per_target", of shape (n_candidates, n_targets).
+        "residual" (largest of the folds, and of the parts for `train_sizes`), "stopped" and "seconds" (of all λ of
+        one kernel). With `alpha_per_target` also "mean_test_score_per_target", of shape (n_candidates, n_targets).
     cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
         out several times, NaN where it never was); only with `store_cv_predictions`.
+    learning_curve_ : dict
+        Scores by number of training rows, of the best kernel, only with `train_sizes`: "train_sizes" (n_sizes,), means
+        of "split_train_sizes" (n_sizes, n_folds); "test_scores" (n_sizes, n_folds), with λ chosen anew at every size by
+        the mean score ("alpha"), and their "mean_test_score" and "std_test_score"; "gain_per_doubling", by how much the
+        score rose from the last size but one to all rows, over the doublings between them,
+        "gain_standard_error", which allows for the rows that the folds share (NaN with one fold), and "gain_margin",
+        half the width of the interval of 95 % around it. "params" has the parameters of all kernels, and
+        "mean_test_score_of_kernels" their curves, (n_kernels, n_sizes). With `alpha_per_target` "alpha" has a column
+        for each target, as has "mean_test_score_per_target".
     n_splits_ : int
         Number of folds.
     selection_plan_ : SelectionPlan or None
@@ -123,6 +153,8 @@ class KernelRidgeCV(RidgeRegressor):
     ----------
     S. An, W. Liu, S. Venkatesh, "Fast cross-validation algorithms for least squares support vector machine and kernel
     ridge regression", Pattern Recognition 40 (2007).
+
+    C. Nadeau, Y. Bengio, "Inference for the Generalization Error", Machine Learning 52 (2003): the standard error.
 
     Examples
     --------
@@ -148,6 +180,8 @@ class KernelRidgeCV(RidgeRegressor):
     race: bool = True
     cv_tol: float = 1e-3
     store_cv_predictions: bool = False
+    train_sizes: Any = None
+    random_state: int = 0
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
@@ -179,10 +213,12 @@ class KernelRidgeCV(RidgeRegressor):
         objects = X
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         folds = checked_folds(self.cv, y, groups)
+        folds.check_weights(weights)
+        curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
         alphas = self._alphas(settings.kernel, rows, weights)
         kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
         if any(learns(kernel) for kernel in kernels):
-            return self._search_by_fits(objects, y, weights, folds, alphas, score, grid)
+            return self._search_by_fits(objects, y, weights, folds, alphas, score, grid, curve)
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel) for kernel in kernels],
             rows=rows,
@@ -196,9 +232,10 @@ class KernelRidgeCV(RidgeRegressor):
             per_target=bool(self.alpha_per_target) and y.ndim == 2,
             race=bool(self.race),
             keeps_predictions=bool(self.store_cv_predictions),
+            curve=curve,
         )
         selected = select(request, self.progress, refit=bool(self.refit))
-        self._set_results(selected, grid, alphas, is_vector=y.ndim == 1)
+        self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         self.n_features_in_ = rows.shape[1]
         if selected.fit is not None:
@@ -227,6 +264,7 @@ class KernelRidgeCV(RidgeRegressor):
         alphas: Array,
         score: Score,
         grid: list[dict[str, Any]],
+        curve: LearningCurve | None,
     ) -> Self:
         """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""
         if folds.is_loo:
@@ -239,23 +277,22 @@ class KernelRidgeCV(RidgeRegressor):
                 f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
                 f"every fold; expected rows in memory"
             )
-        folds.check_weights(weights)
         values, t = as_columns(y), as_columns(y).shape[1]
-        candidates = list[Candidate]()
+        candidates, sets = list[Candidate](), folds if curve is None else curve.with_folds()
         for parameters in grid:
             sheet = ScoreSheet(
                 score,
                 values,
                 weights,
-                folds,
+                sets,
                 len(alphas),
                 is_vector=y.ndim == 1,
                 per_target=bool(self.alpha_per_target) and y.ndim == 2,
                 keeps_predictions=bool(self.store_cv_predictions),
             )
-            report, begun = Report(len(alphas), len(folds)), time.perf_counter()
-            for f, test in enumerate(folds.test):
-                rows = folds.training(f)
+            report, begun = Report(len(alphas), len(sets)), time.perf_counter()
+            for f, test in enumerate(sets.test):
+                rows = sets.training(f)
                 model = self._ridge_with(
                     parameters | {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol}
                 )
@@ -267,8 +304,8 @@ class KernelRidgeCV(RidgeRegressor):
                 for a in range(len(alphas)):
                     sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
             report.seconds = time.perf_counter() - begun
-            candidates.append(Candidate(None, sheet, report))
-        self._set_results(best_of(candidates, t), grid, alphas, is_vector=y.ndim == 1)
+            candidates.append(candidate_of(None, sheet, report, curve))
+        self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         if self.refit:
             last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
@@ -303,7 +340,15 @@ class KernelRidgeCV(RidgeRegressor):
             size = float(np.average(diagonal, weights=counting))
         return np.geomspace(*RANGE, N_ALPHAS) * (size if size > 0 else 1.0)
 
-    def _set_results(self, selected: Selected, grid: list[dict[str, Any]], alphas: Array, *, is_vector: bool) -> None:
+    def _set_results(
+        self,
+        selected: Selected,
+        grid: list[dict[str, Any]],
+        alphas: Array,
+        curve: LearningCurve | None,
+        *,
+        is_vector: bool,
+    ) -> None:
         """Set the attributes of the search."""
         chosen = selected.alphas
         indices = selected.kernel * len(alphas) + chosen
@@ -326,9 +371,11 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_score_: Any = selected.score
         self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
         self.selection_plan_ = selected.candidates[selected.kernel].plan
-        for name in ("cv_predictions_", "_known_processes", *FITTED):
+        for name in ("cv_predictions_", "learning_curve_", "_known_processes", *FITTED):
             if name != "feature_names_in_":
                 self.__dict__.pop(name, None)  # of an earlier fit
+        if curve is not None:
+            self.learning_curve_ = curve_results(grid, alphas, candidates, curve, selected.kernel)
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
 

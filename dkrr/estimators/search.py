@@ -1,5 +1,6 @@
 """What searches share: the candidates of the kernel's parameters, and the table of results."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 
 from dkrr.errors import InputError
+from dkrr.selection import Candidate, LearningCurve, gain_of
 
 Array = NDArray[np.float64]
 
@@ -53,3 +55,46 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
     ranks = np.array([1 + np.count_nonzero(known > value) for value in known], np.int32)
     spread = scores.std(axis=1) if has_splits else np.full(len(mean), np.nan)
     return found | {"mean_test_score": mean, "std_test_score": spread, "rank_test_score": ranks} | more
+
+
+def curve_results(
+    parameters: list[dict[str, Any]], alphas: Array, candidates: Sequence[Candidate], curve: LearningCurve, best: int
+) -> dict[str, Any]:
+    """`learning_curve_` of a search.
+
+    Parameters
+    ----------
+    parameters : list of dict
+        Parameters of every kernel.
+    alphas : ndarray of shape (n_alphas,)
+    candidates : sequence of Candidate
+        Scores of every kernel: of the parts, and of the folds, which are the last size.
+    curve : LearningCurve
+    best : int
+        Number of the kernel that was chosen.
+    """
+    # Kernels × sizes × λ × folds × targets (1: all together); NaN where a candidate was given up.
+    values = np.stack([np.concatenate([c.of_parts(), c.sheet.values[None]]) for c in candidates])
+    is_per_target = candidates[best].sheet.per_target
+    known = values.mean(axis=3)  # kernels × sizes × λ × targets
+    chosen = np.argmax(np.where(np.isnan(known), -np.inf, known), axis=2)
+    each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets
+    scores, of_target = each[best].mean(axis=2), alphas[chosen[best]]
+    sizes = np.vstack([curve.sizes, curve.n_training])
+    gain = gain_of(sizes[-2:], scores[-2:], float(np.mean([len(t) for t in curve.folds.test]) / sizes[-1].mean()))
+    found = {
+        "train_sizes": np.rint(sizes.mean(axis=1)).astype(np.intp),
+        "split_train_sizes": sizes,
+        "test_scores": scores,
+        "mean_test_score": scores.mean(axis=1),
+        "std_test_score": scores.std(axis=1),
+        "alpha": of_target if is_per_target else of_target[:, 0],
+        "params": parameters,
+        "mean_test_score_of_kernels": each.mean(axis=(2, 3)),
+        "gain_per_doubling": gain.per_doubling,
+        "gain_standard_error": gain.standard_error,
+        "gain_margin": gain.margin,
+    }
+    if is_per_target:
+        found["mean_test_score_per_target"] = each[best].mean(axis=1)
+    return found

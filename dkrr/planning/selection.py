@@ -25,6 +25,10 @@ NOT_THE_REST = (
     "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
     "gradient solves for them"
 )
+FITS_OF_PARTS = (
+    "parts of the training rows, for the learning curve, have no formula: fits of their own, about {seconds}"
+)
+PRIMAL_PARTS = "the parts of the training rows, for the learning curve, have sums of their own"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,13 @@ class FoldSizes:
     """The kernel is fitted to the training rows, so that every fold has one of its own."""
     targets_together: bool = False
     """Scores are of all targets together, so that none can wait."""
+    curve: tuple[float, ...] = ()
+    """Fractions of the training rows on which every fold is trained as well, for a learning curve."""
+
+    @property
+    def n_sets(self) -> int:
+        """Training sets: those of the folds and of the learning curve."""
+        return self.n_folds * (1 + len(self.curve))
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,8 @@ class SelectionPlan:
     def summary(self) -> str:
         """Short description of the method."""
         folds = "leave-one-out" if self.sizes.is_loo else plural(self.sizes.n_folds, "fold")
+        if self.sizes.curve:
+            folds += f" × {len(self.sizes.curve) + 1} sizes"
         alphas = f"{self.n_alphas} λ" if self.n_alphas > 1 else "1 λ"
         how = {
             "sweep": f"all {folds} × {alphas} in one run",
@@ -170,7 +183,7 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes) -> SelectionPlan:
     solves = len(p.alphas) * (1 if sizes.is_loo else sizes.n_folds)
     leverages = p.n * side**2 * len(p.alphas) if sizes.is_loo else 0
     predicting = 2.0 * p.n * side * t * len(p.alphas)
-    more = Cost(gemm_flops=solves * side**3 / 3 + leverages + predicting)
+    more = Cost(gemm_flops=solves * side**3 / 3 + leverages + predicting) + _of_primal_curve(problem, sizes)
     n_grams = 1 if sizes.is_loo else sizes.n_folds + 2
     peak = one.resources.local_baseline_bytes + (n_grams + 2) * 8 * side**2 + 4 * 32 * 2**20
     reason = "the features are no more than the rows: sums over all rows less those that a fold leaves out"
@@ -179,29 +192,60 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes) -> SelectionPlan:
         one,
         sizes,
         len(p.alphas),
-        2 * one.seconds + rates.seconds(more) / threads,
+        (2 + len(sizes.curve)) * one.seconds + rates.seconds(more) / threads,
         max(peak, one.peak_bytes),
-        (reason,),
+        (reason, *((PRIMAL_PARTS,) if sizes.curve else ())),
     )
+
+
+def _of_primal_curve(p: Problem, sizes: FoldSizes) -> Cost:
+    """Cost of the sums, solutions and predictions of the parts of a learning curve, without the passes."""
+    side, n_alphas = p.side("primal") + 1, len(p.alphas)
+    rows = p.n * (sizes.n_folds - 1) * sum(sizes.curve)  # of all folds
+    solves = n_alphas * sizes.n_folds * len(sizes.curve) * side**3 / 3
+    predicting = 2.0 * p.n * side * p.n_targets * n_alphas * len(sizes.curve)
+    return Cost(gemm_flops=rows * side**2 + solves + predicting)
+
+
+def _fits_of_parts(problem: Problem, sizes: FoldSizes, resources: Resources) -> tuple[float, int]:
+    """Time of the fits of all λ to the parts of a learning curve, in every fold, and the highest memory of any."""
+    seconds, peak = 0.0, 0
+    for fraction in sizes.curve:
+        rows = max(1, int(fraction * problem.n * (1 - 1 / max(2, sizes.n_folds))))
+        part = replace(
+            problem,
+            n=rows,
+            n_counting=None,
+            n_targets=problem.n_targets * len(problem.alphas),
+            heaviest_bytes=(),
+            x_bytes=None,
+            x_in_memory=True,
+            layout=None,
+        )
+        one = make_plan(part, resources)
+        seconds, peak = seconds + sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
+    return seconds, peak
 
 
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: str) -> SelectionPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
+    more, peak = _fits_of_parts(problem, sizes, resources)
+    seconds = sizes.n_folds * one.seconds + more
+    return SelectionPlan("refits", one, sizes, n_alphas, seconds, max(peak, one.peak_bytes), (reason,))
 
 
 def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
     """Conjugate gradient with all folds and all λ as columns of one block."""
     if sizes.is_loo or isinstance(problem.solver, Cholesky):
         return
-    each, t = sizes.n_folds * len(problem.alphas), problem.n_targets
+    each, t = sizes.n_sets * len(problem.alphas), problem.n_targets
     least = t if sizes.targets_together else 1
     width = max(least, min(t, MAX_COLUMNS // each))
     solver = ConjugateGradient() if problem.solver is None else problem.solver
     while True:
         try:
-            plan = make_plan(replace(problem, solver=solver, n_folds=sizes.n_folds, n_targets=width), resources)
+            plan = make_plan(replace(problem, solver=solver, n_folds=sizes.n_sets, n_targets=width), resources)
             break
         except MemoryLimitError:
             if width == least:
@@ -213,6 +257,8 @@ def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator
     reasons = ["products with K serve all folds and all λ, and hold the predictions of the rows that are left out"]
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)
+    if sizes.curve:
+        reasons.append("parts of the training rows, for the learning curve, are columns of the same run")
     yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, plan.peak_bytes, tuple(reasons))
 
 
@@ -236,5 +282,10 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     reason = "errors follow from a factor of all rows" + (
         ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
     )
-    seconds = len(problem.alphas) * (one.seconds + inverse)
-    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))
+    reasons = [reason]
+    more, of_parts = _fits_of_parts(problem, sizes, resources)
+    if sizes.curve:
+        reasons.append(FITS_OF_PARTS.format(seconds=format_seconds(more)))
+    seconds = len(problem.alphas) * (one.seconds + inverse) + more
+    peak = max(peak, of_parts)
+    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, tuple(reasons))

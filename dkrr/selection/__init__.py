@@ -1,19 +1,24 @@
 """Choosing λ and the kernel by held-out predictions, in far less time than separate fits take."""
 
+from dkrr.selection.curve import Gain, LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
-from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, select
+from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, candidate_of, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 
 __all__ = [
     "Candidate",
     "Folds",
+    "Gain",
+    "LearningCurve",
     "Report",
     "Score",
     "ScoreSheet",
     "Selected",
     "SelectionRequest",
     "best_of",
+    "candidate_of",
+    "gain_of",
     "negative_squared_error",
     "select",
 ]

@@ -1,6 +1,8 @@
 """A fit of all λ for each fold: where nothing is shared between folds."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +17,51 @@ from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet
 
 Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 
 def score_by_refits(
-    request: FitRequest, folds: Folds, alphas: Array, sheet: ScoreSheet, report: Report, progress: bool | None
+    request: FitRequest,
+    folds: Folds,
+    alphas: Array,
+    sheet: ScoreSheet,
+    report: Report,
+    progress: bool | None,
+    numbers: Iterable[int],
 ) -> None:
-    """Score every λ by fits to the training rows of every fold, all λ as targets of their own."""
+    """Score every λ by fits to the training rows of some of the folds, all λ as targets of their own."""
     targets = request.outputs
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
-    for f, rows in enumerate(folds.test):
+    for f in numbers:
         fitted = fit(_of_training_rows(request, folds, f, alphas), progress)
         (solved,) = fitted.solved
-        predictions = predict_in_memory(solved.model, MemoryRows(request.rows.take(rows)))
+        predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
         report.iterations[:, f] = solved.result.iterations
         report.residuals[:, f] = solved.result.residual
         for a in range(len(alphas)):
             sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
 
 
+def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:
+    """Some rows; of a Gram matrix with the columns of the training rows."""
+    taken = request.rows.take(rows)
+    return taken[:, training] if request.settings.kernel.is_precomputed else taken
+
+
 def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array) -> FitRequest:
-    targets = request.outputs
+    targets, settings = request.outputs, request.settings
     assert isinstance(targets, Targets)
+    if settings.store is not None:
+        settings = replace(settings, store=f"{settings.store}-fold-{fold}")
+    request = replace(request, settings=settings)
     repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
     training, weights = folds.training(fold), request.weights
-    if isinstance(request.rows, MemoryRows) or is_drawn(request.settings.kernel):
+    is_part = fold >= folds.n_choosing  # of a learning curve: the cost of all rows is not that of some
+    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or is_part:
         outputs = Targets(np.tile(targets.values[training], t), repeated)
         weights = None if weights is None else weights[training]
-        return replace(request, rows=MemoryRows(request.rows.take(training)), outputs=outputs, weights=weights)
+        return replace(request, rows=MemoryRows(_taken(request, training, training)), outputs=outputs, weights=weights)
     # Rows that are not in memory stay where they are; those of weight 0 leave no trace where nothing is drawn of them.
     mask = np.zeros(folds.n)
     mask[training] = 1.0 if weights is None else weights[training]

@@ -21,6 +21,7 @@ from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import FitRequest, Settings, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress, make_progress
+from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
 from dkrr.selection.folds import Folds
@@ -58,6 +59,8 @@ class SelectionRequest:
     race: bool = True
     """Whether to give up λ whose scores become worse."""
     keeps_predictions: bool = False
+    curve: LearningCurve | None = None
+    """Parts of the training rows that are scored as well."""
 
     def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
         """Request of a fit to all rows."""
@@ -74,11 +77,17 @@ class Candidate:
     sheet: ScoreSheet
     """Its λ are in the order of the request."""
     report: Report
+    curve: tuple[ScoreSheet, ...] = ()
+    """Scores of the parts of a learning curve, of each size."""
 
     @property
     def means(self) -> Array:
         """Mean scores of every λ, of shape (n_alphas, t or 1)."""
         return self.sheet.means()
+
+    def of_parts(self) -> Array:
+        """Scores of the parts of a learning curve, of shape (n_sizes, n_alphas, n_folds, t or 1)."""
+        return np.stack([sheet.values for sheet in self.curve])
 
 
 class LastFit(NamedTuple):
@@ -157,7 +166,8 @@ def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers
 
 def _scored(request: SelectionRequest, settings: Settings, number: int, show_progress: bool | None) -> Candidate:
     """Scores of one kernel with every λ."""
-    folds, begun = request.folds, time.perf_counter()
+    folds = request.folds if request.curve is None else request.curve.with_folds()
+    begun = time.perf_counter()
     loose = replace(_within_store(settings, f"kernel-{number}"), tol=request.tol)
     order = np.argsort(-request.alphas, kind="stable")
     alphas, report = request.alphas[order], Report(len(order), 1 if folds.is_loo else len(folds))
@@ -178,7 +188,18 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
     for message in _shortfalls(report, alphas):
         warnings.warn(message, ConvergenceWarning, stacklevel=4)
     back = np.argsort(order, kind="stable")
-    return Candidate(plan, sheet.in_order(back), report.in_order(back))
+    return candidate_of(plan, sheet.in_order(back), report.in_order(back), request.curve)
+
+
+def candidate_of(
+    plan: SelectionPlan | None, sheet: ScoreSheet, report: Report, curve: LearningCurve | None
+) -> Candidate:
+    """Scores of the folds, and behind them those of a learning curve."""
+    if curve is None:
+        return Candidate(plan, sheet, report)
+    k = len(curve.folds)
+    parts = tuple(sheet.part(curve.folds, k * (1 + size)) for size in range(len(curve)))
+    return Candidate(plan, sheet.part(curve.folds), report, parts)
 
 
 def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
@@ -204,6 +225,7 @@ def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bo
         train_on_the_rest=request.folds.train_on_the_rest,
         are_learned=is_drawn(settings.kernel),
         targets_together=not batches,
+        curve=() if request.curve is None else request.curve.fractions,
     )
     return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
 
@@ -219,22 +241,30 @@ def _carry_out(
     show_progress: bool | None,
 ) -> None:
     folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
+    sets = folds if request.curve is None else request.curve.with_folds()
     if plan.method == "refits":
-        score_by_refits(fits, folds, alphas, sheet, report, show_progress)
+        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(sets)))
         return
     one = plan.plan
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
-    data = SelectionData.of(targets, shared_fields(fits, one) | {"folds": folds, "candidates": tuple(alphas.tolist())})
+    fields = {"folds": sets if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
+    data = SelectionData.of(targets, shared_fields(fits, one) | fields)
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":
         PrimalFolds(data, folds, progress).score(alphas, sheet)
+        for size in range(len(request.curve or ())):
+            assert request.curve is not None
+            parts = request.curve.of_size(size)
+            PrimalFolds(data, parts, progress).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            sweep(one.chosen, data, one, context, folds, alphas, sheet, report, race=request.race)
-        else:
-            assert isinstance(one.chosen, Direct)
-            data = data.by_folds()
-            score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
+            sweep(one.chosen, data, one, context, sets, alphas, sheet, report, race=request.race)
+            return
+        assert isinstance(one.chosen, Direct)
+        data = data.by_folds()
+        score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
+    if request.curve is not None:
+        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(folds), len(sets)))

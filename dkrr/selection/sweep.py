@@ -104,9 +104,9 @@ class FoldSweep:
         first = (a * len(self.folds) + fold) * self.width
         return slice(first, first + self.width)
 
-    def columns_of(self, a: int) -> slice:
-        """Columns of a λ."""
-        return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
+    def choosing_columns_of(self, a: int) -> slice:
+        """Columns of a λ, of the folds that choose."""
+        return slice(self.columns(a, 0).start, self.columns(a, self.folds.n_choosing - 1).stop)
 
     def right_sides(self) -> Array:
         """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
@@ -152,7 +152,8 @@ class FoldSweep:
             where = self.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
             self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
-            if a < self.n_kept or outcome.residuals[self.columns_of(a)].max() <= STOPPED_RESIDUAL:
+            known = where if f >= self.folds.n_choosing else self.choosing_columns_of(a)
+            if a < self.n_kept or outcome.residuals[known].max() <= STOPPED_RESIDUAL:
                 self._sheet.take(a, f, values, self._targets)
         self._report.stopped[self.n_kept :] = True
         self._report.messages += outcome.messages
@@ -213,8 +214,10 @@ class _Race:
     def __init__(self, sweep: FoldSweep, operator: TrainingSetOperator, iteration: Iteration) -> None:
         self._sweep, self._operator, self._iteration = sweep, operator, iteration
         self._n_alphas, self._n_folds, self._width = len(sweep.alphas), len(sweep.folds), sweep.width
+        self._n_choosing = sweep.folds.n_choosing
+        self._tests = sweep.folds.test[: self._n_choosing]
         self._sums = np.zeros(len(sweep.shift))
-        self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in sweep.folds.test]
+        self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in self._tests]
         self._norms = column_norms(iteration.right_sides / sweep.sizes)
         self._norms[self._norms == 0] = 1.0
         self._scores: dict[int, Array] = {}
@@ -240,7 +243,7 @@ class _Race:
             x[:, state.cycle.columns] += state.cycle.correction
         products = self._operator.unmasked(x) if x.any() else np.zeros(x.shape)
         self._sums[:] = (self._sweep.sets.scale() * x).sum(axis=0)
-        for f, rows in enumerate(self._sweep.folds.test):
+        for f, rows in enumerate(self._tests):
             here = self._sweep.sets.of_column == f
             self._held_out[f][...] = products[np.ix_(rows, np.flatnonzero(here))]
 
@@ -253,7 +256,7 @@ class _Race:
         sets, product = self._sweep.sets, self._operator.last_product
         self._sums[columns] += step * (sets.scale(columns) * direction).sum(axis=0)
         of_column = sets.of_column[columns]
-        for f in np.unique(of_column):
+        for f in np.unique(of_column[of_column < self._n_choosing]):
             here = np.flatnonzero(of_column == f)
             numbers = columns[here]
             places = numbers // (self._n_folds * self._width) * self._width + numbers % self._width
@@ -266,7 +269,7 @@ class _Race:
         reached = np.zeros(len(self._sweep.shift))
         norms = np.linalg.norm(cycle.residual, axis=0)
         reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
-        worst = reached.reshape(self._n_alphas, -1).max(axis=1)
+        worst = reached.reshape(self._n_alphas, self._n_folds, -1)[:, : self._n_choosing].max(axis=(1, 2))
         for a in range(self._sweep.n_kept):
             if worst[a] > (MOST_RESIDUAL if self._sweep.is_squared_error else 0.0):
                 break
@@ -317,7 +320,7 @@ class _Race:
     def _score(self, a: int) -> Array:
         """Mean scores of a λ, of shape (t' or 1,)."""
         sweep, each = self._sweep, []
-        for f in range(self._n_folds):
+        for f in range(self._n_choosing):
             where = sweep.columns(a, f)
             part = self._held_out[f][:, a * self._width : (a + 1) * self._width] * sweep.sizes[where]
             each.append(sweep.score(f, sweep.predictions(part, self._sums[where] * sweep.sizes[where])))

@@ -1,0 +1,193 @@
+"""Learning curves: the scores of models that are trained on parts of the training rows of every fold.
+
+The parts are nested, and those of all folds follow one order of the rows: from one size to the next only the number of
+rows changes. They are training sets like those of the folds, with the same rows held out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from dkrr.errors import InputError
+from dkrr.selection.folds import Folds
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+CONFIDENCE = 0.95
+"""Confidence with which a gain is said to be one."""
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Parts of the training rows of every fold.
+
+    Parameters
+    ----------
+    folds : Folds
+        Folds that choose λ, not leave-one-out.
+    sizes : ndarray of shape (n_sizes, n_folds)
+        Numbers of rows of the parts, in ascending order of the sizes.
+    n_training : ndarray of shape (n_folds,)
+        Numbers of training rows whose weight is not 0.
+    order : ndarray of shape (n,)
+        All rows: a part has those of its fold's training rows that come first, without rows of weight 0.
+    is_counting : ndarray of shape (n,)
+        Whether the weight of a row is not 0.
+    """
+
+    folds: Folds
+    sizes: Numbers
+    n_training: Numbers
+    order: Numbers
+    is_counting: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, folds: Folds, train_sizes: Array | Numbers, weights: Array | None, groups: Any, random_state: int
+    ) -> "LearningCurve":
+        """Parts of rows in random order, of whole groups, or of the latest rows.
+
+        Parameters
+        ----------
+        folds : Folds
+        train_sizes : ndarray
+            Fractions of the training rows of a fold, or numbers of rows.
+        weights : ndarray of shape (n,), optional
+        groups : array-like of shape (n,), optional
+            One group after another is drawn, with all of its rows.
+        random_state : int
+
+        Raises
+        ------
+        InputError
+            If a part has no rows, or is not smaller than the training set.
+        """
+        is_counting = np.ones(folds.n, bool) if weights is None else weights > 0
+        n_training = np.array([np.count_nonzero(is_counting[folds.training(f)]) for f in range(len(folds))])
+        wanted = np.unique(train_sizes)
+        if wanted.dtype.kind == "f":
+            sizes = (wanted[wanted < 1.0, None] * n_training).astype(np.intp)
+        else:
+            sizes = np.repeat(wanted[:, None], len(folds), axis=1)
+        for size, given in zip(sizes, wanted, strict=False):
+            for f, (count, n_rows) in enumerate(zip(size, n_training, strict=True)):
+                if not 1 <= count < n_rows:
+                    raise InputError(
+                        f"train_sizes has {given:g}, and fold {f} (counted from 0) trains on {n_rows} rows of positive "
+                        f"weight; expected between 1 and {n_rows - 1} rows of each fold: all of them are always the "
+                        f"last size"
+                    )
+        return cls(folds, sizes, n_training, _order(folds, groups, random_state), is_counting)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """Mean fractions of the training rows."""
+        return tuple((self.sizes / self.n_training).mean(axis=1).tolist())
+
+    def of_size(self, size: int) -> Folds:
+        """The parts of one size as training sets of the folds."""
+        parts = tuple(self.training(size, f) for f in range(len(self.folds)))
+        return Folds(self.folds.n, self.folds.test, parts)
+
+    def training(self, size: int, fold: int) -> Numbers:
+        """Numbers of the rows of a part, in ascending order."""
+        is_eligible = np.zeros(self.folds.n, bool)
+        is_eligible[self.folds.training(fold)] = True
+        is_eligible &= self.is_counting
+        return np.sort(self.order[is_eligible[self.order]][: self.sizes[size, fold]])
+
+    def with_folds(self) -> "CurveFolds":
+        """The folds, and behind them the parts, size by size."""
+        return CurveFolds(self.folds.n, self.folds.test * (1 + len(self)), curve=self)
+
+
+@dataclass(frozen=True)
+class CurveFolds(Folds):
+    """Folds that choose λ, and behind them those of a learning curve, size by size."""
+
+    curve: LearningCurve | None = None
+
+    @property
+    def n_choosing(self) -> int:
+        assert self.curve is not None
+        return len(self.curve.folds)
+
+    @property
+    def train_on_the_rest(self) -> bool:
+        return False
+
+    def training(self, fold: int) -> Numbers:
+        assert self.curve is not None
+        size, f = divmod(fold, self.n_choosing)
+        return self.curve.folds.training(f) if size == 0 else self.curve.training(size - 1, f)
+
+
+def _order(folds: Folds, groups: Any, random_state: int) -> Numbers:
+    """All rows in the order in which parts take them."""
+    n, rng = folds.n, np.random.default_rng(random_state)
+    if all(folds.training(f).max() < folds.test[f].min() for f in range(len(folds))):
+        # Time: a shorter history is the latest part of it.
+        return np.arange(n - 1, -1, -1)
+    if groups is None:
+        return rng.permutation(n)
+    _, codes = np.unique(np.asarray(groups), return_inverse=True)
+    places = rng.permutation(codes.max() + 1)
+    return np.lexsort((rng.random(n), places[codes]))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What the score gained by the last doubling of the training rows.
+
+    Parameters
+    ----------
+    per_doubling : float
+        Mean over the folds of the gain from the last size but one to all rows, over the doublings between them.
+    standard_error : float
+        Its standard error; NaN with one fold.
+    n_folds : int
+    """
+
+    per_doubling: float
+    standard_error: float
+    n_folds: int
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the interval of `CONFIDENCE` around the gain, by Student's t."""
+        if self.n_folds < 2:
+            return float("nan")
+        return float(stdtrit(self.n_folds - 1, (1 + CONFIDENCE) / 2)) * self.standard_error
+
+
+def gain_of(sizes: Numbers, scores: Array, test_over_training: float) -> Gain:
+    """Gain of the last doubling.
+
+    The gains of the folds have much of their training rows in common, and their scatter alone would give too small an
+    error: its square is (1/k + n_test/n_train) of the variance between k folds.
+
+    Parameters
+    ----------
+    sizes : ndarray of integers, of shape (2, n_folds)
+        Training rows of the last two sizes.
+    scores : ndarray of shape (2, n_folds)
+    test_over_training : float
+        Rows held out over those that are trained on.
+
+    References
+    ----------
+    C. Nadeau, Y. Bengio, "Inference for the Generalization Error", Machine Learning 52 (2003).
+    """
+    gains = (scores[1] - scores[0]) / np.log2(sizes[1] / sizes[0])
+    k = len(gains)
+    if k < 2:
+        return Gain(float(gains.mean()), float("nan"), k)
+    error = np.sqrt((1 / k + test_over_training) * gains.var(ddof=1))
+    return Gain(float(gains.mean()), float(error), k)

@@ -1,0 +1,186 @@
+"""Learning curves of KernelRidgeCV against one fit after another."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit
+
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF, BagOfWords
+from dkrr.selection import Folds, LearningCurve
+from tests.selection.naive import naive_predictions, naive_scores
+
+ALPHAS = [10.0, 1e-3, 0.3]
+TIGHT = {"cv_tol": 1e-11, "race": False}
+WAYS = {
+    "sweep": {"kernel": "rbf", "solver": "cg"},
+    "factors": {"kernel": "rbf", "solver": "cholesky"},
+    "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
+    "refits": {"kernel": Nystroem(RBF(gamma=0.2), 12)},
+}
+
+
+def parts_of(data, cv, train_sizes, weights=None, groups=None, seed=0):
+    """Pairs (training rows, rows held out) of every size; the rows of all sizes but the last are those of dkrr."""
+    pairs = list(cv.split(data.X, groups=groups))
+    folds = Folds.of_pairs(len(data.X), pairs)
+    curve = LearningCurve.of(folds, np.array(train_sizes), weights, groups, seed)
+    parts = [[(curve.training(s, f), test) for f, (_, test) in enumerate(pairs)] for s in range(len(curve))]
+    return [*parts, pairs]
+
+
+def expected_scores(data, Y, parts, weights=None, **settings):
+    """Scores of the best λ at every size, (n_sizes, n_folds), and that λ."""
+    found = [naive_scores(data.X, Y, pairs, ALPHAS, weights, **settings) for pairs in parts]
+    best = [int(np.argmax(scores.mean(axis=1))) for scores in found]
+    return np.stack([scores[a] for scores, a in zip(found, best, strict=True)]), [ALPHAS[a] for a in best]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("fit_intercept", "weighted"), [(False, False), (True, True)])
+def test_is_that_of_separate_fits(data, way, fit_intercept, weighted):
+    weights = data.weights if weighted else None
+    cv = KFold(3, shuffle=True, random_state=1)
+    search = KernelRidgeCV(
+        ALPHAS, cv=cv, train_sizes=(0.5, 0.2), fit_intercept=fit_intercept, refit=False, **TIGHT, **WAYS[way]
+    ).fit(data.X, data.y, sample_weight=weights)
+    curve = search.learning_curve_
+    parts = parts_of(data, cv, (0.5, 0.2), weights)
+    assert_array_equal(curve["split_train_sizes"][:-1], [[len(train) for train, _ in pairs] for pairs in parts[:-1]])
+    settings = {k: v for k, v in WAYS[way].items() if k in ("kernel", "degree")} | {"fit_intercept": fit_intercept}
+    scores, alphas = expected_scores(data, data.y, parts, weights, **settings)
+    assert_allclose(curve["test_scores"], scores, rtol=1e-6)
+    assert_array_equal(curve["alpha"], alphas)
+    assert curve["mean_test_score"][-1] == pytest.approx(search.best_score_) and curve["alpha"][-1] == search.alpha_
+    assert search.selection_plan_.method == way
+    plain = KernelRidgeCV(ALPHAS, cv=cv, fit_intercept=fit_intercept, refit=False, **TIGHT, **WAYS[way])
+    plain.fit(data.X, data.y, sample_weight=weights)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-8)
+    assert not hasattr(plain, "learning_curve_")
+
+
+@pytest.mark.parametrize("cv", [GroupKFold(3), ShuffleSplit(3, random_state=0), TimeSeriesSplit(3)])
+def test_splitters(data, cv):
+    y = data.y[:, 0]
+    groups = np.random.default_rng(0).integers(0, 30, 211) if isinstance(cv, GroupKFold) else None
+    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=[15, 40], random_state=3, refit=False, **TIGHT)
+    curve = search.fit(data.X, y, groups=groups).learning_curve_
+    assert_array_equal(curve["train_sizes"][:2], [15, 40])
+    parts = parts_of(data, cv, [15, 40], groups=groups, seed=3)
+    assert_allclose(curve["test_scores"], expected_scores(data, y, parts, kernel="rbf")[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_precomputed(data, solver):
+    y, settings = data.y[:, 0], {"cv": 3, "train_sizes": (0.3,), "solver": solver, "refit": False} | TIGHT
+    search = KernelRidgeCV(ALPHAS, kernel="precomputed", **settings).fit(RBF(gamma=0.2)(data.X), y)
+    plain = KernelRidgeCV(ALPHAS, kernel=RBF(gamma=0.2), **settings).fit(data.X, y)
+    assert_allclose(search.learning_curve_["test_scores"], plain.learning_curve_["test_scores"], rtol=1e-6)
+
+
+def test_every_target_has_its_own_alpha(data):
+    settings = {"cv": 3, "train_sizes": (0.25, 0.5), "solver": "cg", "refit": False} | TIGHT
+    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(data.X, data.y).learning_curve_
+    for j in range(3):
+        alone = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y[:, j]).learning_curve_
+        assert_array_equal(curve["alpha"][:, j], alone["alpha"])
+        assert_allclose(curve["mean_test_score_per_target"][:, j], alone["mean_test_score"], rtol=1e-6)
+    assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
+
+
+def test_targets_in_several_runs(data, monkeypatch):
+    settings = {"cv": 3, "train_sizes": (0.25,), "solver": "cg", "refit": False} | TIGHT
+    whole = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 36)  # two of the three targets
+    search = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
+    assert search.selection_plan_.plan.problem.n_targets == 2
+    assert_allclose(search.learning_curve_["test_scores"], whole.learning_curve_["test_scores"], rtol=1e-8)
+
+
+def test_a_race_is_that_of_the_folds_alone(data):
+    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
+    alphas = np.geomspace(1e-9, 100, 12)
+    plain = KernelRidgeCV(alphas, solver="cg", refit=False).fit(data.X, noisy)
+    raced = KernelRidgeCV(alphas, solver="cg", refit=False, train_sizes=(0.25, 0.5)).fit(data.X, noisy)
+    every = KernelRidgeCV(alphas, solver="cg", refit=False, train_sizes=(0.25, 0.5), race=False).fit(data.X, noisy)
+    assert raced.alpha_ == plain.alpha_ and raced.cv_results_["stopped"].any()
+    assert_array_equal(raced.cv_results_["stopped"], plain.cv_results_["stopped"])
+    found, expected = raced.learning_curve_, every.learning_curve_
+    assert_array_equal(found["alpha"], expected["alpha"])
+    assert_allclose(found["test_scores"], expected["test_scores"], rtol=2e-3)
+    assert (np.diff(found["mean_test_score"]) > 0).all()
+
+
+def test_several_kernels_and_a_scorer(data):
+    y = data.y[:, 0]
+    settings = {"cv": 3, "train_sizes": (0.25,), "scoring": "r2", "refit": False} | TIGHT
+    search = KernelRidgeCV(ALPHAS, gamma=[0.01, 0.3], **settings).fit(data.X, y)
+    curve = search.learning_curve_
+    for k, gamma in enumerate([0.01, 0.3]):
+        alone = KernelRidgeCV(ALPHAS, gamma=gamma, **settings).fit(data.X, y).learning_curve_
+        assert curve["params"][k] == {"gamma": gamma}
+        assert_allclose(curve["mean_test_score_of_kernels"][k], alone["mean_test_score"], rtol=1e-6)
+        if gamma == search.best_params_["gamma"]:
+            assert_allclose(curve["test_scores"], alone["test_scores"], rtol=1e-6)
+
+
+def test_kept_predictions_are_those_of_the_folds(data):
+    y, folds = data.y[:, 0], list(KFold(3).split(data.X))
+    search = KernelRidgeCV(ALPHAS, cv=3, train_sizes=(0.5,), store_cv_predictions=True, **TIGHT).fit(data.X, y)
+    expected = np.concatenate(naive_predictions(data.X, y, folds, search.alpha_, kernel="rbf"))
+    assert_allclose(search.cv_predictions_, expected, rtol=1e-6, atol=1e-8)
+    assert search.set_params(train_sizes=None).fit(data.X, y).__dict__.get("learning_curve_") is None
+
+
+def test_documents():
+    rng = np.random.default_rng(0)
+    words = ["red", "green", "blue", "round", "square", "large"]
+    texts = np.array([" ".join(rng.choice(words, 4)) for _ in range(60)], object)
+    y = np.array([text.count("red") for text in texts], float)
+    search = KernelRidgeCV([0.01, 1.0], kernel=BagOfWords(), cv=3, train_sizes=(0.25,), cv_tol=1e-10).fit(texts, y)
+    folds = Folds.of_pairs(60, list(KFold(3).split(texts)))
+    parts = LearningCurve.of(folds, np.array([0.25]), None, None, 0)
+    alpha, found = search.learning_curve_["alpha"][0], []
+    for f, test in enumerate(folds.test):
+        train = parts.training(0, f)
+        model = KernelRidge(alpha=alpha, kernel=BagOfWords()).fit(texts[train], y[train])
+        found.append(-np.mean((model.predict(texts[test]) - y[test]) ** 2))
+    assert_allclose(search.learning_curve_["test_scores"][0], found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver):
+    settings = {"cv": 2, "train_sizes": (0.25,), "solver": solver, "refit": False, "cv_tol": 1e-6}
+    plain = KernelRidgeCV([0.3], **settings).fit(data.X, data.y).learning_curve_
+    stored = KernelRidgeCV([0.3], tile=50, store=str(tmp_path / "run"), **settings)
+    for _ in range(2):
+        assert_allclose(stored.fit(data.X, data.y).learning_curve_["test_scores"], plain["test_scores"], rtol=1e-4)
+
+
+def test_fits_of_folds_have_stores_of_their_own(data, tmp_path):
+    settings = {"kernel": WAYS["refits"]["kernel"], "cv": 2, "train_sizes": (0.5,)}
+    plain = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
+    stored = KernelRidgeCV(ALPHAS, store=str(tmp_path / "run"), **settings).fit(data.X, data.y)
+    assert_allclose(stored.learning_curve_["test_scores"], plain.learning_curve_["test_scores"], rtol=1e-9)
+    assert {f"kernel-0-fold-{f}" for f in range(4)} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_sizes": 0.5}, "train_sizes is 0.5; expected fractions"),
+        ({"train_sizes": (0.5, 2.0)}, "train_sizes is .*expected fractions"),
+        ({"train_sizes": (1.0,)}, "train_sizes is .*expected fractions"),
+        ({"train_sizes": (0, 20)}, "train_sizes is .*expected fractions"),
+        ({"train_sizes": "all"}, "train_sizes is 'all'"),
+        ({"train_sizes": (0.001, 0.5)}, "train_sizes has 0.001, and fold 0 .* trains on 168 rows"),
+        ({"train_sizes": (20, 168)}, "train_sizes has 168, and fold 0 .*between 1 and 167 rows"),
+        ({"train_sizes": (0.5,), "cv": "loo"}, "cv is leave-one-out.*cv=5"),
+        ({"train_sizes": (0.5,), "random_state": -1}, "random_state is -1"),
+    ],
+)
+def test_bad_input(data, change, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidgeCV(**change).fit(data.X, data.y)
