@@ -210,3 +210,18 @@ def checked_width(y: Any) -> int:
         return as_rows(y, "y").shape[1]
     shape = np.shape(y) if not hasattr(y, "shape") else y.shape
     return int(shape[1]) if len(shape) == 2 else 1
+
+
+def checked_train_sizes(train_sizes: Any) -> NDArray[np.float64] | NDArray[np.intp]:
+    """Fractions, or numbers of rows; raises InputError if they are neither."""
+    sizes = np.asarray(train_sizes)
+    is_whole, is_real = sizes.dtype.kind in "iu", sizes.dtype.kind == "f"
+    if sizes.ndim == 1 and sizes.size:
+        if is_whole and (sizes >= 1).all():
+            return sizes.astype(np.intp)
+        if is_real and (sizes > 0).all() and (sizes <= 1).all() and (sizes < 1).any():
+            return sizes.astype(np.float64)
+    raise InputError(
+        f"train_sizes is {train_sizes!r}; expected fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole "
+        f"numbers of rows"
+    )

@@ -15,6 +15,7 @@ from dkrr.arguments import (
     checked_loss,
     checked_path,
     checked_tol,
+    checked_train_sizes,
     checked_whole,
     checked_width,
 )
@@ -65,6 +66,7 @@ def plan(  # type: ignore[misc]
     alphas: Any = None,
     cv: Any = None,
     cv_tol: float = 1e-3,
+    train_sizes: Any = None,
 ) -> Plan | SelectionPlan:
     """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
@@ -127,6 +129,8 @@ def plan(  # type: ignore[misc]
         Number of folds of a KernelRidgeCV; with it, or with `alphas`, the plan is that of the selection.
     cv_tol : float, default=1e-3
         Accuracy required of conjugate gradient for the folds.
+    train_sizes : array-like, optional
+        Sizes of the learning curve of a KernelRidgeCV: fractions of the training rows, or numbers of rows.
 
     Returns
     -------
@@ -186,6 +190,8 @@ def plan(  # type: ignore[misc]
     resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory)
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
+    if train_sizes is not None:
+        sizes = _with_curve(sizes, train_sizes, n)
     if sizes is not None:
         fields |= {"alphas": candidates, "tol": checked_tol(cv_tol)}
         if rows is not None:
@@ -219,3 +225,18 @@ def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tup
     if folds < 2:
         raise InputError(f"cv is {cv!r}; expected a number of folds of at least 2, or 'loo'")
     return tuple(sorted(set(values.tolist()))), FoldSizes(folds)
+
+
+def _with_curve(sizes: FoldSizes | None, train_sizes: Any, n: int) -> FoldSizes:
+    """Folds with the parts of a learning curve, of n rows."""
+    wanted = np.unique(checked_train_sizes(train_sizes)).astype(np.float64)
+    if sizes is None or sizes.is_loo:
+        raise InputError("train_sizes is given without folds; expected a number of folds: give cv=5")
+    n_training = n - n / sizes.n_folds
+    fractions = wanted[wanted < 1] if wanted[0] < 1 else wanted / n_training
+    if fractions[-1] >= 1:
+        raise InputError(
+            f"train_sizes has {wanted[-1]:g}, and {sizes.n_folds} folds of {n:,} rows train on {int(n_training):,}; "
+            f"expected fewer: all of them are always the last size"
+        )
+    return replace(sizes, curve=tuple(fractions.tolist()))

@@ -28,6 +28,17 @@ def candidates(text: str, option: str) -> list[float]:
         ) from None
 
 
+def train_sizes(text: str, option: str) -> list[float] | list[int]:
+    """Fractions, or whole numbers of rows, with commas between; raises InputError naming the option."""
+    parts = text.split(",")
+    try:
+        return [int(part) for part in parts] if all(part.strip().isdigit() for part in parts) else [*map(float, parts)]
+    except ValueError:
+        raise InputError(
+            f"{option} is {text!r}; expected fractions such as 0.125,0.25,0.5, or numbers of rows, with commas between"
+        ) from None
+
+
 def folds_of_rows(cv: str, shuffle: int | None) -> Any:
     """Number of folds, or a splitter of random rows."""
     from dkrr.estimators.cross_validation import shuffled_folds

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dkrr.cli.candidates import candidates, folds_of_rows, whole
+from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes, whole
 from dkrr.cli.output import (
     check_predictions_path,
     convergence_report,
@@ -218,6 +218,7 @@ def fit(
 @click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
 @click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
 @click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
+@click.option("--train-sizes", metavar="SIZES", help="A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers.")
 @click.option("--fit-intercept/--no-fit-intercept", default=False, help="Fit a constant that is not penalised.")
 @click.option("--solver", type=click.Choice(["auto", "cholesky", "cg"]), default="auto", show_default=True)
 @click.option(
@@ -226,7 +227,7 @@ def fit(
 @click.option("--memory-limit", help="Memory on one machine, for example 4GiB.")
 @click.option("--store", help="Folder for the stores of the run, kept and resumed from.")
 @click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786.")
-@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ as well (needs matplotlib).")
+@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ (and rows) as well (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 def select(
@@ -255,6 +256,8 @@ def select(
         for name in ("alphas", "gamma", "degree"):
             if name in settings:
                 settings[name] = candidates(settings[name], f"--{name}")
+        if "train_sizes" in settings:
+            settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         folds: Any = cv
         if cv != "loo":
             folds = folds_of_rows(cv, shuffle)
@@ -313,6 +316,7 @@ def predict(
 @click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
 @click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
 @click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
+@click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")
 @_model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:
@@ -326,6 +330,8 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
         if settings["cv"] not in (None, "loo"):
             settings["cv"] = whole(settings["cv"], "--cv")
+        if settings["train_sizes"] is not None:
+            settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         result = library.plan(x_path, y_path, **settings)
         click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 

@@ -202,16 +202,17 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _axes() -> tuple[Any, Any]:
-    """A figure, and its axes."""
+def _axes(count: int = 1) -> tuple[Any, ...]:
+    """A figure, and its axes, side by side."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError("--out needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=(7 if count == 1 else 11, 4), layout="constrained")
+    panels = [figure.add_subplot(1, count, 1 + k) for k in range(count)]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, *panels
 
 
 def check_predictions_path(path: str, *, overwrite: bool) -> None:
@@ -288,8 +289,10 @@ def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:
         ]
         best = {name: np.asarray(value).tolist() for name, value in search.best_params_.items()}
         score = np.asarray(search.best_score_).tolist()
-        plan = search.selection_plan_.to_dict()
-        return json.dumps({"model": path, "best_params": best, "best_score": score, "candidates": rows, "plan": plan})
+        found = {"model": path, "best_params": best, "best_score": score, "candidates": rows}
+        if search.train_sizes is not None:
+            found["learning_curve"] = {name: _json_value(value) for name, value in search.learning_curve_.items()}
+        return json.dumps(found | {"plan": search.selection_plan_.to_dict()})
     lines = [
         str(search.selection_plan_),
         "  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}",
@@ -302,7 +305,29 @@ def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:
         what = f"{'stopped':>14}" if results["stopped"][k] else f"{score:>14.6g}{spread:>12.2g}"
         mark = "  best" if np.any(k == np.asarray(search.best_index_)) else ""
         lines.append(f"  {shown}{what}{mark}")
+    if search.train_sizes is not None:
+        lines += _curve_lines(search.learning_curve_)
     return "\n".join([*lines, f"model       {path or 'not saved'}"])
+
+
+def _curve_lines(curve: dict[str, Any]) -> list[str]:
+    """Learning curve of the best kernel, and what the last doubling says."""
+    sizes, means, spreads = (curve[name] for name in ("train_sizes", "mean_test_score", "std_test_score"))
+    lines = [f"  {'rows':>12}{'score':>14}{'± std':>12}  alpha"]
+    for size, mean, spread, alpha in zip(sizes, means, spreads, curve["alpha"], strict=True):
+        shown = ", ".join(f"{value:.4g}" for value in np.atleast_1d(alpha))
+        lines.append(f"  {size:>12,}{mean:>14.6g}{spread:>12.2g}  {shown}")
+    return [*lines, f"more rows   {curve['conclusion']}"]
+
+
+def _json_value(value: Any) -> Any:
+    """Numbers, arrays and texts of a learning curve as values of JSON; None for NaN."""
+    if isinstance(value, list | str):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        array = np.array([_known(number) for number in array.ravel()], object).reshape(array.shape)
+    return array.tolist()
 
 
 def _known(value: Any) -> float | None:
@@ -313,12 +338,14 @@ def _known(value: Any) -> float | None:
 def draw_selection(search: Any, path: str) -> None:
     """Draw the mean scores over λ with their spread over the folds, a line for every kernel, and the choice.
 
+    Beside them the learning curve, if there is one.
+
     Raises
     ------
     InputError
         If matplotlib is not installed.
     """
-    figure, axes = _axes()
+    figure, axes, *more = _axes(1 if search.train_sizes is None else 2)
     results = search.cv_results_
     kernels = [tuple((n, v) for n, v in p.items() if n != "alpha") for p in results["params"]]
     alphas = np.array([p["alpha"] for p in results["params"]])
@@ -326,14 +353,41 @@ def draw_selection(search: Any, path: str) -> None:
     for kernel in dict.fromkeys(kernels):
         here = np.flatnonzero([k == kernel for k in kernels])
         here = here[np.argsort(alphas[here])]
-        label = ", ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in kernel) or None
-        (line,) = axes.plot(alphas[here], means[here], marker="o", markersize=4, label=label)
+        (line,) = axes.plot(alphas[here], means[here], marker="o", markersize=4, label=_label(dict(kernel)))
         low, high = means[here] - spreads[here], means[here] + spreads[here]
         axes.fill_between(alphas[here], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     best = np.atleast_1d(search.best_index_)
     axes.plot(alphas[best], means[best], "k*", markersize=13, label="chosen")
     axes.set_xscale("log")
     axes.set_xlabel("λ")
-    axes.set_ylabel("score of the rows left out (mean and spread of the folds)")
+    axes.set_ylabel("score of the rows left out")
+    axes.set_title("mean and spread of the folds", fontsize=10)
     axes.legend(frameon=False)
+    if more:
+        draw_curve(search.learning_curve_, more[0], search.best_params_)
     figure.savefig(path, dpi=150)
+
+
+def draw_curve(curve: dict[str, Any], axes: Any, best: dict[str, Any]) -> None:
+    """Draw the mean scores over the number of training rows, a line for every kernel; of the best one every fold."""
+    sizes = curve["train_sizes"]
+    for parameters, means in zip(curve["params"], curve["mean_test_score_of_kernels"], strict=True):
+        is_best = all(best[name] == value for name, value in parameters.items())
+        (line,) = axes.plot(sizes, means, marker="o", markersize=4, label=_label(parameters))
+        if is_best:
+            colour = line.get_color()
+            axes.plot(curve["split_train_sizes"], curve["test_scores"], color=colour, alpha=0.35, linewidth=0.8)
+            low, high = (means + sign * curve["std_test_score"] for sign in (-1, 1))
+            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_xlabel("training rows")
+    margin = "" if math.isnan(curve["gain_margin"]) else f" ± {curve['gain_margin']:.2g} (95 %)"
+    axes.set_title(f"{curve['gain_per_doubling']:+.3g}{margin} by the last doubling", fontsize=10)
+    if len(curve["params"]) > 1:
+        axes.legend(frameon=False)
+
+
+def _label(parameters: dict[str, Any]) -> str | None:
+    """Parameters of a kernel for a legend."""
+    return ", ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in parameters.items()) or None

@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import KFold, LeaveOneOut, check_cv
 
+from dkrr.arguments import checked_train_sizes
 from dkrr.errors import InputError
 from dkrr.kernels.blocks import whole
 from dkrr.selection import Folds, LearningCurve, Score, negative_squared_error
@@ -66,21 +67,6 @@ def checked_curve(
         )
     seed = whole(random_state, "random_state", 0, "any seed serves")
     return LearningCurve.of(folds, checked_train_sizes(train_sizes), weights, groups, seed)
-
-
-def checked_train_sizes(train_sizes: Any) -> Array | Numbers:
-    """Fractions, or numbers of rows; raises InputError if they are neither."""
-    sizes = np.asarray(train_sizes)
-    is_whole, is_real = sizes.dtype.kind in "iu", sizes.dtype.kind == "f"
-    if sizes.ndim == 1 and sizes.size:
-        if is_whole and (sizes >= 1).all():
-            return sizes.astype(np.intp)
-        if is_real and (sizes > 0).all() and (sizes <= 1).all() and (sizes < 1).any():
-            return sizes.astype(np.float64)
-    raise InputError(
-        f"train_sizes is {train_sizes!r}; expected fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole "
-        f"numbers of rows"
-    )
 
 
 def shuffled_folds(n_folds: int, seed: int) -> KFold:

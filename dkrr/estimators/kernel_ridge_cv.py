@@ -137,10 +137,10 @@ class KernelRidgeCV(RidgeRegressor):
         of "split_train_sizes" (n_sizes, n_folds); "test_scores" (n_sizes, n_folds), with λ chosen anew at every size by
         the mean score ("alpha"), and their "mean_test_score" and "std_test_score"; "gain_per_doubling", by how much the
         score rose from the last size but one to all rows, over the doublings between them,
-        "gain_standard_error", which allows for the rows that the folds share (NaN with one fold), and "gain_margin",
-        half the width of the interval of 95 % around it. "params" has the parameters of all kernels, and
-        "mean_test_score_of_kernels" their curves, (n_kernels, n_sizes). With `alpha_per_target` "alpha" has a column
-        for each target, as has "mean_test_score_per_target".
+        "gain_standard_error", which allows for the rows that the folds share (NaN with one fold), "gain_margin", half
+        the width of the interval of 95 % around it, and "conclusion", what they say of more rows. "params" has the
+        parameters of all kernels, and "mean_test_score_of_kernels" their curves, (n_kernels, n_sizes). With
+        `alpha_per_target` "alpha" has a column for each target, as has "mean_test_score_per_target".
     n_splits_ : int
         Number of folds.
     selection_plan_ : SelectionPlan or None

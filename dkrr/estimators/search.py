@@ -81,7 +81,8 @@ def curve_results(
     each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets
     scores, of_target = each[best].mean(axis=2), alphas[chosen[best]]
     sizes = np.vstack([curve.sizes, curve.n_training])
-    gain = gain_of(sizes[-2:], scores[-2:], float(np.mean([len(t) for t in curve.folds.test]) / sizes[-1].mean()))
+    held_out = np.mean([np.count_nonzero(curve.is_counting[rows]) for rows in curve.folds.test])
+    gain = gain_of(sizes[-2:], scores[-2:], float(held_out / sizes[-1].mean()))
     found = {
         "train_sizes": np.rint(sizes.mean(axis=1)).astype(np.intp),
         "split_train_sizes": sizes,
@@ -94,6 +95,7 @@ def curve_results(
         "gain_per_doubling": gain.per_doubling,
         "gain_standard_error": gain.standard_error,
         "gain_margin": gain.margin,
+        "conclusion": gain.conclusion(),
     }
     if is_per_target:
         found["mean_test_score_per_target"] = each[best].mean(axis=1)

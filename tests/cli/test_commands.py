@@ -222,6 +222,20 @@ class TestSelect:
         expected = KernelRidge(kernel="rbf", **found["best_params"]).fit(data.X, data.y).predict(data.X)
         assert np.allclose(np.load(files / "p.npy"), expected, rtol=0, atol=1e-8)
 
+    def test_learning_curve(self, files):
+        arguments = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--alphas", "0.01,1", "--gamma", "0.1,0.4"]
+        more = ["--train-sizes", "0.25,0.5", "--quiet", "--solver", "cholesky"]
+        one, both = files / "one.png", files / "both.png"
+        text = run("select", *arguments, *more, "--out", both).stdout
+        run("select", *arguments, "--quiet", "--out", one)
+        assert "more rows   from 84 to 169 the score went" in text and "(95 %) for each doubling" in text
+        widths = [int.from_bytes(picture.read_bytes()[16:20], "big") for picture in (one, both)]
+        assert widths[1] > 1.5 * widths[0]
+        curve = json.loads(run("select", *arguments, *more, "--json").stdout)["learning_curve"]
+        assert curve["train_sizes"] == [42, 84, 169] and np.shape(curve["test_scores"]) == (3, 5)
+        alone = json.loads(run("select", *arguments, *more, "--cv", 2, "--train-sizes", "20,50", "--json").stdout)
+        assert alone["learning_curve"]["train_sizes"][:2] == [20, 50]
+
     def test_without_a_model(self, files):
         text = run("select", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--cv", "loo", "--quiet").stdout
         assert "not saved" in text and "leave-one-out" in text
@@ -234,6 +248,8 @@ class TestSelect:
             (["--cv", "many"], "--cv is 'many'; expected a whole number"),
             (["--cv", "1"], "cv is 1; expected"),
             (["--scoring", "best"], "scoring is 'best'; expected"),
+            (["--train-sizes", "half"], "--train-sizes is 'half'; expected fractions such as"),
+            (["--train-sizes", "0.5", "--cv", "loo"], "train_sizes is given, and cv is leave-one-out"),
         ],
     )
     def test_bad_input(self, files, change, message):
@@ -243,5 +259,8 @@ class TestSelect:
     def test_plan(self):
         text = run("plan", "--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10).stdout
         assert "5 folds" in text and "10 λ" in text
+        more = ["--train-sizes", "0.25,0.5"]
+        text = run("plan", "--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10, *more).stdout
+        assert "5 folds × 3 sizes" in text
         result = run("plan", "--n", 5000, "--d", 16, "--cv", "few", code=2)
         assert "--cv is 'few'" in result.stderr

@@ -60,12 +60,31 @@ def test_targets_wait_where_memory_is_short():
 
 
 @pytest.mark.parametrize(
+    ("settings", "method", "most"),
+    [
+        ({"n": 100_000}, "sweep", 4.0),
+        ({"n": 8000, "solver": "cholesky"}, "factors", 1.5),
+        ({"n": 10**6, "d": 50, "kernel": "linear"}, "primal", 7.0),
+    ],
+)
+def test_learning_curve(settings, method, most):
+    plain, found = selection(**settings), selection(**settings, train_sizes=(0.125, 0.25, 0.5, 1.0))
+    assert found.method == plain.method == method and found.sizes.n_sets == 20
+    assert plain.seconds < found.seconds < most * plain.seconds
+    assert "learning curve" in str(found) and "5 folds × 4 sizes" in str(found)
+    assert selection(n=1000, train_sizes=[100, 400]).sizes.curve == (0.125, 0.5)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"cv": 1}, "cv is 1; expected a number of folds of at least 2"),
         ({"cv": "all"}, "cv is 'all'; expected"),
         ({"alphas": 0}, "alphas is 0; expected"),
         ({"alphas": [-1.0]}, "alphas is .*>= 0"),
+        ({"cv": "loo", "train_sizes": (0.5,)}, "train_sizes is given without folds; expected .*cv=5"),
+        ({"train_sizes": (0.5, 1.5)}, "train_sizes is .*expected fractions"),
+        ({"train_sizes": [16_000]}, "train_sizes has 16000, and 5 folds of 20,000 rows train on 16,000"),
         ({"loss": "logistic"}, "alphas or cv is given with loss='logistic'"),
     ],
 )
