@@ -28,6 +28,10 @@ NOT_THE_REST = (
 FITS_OF_PARTS = (
     "parts of the training rows, for the learning curve, have no formula: fits of their own, about {seconds}"
 )
+FITS_INSTEAD = (
+    "parts of the training rows, for the learning curve, are so few rows that fits of their own, about {seconds}, are "
+    "faster than further columns"
+)
 PRIMAL_PARTS = "the parts of the training rows, for the learning curve, have sums of their own"
 
 
@@ -70,11 +74,13 @@ class SelectionPlan:
     """Projected highest memory of any process that works."""
     reasons: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    fits_parts: bool = False
+    """The parts of the training rows, for a learning curve, have fits of their own."""
 
     def summary(self) -> str:
         """Short description of the method."""
         folds = "leave-one-out" if self.sizes.is_loo else plural(self.sizes.n_folds, "fold")
-        if self.sizes.curve:
+        if self.sizes.curve and not self.fits_parts:
             folds += f" × {len(self.sizes.curve) + 1} sizes"
         alphas = f"{self.n_alphas} λ" if self.n_alphas > 1 else "1 λ"
         how = {
@@ -83,7 +89,8 @@ class SelectionPlan:
             "primal": f"{folds} × {alphas} from one pass over the rows",
             "refits": f"a fit of all {alphas} for each of {folds}",
         }[self.method]
-        return f"{how}; {self.plan.chosen.summary()}"
+        parts = f", and a fit for each of {len(self.sizes.curve)} parts" if self.fits_parts else ""
+        return f"{how}{parts}; {self.plan.chosen.summary()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
@@ -147,7 +154,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
             return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
     found, against = list[SelectionPlan](), list[str]()
     dual = replace(problem, form="dual")
-    for make in (_sweep, _factors):
+    for make in (_sweep, _sweep_and_fits, _factors):
         try:
             found.extend(make(dual, sizes, resources))
         except MemoryLimitError as error:
@@ -235,6 +242,23 @@ def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: st
     return SelectionPlan("refits", one, sizes, n_alphas, seconds, max(peak, one.peak_bytes), (reason,))
 
 
+def _sweep_and_fits(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+    """The same, and fits of the parts of a learning curve."""
+    if not sizes.curve:
+        return
+    more, of_parts = _fits_of_parts(problem, sizes, resources)
+    reason = FITS_INSTEAD.format(seconds=format_seconds(more))
+    for plan in _sweep(problem, replace(sizes, curve=()), resources):
+        yield replace(
+            plan,
+            sizes=sizes,
+            seconds=plan.seconds + more,
+            peak_bytes=max(plan.peak_bytes, of_parts),
+            reasons=(*plan.reasons, reason),
+            fits_parts=True,
+        )
+
+
 def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
     """Conjugate gradient with all folds and all λ as columns of one block."""
     if sizes.is_loo or isinstance(problem.solver, Cholesky):
@@ -288,4 +312,6 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
         reasons.append(FITS_OF_PARTS.format(seconds=format_seconds(more)))
     seconds = len(problem.alphas) * (one.seconds + inverse) + more
     peak = max(peak, of_parts)
-    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, tuple(reasons))
+    yield SelectionPlan(
+        "factors", one, sizes, len(problem.alphas), seconds, peak, tuple(reasons), fits_parts=bool(sizes.curve)
+    )

@@ -29,7 +29,7 @@ def score_by_refits(
     progress: bool | None,
     numbers: Iterable[int],
 ) -> None:
-    """Score every λ by fits to the training rows of some of the folds, all λ as targets of their own."""
+    """Score every λ, or the first ones, by fits to the training rows of some folds, all λ as targets of their own."""
     targets = request.outputs
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
@@ -37,8 +37,8 @@ def score_by_refits(
         fitted = fit(_of_training_rows(request, folds, f, alphas), progress)
         (solved,) = fitted.solved
         predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
-        report.iterations[:, f] = solved.result.iterations
-        report.residuals[:, f] = solved.result.residual
+        report.iterations[: len(alphas), f] = solved.result.iterations
+        report.residuals[: len(alphas), f] = solved.result.residual
         for a in range(len(alphas)):
             sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
 

@@ -242,12 +242,13 @@ def _carry_out(
 ) -> None:
     folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
     sets = folds if request.curve is None else request.curve.with_folds()
+    in_run = folds if plan.fits_parts else sets
     if plan.method == "refits":
         score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(sets)))
         return
     one = plan.plan
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
-    fields = {"folds": sets if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
+    fields = {"folds": in_run if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one) | fields)
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
@@ -261,10 +262,11 @@ def _carry_out(
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            sweep(one.chosen, data, one, context, sets, alphas, sheet, report, race=request.race)
-            return
-        assert isinstance(one.chosen, Direct)
-        data = data.by_folds()
-        score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
-    if request.curve is not None:
-        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(folds), len(sets)))
+            sweep(one.chosen, data, one, context, in_run, alphas, sheet, report, race=request.race)
+        else:
+            assert isinstance(one.chosen, Direct)
+            data = data.by_folds()
+            score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
+    if plan.fits_parts:  # λ that the folds have given up are the last ones
+        kept = alphas[: 1 + np.flatnonzero(~report.stopped)[-1]]
+        score_by_refits(fits, sets, kept, sheet, report, show_progress, range(len(folds), len(sets)))

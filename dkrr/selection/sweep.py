@@ -359,7 +359,7 @@ def sweep(
             preconditioner = preconditioner.for_columns(run.sets, run.shift)  # the last run may have fewer
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
-        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2))
+        report.stopped[:] = np.isnan(sheet.values[:, : len(folds)]).any(axis=(1, 2))
         if not sheet.per_target:
             sheet.values[report.stopped] = np.nan
 

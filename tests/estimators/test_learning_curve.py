@@ -16,10 +16,17 @@ ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT = {"cv_tol": 1e-11, "race": False}
 WAYS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
+    "sweep and fits": {"kernel": "rbf", "solver": "cg"},
     "factors": {"kernel": "rbf", "solver": "cholesky"},
     "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
     "refits": {"kernel": Nystroem(RBF(gamma=0.2), 12)},
 }
+
+
+@pytest.fixture
+def in_run(monkeypatch):
+    """Parts are columns of the run, whatever fits of their own would cost."""
+    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (1e9, 0))
 
 
 def parts_of(data, cv, train_sizes, weights=None, groups=None, seed=0):
@@ -40,7 +47,9 @@ def expected_scores(data, Y, parts, weights=None, **settings):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("fit_intercept", "weighted"), [(False, False), (True, True)])
-def test_is_that_of_separate_fits(data, way, fit_intercept, weighted):
+def test_is_that_of_separate_fits(data, way, fit_intercept, weighted, monkeypatch):
+    if way.startswith("sweep"):
+        monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (1e9 * (way == "sweep"), 0))
     weights = data.weights if weighted else None
     cv = KFold(3, shuffle=True, random_state=1)
     search = KernelRidgeCV(
@@ -54,7 +63,8 @@ def test_is_that_of_separate_fits(data, way, fit_intercept, weighted):
     assert_allclose(curve["test_scores"], scores, rtol=1e-6)
     assert_array_equal(curve["alpha"], alphas)
     assert curve["mean_test_score"][-1] == pytest.approx(search.best_score_) and curve["alpha"][-1] == search.alpha_
-    assert search.selection_plan_.method == way
+    assert search.selection_plan_.method == way.partition(" ")[0]
+    assert search.selection_plan_.fits_parts == (way in ("sweep and fits", "factors"))
     plain = KernelRidgeCV(ALPHAS, cv=cv, fit_intercept=fit_intercept, refit=False, **TIGHT, **WAYS[way])
     plain.fit(data.X, data.y, sample_weight=weights)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-8)
@@ -62,7 +72,7 @@ def test_is_that_of_separate_fits(data, way, fit_intercept, weighted):
 
 
 @pytest.mark.parametrize("cv", [GroupKFold(3), ShuffleSplit(3, random_state=0), TimeSeriesSplit(3)])
-def test_splitters(data, cv):
+def test_splitters(data, cv, in_run):
     y = data.y[:, 0]
     groups = np.random.default_rng(0).integers(0, 30, 211) if isinstance(cv, GroupKFold) else None
     search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=[15, 40], random_state=3, refit=False, **TIGHT)
@@ -73,7 +83,7 @@ def test_splitters(data, cv):
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
-def test_precomputed(data, solver):
+def test_precomputed(data, solver, in_run):
     y, settings = data.y[:, 0], {"cv": 3, "train_sizes": (0.3,), "solver": solver, "refit": False} | TIGHT
     search = KernelRidgeCV(ALPHAS, kernel="precomputed", **settings).fit(RBF(gamma=0.2)(data.X), y)
     plain = KernelRidgeCV(ALPHAS, kernel=RBF(gamma=0.2), **settings).fit(data.X, y)
@@ -81,7 +91,7 @@ def test_precomputed(data, solver):
 
 
 def test_every_target_has_its_own_alpha(data):
-    settings = {"cv": 3, "train_sizes": (0.25, 0.5), "solver": "cg", "refit": False} | TIGHT
+    settings = {"cv": 3, "train_sizes": (0.25,), "refit": False} | TIGHT
     curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(data.X, data.y).learning_curve_
     for j in range(3):
         alone = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y[:, j]).learning_curve_
@@ -90,16 +100,18 @@ def test_every_target_has_its_own_alpha(data):
     assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
 
 
-def test_targets_in_several_runs(data, monkeypatch):
+@pytest.mark.parametrize(("seconds", "most"), [(1e9, 36), (0.0, 18)], ids=["columns", "fits"])
+def test_targets_in_several_runs(data, monkeypatch, seconds, most):
+    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (seconds, 0))
     settings = {"cv": 3, "train_sizes": (0.25,), "solver": "cg", "refit": False} | TIGHT
     whole = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 36)  # two of the three targets
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", most)  # two of the three targets
     search = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
     assert search.selection_plan_.plan.problem.n_targets == 2
     assert_allclose(search.learning_curve_["test_scores"], whole.learning_curve_["test_scores"], rtol=1e-8)
 
 
-def test_a_race_is_that_of_the_folds_alone(data):
+def test_a_race_is_that_of_the_folds_alone(data, in_run):
     noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
     alphas = np.geomspace(1e-9, 100, 12)
     plain = KernelRidgeCV(alphas, solver="cg", refit=False).fit(data.X, noisy)
@@ -111,6 +123,18 @@ def test_a_race_is_that_of_the_folds_alone(data):
     assert_array_equal(found["alpha"], expected["alpha"])
     assert_allclose(found["test_scores"], expected["test_scores"], rtol=2e-3)
     assert (np.diff(found["mean_test_score"]) > 0).all()
+
+
+def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
+    # Folds that do not train on the rest have no formula, and take a sweep.
+    cv = ShuffleSplit(3, test_size=0.2, train_size=0.7, random_state=1)
+    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
+    search = KernelRidgeCV(np.geomspace(1e-9, 100, 12), cv=cv, train_sizes=(0.25, 0.5), refit=False)
+    search.fit(data.X, noisy)
+    stopped = search.cv_results_["stopped"]
+    assert search.selection_plan_.fits_parts and stopped.any()
+    assert np.isfinite(search.learning_curve_["test_scores"]).all()
+    assert (search.learning_curve_["alpha"] > np.geomspace(1e-9, 100, 12)[stopped].max()).all()
 
 
 def test_several_kernels_and_a_scorer(data):
@@ -151,7 +175,7 @@ def test_documents():
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
-def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver):
+def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver, in_run):
     settings = {"cv": 2, "train_sizes": (0.25,), "solver": solver, "refit": False, "cv_tol": 1e-6}
     plain = KernelRidgeCV([0.3], **settings).fit(data.X, data.y).learning_curve_
     stored = KernelRidgeCV([0.3], tile=50, store=str(tmp_path / "run"), **settings)
