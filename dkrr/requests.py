@@ -1,5 +1,6 @@
 """Checked arguments of a fit (settings, rows, targets or labels), and the plan for them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
@@ -145,6 +146,26 @@ class WarmStart:
         return self.point if is_same_model and self.point.coef.shape == (size, plan.problem.n_targets) else None
 
 
+@dataclass(frozen=True)
+class DualStart:
+    """Solutions of the dual systems of a ridge regression from which conjugate gradient begins.
+
+    They are those of (C K C + λ I) β = C (y − ȳ), and with a free intercept of C 1 for every λ, C² = diag(w).
+    """
+
+    solutions: Array
+    """Of shape (n, t)."""
+    constants: Mapping[float, Array]
+    """By λ, of shape (n,); empty without a free intercept."""
+    note: str
+    """Where they are from."""
+
+    def of(self, alpha: float, targets: NDArray[np.intp]) -> Array:
+        """Those of the right-hand sides of one λ, of shape (n, k)."""
+        found = self.solutions[:, targets]
+        return np.column_stack([found, self.constants[alpha]]) if self.constants else found
+
+
 def _model_of(plan: Plan) -> tuple[Any, ...]:
     problem = plan.problem
     return plan.form, problem.kernel.to_dict(), problem.fit_intercept, problem.is_coupled
@@ -160,7 +181,8 @@ class FitRequest:
     outputs: Targets | Labels
     weights: Array | None
     """Sample weights (times class weights), of shape (n,); None: ones."""
-    start: WarmStart | None = None
+    start: WarmStart | DualStart | None = None
+    """What a fit of this loss begins from, if it iterates; in the dual form for a DualStart."""
 
     def with_settings(self, **changes: Any) -> Self:
         """The same request with other settings."""

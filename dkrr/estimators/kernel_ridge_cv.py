@@ -233,8 +233,9 @@ class KernelRidgeCV(RidgeRegressor):
             race=bool(self.race),
             keeps_predictions=bool(self.store_cv_predictions),
             curve=curve,
+            refit=bool(self.refit),
         )
-        selected = select(request, self.progress, refit=bool(self.refit))
+        selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         self.n_features_in_ = rows.shape[1]

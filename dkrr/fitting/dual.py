@@ -15,7 +15,7 @@ from dkrr.fitting.results import Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
-from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.linalg.preconditioner import Deferred, Identity, Preconditioner
 from dkrr.linalg.residual import Check, energies, freed
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
@@ -92,7 +92,9 @@ class DualRidge:
         self._squares[columns] = check.squares
         self._checks.append(check)
 
-    def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:
+    def iterate(
+        self, iteration: Iteration, groups: Sequence[Group], state: State | None = None, start: Array | None = None
+    ) -> CGOutcome:
         """Take what conjugate gradient finds, until the coefficients themselves meet the tolerance.
 
         With free constants α = u − v b; its residual exceeds those of u and v where b is large or they cancel.
@@ -104,10 +106,12 @@ class DualRidge:
             Targets that have right-hand sides, and how many right-hand sides these are, in the order of the iteration.
         state : State, optional
             To resume from.
+        start : ndarray of shape (n, number of right-hand sides), optional
+            First guess, where there is no state.
         """
         tol, products = float(iteration.tol), LastProduct(iteration.operator)
         iteration = replace(iteration, operator=products)
-        outcome = iteration.run(state=state)
+        outcome = iteration.run(start, state)
         residuals, squares = self._checked(groups, iteration, products, outcome)
         for _ in range(MAX_TIGHTENINGS):
             smaller = tightened(tol, min(float(iteration.tol), float(outcome.residuals.max())), float(residuals.max()))
@@ -190,15 +194,23 @@ class IteratedDual(DualRidge):
         self._strategy, self._plan, self._context = strategy, plan, context
         self.matrix: MultipliedGram = MultipliedGram(data, strategy, context, self.scale)
 
-    def iteration(self) -> tuple[Iteration, list[Group]]:
-        """Conjugate gradient with the preconditioner of the plan, and what it solves for."""
+    def iteration(self, *, is_deferred: bool = False) -> tuple[Iteration, list[Group]]:
+        """Conjugate gradient with the preconditioner of the plan, and what it solves for.
+
+        `is_deferred` makes the preconditioner when it is first applied.
+        """
         systems = list(self.systems())
         groups = [(s.columns, s.right_sides.shape[1]) for s in systems]
         right_sides = np.hstack([s.right_sides for s in systems])
         shift = np.concatenate([np.full(width, s.alpha) for s, (_, width) in zip(systems, groups, strict=True)])[
             None, :
         ]
-        operator, preconditioner = self.matrix.operator(), self._preconditioner(shift)
+        operator, has_factor = self.matrix.operator(), self.matrix.rank_limit > 0
+        preconditioner = (
+            Deferred(lambda: self._preconditioner(shift), captures_constant=has_factor)
+            if is_deferred
+            else self._preconditioner(shift)
+        )
         constant = np.ones(len(right_sides)) if self.scale is None else self.scale
         iteration = iteration_of(
             self._plan,

@@ -14,7 +14,7 @@ from dkrr.fitting.newton_path import PathPoint, PathState
 from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.planning import Plan
-from dkrr.requests import FitRequest
+from dkrr.requests import FitRequest, WarmStart
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
@@ -45,7 +45,7 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     """
     begun = time.perf_counter()
     scaled = data.in_range()
-    start = None if request.start is None else request.start.for_plan(plan)
+    start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         strategy = plan.chosen.for_systems
         rows, objective_at = OBJECTIVES[plan.form, type(strategy)](strategy, scaled, plan, context)

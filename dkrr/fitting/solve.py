@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.linalg.condition import worst
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
-from dkrr.requests import FitRequest
+from dkrr.requests import DualStart, FitRequest
 from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.direct import in_terms_of_alpha
@@ -28,7 +29,13 @@ DIRECT: Mapping[Form, type[DirectDual | DirectPrimal]] = {"dual": DirectDual, "p
 ITERATED: Mapping[Form, type[IteratedDual | IteratedPrimal]] = {"dual": IteratedDual, "primal": IteratedPrimal}
 
 
-def solve_directly(strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> Solution:
+def solve_directly(
+    strategy: Direct,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    start: DualStart | None = None,  # noqa: ARG001
+) -> Solution:
     """One factorisation for each distinct λ."""
     form = DIRECT[plan.form](strategy, data, plan, context)
     for system in form.systems():
@@ -37,16 +44,34 @@ def solve_directly(strategy: Direct, data: TrainingData, plan: Plan, context: Co
     return form.solution()
 
 
-def solve_iteratively(strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> Solution:
+def solve_iteratively(
+    strategy: Iterative, data: TrainingData, plan: Plan, context: Context, start: DualStart | None = None
+) -> Solution:
     """Conjugate gradient for all λ at once, which a run of the same store resumes."""
-    form = ITERATED[plan.form](strategy, data, plan, context)
     with in_terms_of_alpha(np.unique(data.alphas), plan.form):
+        if start is not None and plan.form == "dual":
+            return _continued(IteratedDual(strategy, data, plan, context), start, context)
+        form = ITERATED[plan.form](strategy, data, plan, context)
         iteration, groups = form.iteration()
         outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
     return form.solution(outcome)
 
 
-def solve_with_float32_factor(strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> Solution:
+def _continued(form: IteratedDual, start: DualStart, context: Context) -> Solution:
+    """From solutions that are given, unless a run of the same store is further."""
+    iteration, groups = form.iteration(is_deferred=True)
+    first = np.hstack([start.of(system.alpha, system.columns) for system in form.systems()])
+    outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state, first))
+    return form.solution(replace(outcome, messages=(start.note, *outcome.messages)))
+
+
+def solve_with_float32_factor(
+    strategy: Float32Factor,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    start: DualStart | None = None,  # noqa: ARG001
+) -> Solution:
     """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
     form, outcomes = FactoredDual(strategy, data, plan, context), list[CGOutcome]()
     for system in form.systems():
@@ -55,7 +80,7 @@ def solve_with_float32_factor(strategy: Float32Factor, data: TrainingData, plan:
     return form.solution(merged(outcomes))
 
 
-SOLVERS: Mapping[type[Strategy], Callable[[Any, TrainingData, Plan, Context], Solution]] = {
+SOLVERS: Mapping[type[Strategy], Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]] = {
     Direct: solve_directly,
     Iterative: solve_iteratively,
     Float32Factor: solve_with_float32_factor,
@@ -66,8 +91,9 @@ def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress)
     """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
     data, sizes = data.in_range()
+    start = request.start if isinstance(request.start, DualStart) and sizes is None else None
     with open_context(plan, request.settings.store, progress) as context:
-        solution = SOLVERS[type(plan.chosen)](plan.chosen, data, plan, context)
+        solution = SOLVERS[type(plan.chosen)](plan.chosen, data, plan, context, start)
     return (solved(data, plan, solution, sizes, context, begun),)
 
 

@@ -68,8 +68,13 @@ class LastProduct(Operator):
         columns: NDArray[np.intp] | None = None,
     ) -> Vectors:
         product = self.operator.multiply(vectors, precision, columns)
-        if precision == "float64":
+        if precision != "float64":
+            return product
+        if columns is None or len(columns) >= self._vectors.shape[1]:
             self._vectors, self._product = vectors, product
+        else:
+            self._vectors, self._product = self._vectors.copy(), self._product.copy()
+            self._vectors[:, columns], self._product[:, columns] = vectors, product
         return product
 
     def of(self, vectors: Vectors) -> Vectors:

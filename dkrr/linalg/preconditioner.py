@@ -1,7 +1,9 @@
 """Preconditioners of A + diag(s): approximate inverses that conjugate gradient applies once an iteration."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import nan
 
 import numpy as np
@@ -104,6 +106,51 @@ class Diagonal(Preconditioner):
     def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
         """Ones, as of the scaled matrix."""
         return np.ones(len(columns)), np.ones(len(columns))
+
+
+class Deferred(Preconditioner):
+    """One that is made when it is first applied: an iteration that begins at its solution needs none.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the preconditioner.
+    captures_constant : bool
+        As that has it.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], *, captures_constant: bool) -> None:
+        self._make, self.captures_constant = make, captures_constant
+        self._is_made = False
+
+    @cached_property
+    def _made(self) -> Preconditioner:
+        self._is_made = True
+        return self._make()
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        return self._made.apply(residuals, columns)
+
+    @property
+    def rank(self) -> int:
+        return self._made.rank if self._is_made else 0
+
+    @property
+    def can_grow(self) -> bool:
+        return self._made.can_grow
+
+    def grow(self) -> bool:
+        return self._made.grow()
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        return self._made.raise_shift_if_inexact(residuals, columns)
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        return self._made.extremes(columns)
+
+    @property
+    def record(self) -> RunRecord:
+        return self._made.record if self._is_made else RunRecord()
 
 
 @dataclass

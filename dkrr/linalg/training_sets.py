@@ -54,7 +54,9 @@ class TrainingSetOperator(Operator):
 
     def __post_init__(self) -> None:
         self.n = self.operator.n
-        self.last_product, self._vectors = np.empty((self.n, 0)), np.empty((self.n, 0))
+        self.last_product = np.empty((self.n, 0))
+        shape = (self.n, len(self.sets.of_column))
+        self._vectors, self._products = np.zeros(shape), np.zeros(shape)
 
     @property
     def record(self) -> RunRecord:  # type: ignore[override]
@@ -62,18 +64,18 @@ class TrainingSetOperator(Operator):
         return self.operator.record
 
     def multiply(self, vectors: Array, precision: Precision = "float64", columns: Numbers | None = None) -> Array:
-        scale = self.sets.scale(slice(None) if columns is None else columns)
+        which = slice(None) if columns is None else columns
+        scale = self.sets.scale(which)
         self.last_product = self.operator.multiply(vectors * scale, precision)
-        self._vectors = vectors if precision == "float64" else np.empty((self.n, 0))
+        if precision == "float64":
+            self._vectors[:, which], self._products[:, which] = vectors, self.last_product
         return self.last_product * scale
 
     def unmasked(self, x: Array) -> Array:
         """K C x of all columns in float64, of shape (n, m); only columns that differ from the last are multiplied."""
-        if self._vectors.shape != x.shape:
-            return self.operator.multiply(x * self.sets.scale())
         changed = np.flatnonzero((self._vectors != x).any(axis=0))
         if len(changed):
-            part = np.ascontiguousarray(x[:, changed]) * self.sets.scale(changed)
-            self.last_product = self.last_product.copy()
-            self.last_product[:, changed] = self.operator.multiply(part)
-        return self.last_product
+            part = np.ascontiguousarray(x[:, changed])
+            self._products[:, changed] = self.operator.multiply(part * self.sets.scale(changed))
+            self._vectors[:, changed] = part
+        return self._products

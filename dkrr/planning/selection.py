@@ -49,11 +49,13 @@ class FoldSizes:
     """Scores are of all targets together, so that none can wait."""
     curve: tuple[float, ...] = ()
     """Fractions of the training rows on which every fold is trained as well, for a learning curve."""
+    refit: bool = False
+    """All rows are fitted as well."""
 
     @property
     def n_sets(self) -> int:
-        """Training sets: those of the folds and of the learning curve."""
-        return self.n_folds * (1 + len(self.curve))
+        """Training sets of one run: those of the folds and of the learning curve, and all rows."""
+        return self.n_folds * (1 + len(self.curve)) + self.refit
 
 
 @dataclass(frozen=True)

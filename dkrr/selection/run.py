@@ -18,7 +18,7 @@ from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
-from dkrr.requests import FitRequest, Settings, Targets, with_spectrum
+from dkrr.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress, make_progress
 from dkrr.selection.curve import LearningCurve
@@ -26,10 +26,12 @@ from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
 from dkrr.selection.folds import Folds
 from dkrr.selection.primal import PrimalFolds
+from dkrr.selection.refit import Refit
 from dkrr.selection.refits import score_by_refits
 from dkrr.selection.report import Report
 from dkrr.selection.scores import Score, ScoreSheet
 from dkrr.selection.sweep import sweep
+from dkrr.solvers import ConjugateGradient
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -61,6 +63,13 @@ class SelectionRequest:
     keeps_predictions: bool = False
     curve: LearningCurve | None = None
     """Parts of the training rows that are scored as well."""
+    refit: bool = True
+    """Whether all rows are fitted with the best candidate."""
+
+    def last_fit(self) -> Refit | None:
+        """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
+        tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
+        return Refit(tol) if self.refit else None
 
     def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
         """Request of a fit to all rows."""
@@ -79,6 +88,8 @@ class Candidate:
     report: Report
     curve: tuple[ScoreSheet, ...] = ()
     """Scores of the parts of a learning curve, of each size."""
+    start: DualStart | None = None
+    """Solution for all rows with the best λ of this kernel, where it rode along."""
 
     @property
     def means(self) -> Array:
@@ -113,7 +124,7 @@ class Selected:
     fit: LastFit | None = None
 
 
-def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool = True) -> Selected:
+def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     """Choose the kernel and λ with the best mean score, and fit all rows with them.
 
     Parameters
@@ -121,7 +132,6 @@ def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool
     request : SelectionRequest
     show_progress : bool or None
         As in `make_progress`.
-    refit : bool
 
     Raises
     ------
@@ -131,11 +141,19 @@ def select(request: SelectionRequest, show_progress: bool | None, *, refit: bool
     request.folds.check_weights(request.weights)
     candidates = [_scored(request, settings, number, show_progress) for number, settings in enumerate(request.settings)]
     found = best_of(candidates, request.values.shape[1])
-    if not refit:
+    if not request.refit:
         return found
-    settings = _within_store(request.settings[found.kernel], "fit")
+    settings, start = _within_store(request.settings[found.kernel], "fit"), found.candidates[found.kernel].start
     last = request.fit_request(settings, request.alphas[found.alphas])
-    return replace(found, fit=LastFit(last, fit(last, show_progress)))
+    return replace(found, fit=LastFit(last, fit(_continuing(last, start), show_progress)))
+
+
+def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
+    """The last fit by conjugate gradient, from where its columns are that rode along."""
+    if start is None:
+        return last
+    solver = last.settings.solver or ConjugateGradient()
+    return replace(last.with_settings(solver=solver, form="dual"), start=start)
 
 
 def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:
@@ -183,12 +201,14 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
     )
     plan = selection_plan(request, loose, batches=sheet.batches)
     progress = make_progress(False if show_progress is None and plan.seconds < QUIET_SECONDS else show_progress)
-    _carry_out(request, loose, plan, alphas, sheet, report, progress, show_progress)
+    refit = request.last_fit()
+    _carry_out(request, loose, plan, alphas, sheet, report, refit, progress, show_progress)
     report.seconds = time.perf_counter() - begun
     for message in _shortfalls(report, alphas):
         warnings.warn(message, ConvergenceWarning, stacklevel=4)
     back = np.argsort(order, kind="stable")
-    return candidate_of(plan, sheet.in_order(back), report.in_order(back), request.curve)
+    found = candidate_of(plan, sheet.in_order(back), report.in_order(back), request.curve)
+    return replace(found, start=None if refit is None else refit.start(request.values.shape[1]))
 
 
 def candidate_of(
@@ -226,6 +246,7 @@ def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bo
         are_learned=is_drawn(settings.kernel),
         targets_together=not batches,
         curve=() if request.curve is None else request.curve.fractions,
+        refit=request.refit,
     )
     return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
 
@@ -237,6 +258,7 @@ def _carry_out(
     alphas: Array,
     sheet: ScoreSheet,
     report: Report,
+    refit: Refit | None,
     progress: Progress,
     show_progress: bool | None,
 ) -> None:
@@ -262,7 +284,7 @@ def _carry_out(
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            sweep(one.chosen, data, one, context, in_run, alphas, sheet, report, race=request.race)
+            sweep(one.chosen, data, one, context, in_run, alphas, sheet, report, race=request.race, refit=refit)
         else:
             assert isinstance(one.chosen, Direct)
             data = data.by_folds()

@@ -3,7 +3,8 @@
 Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
 that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
 of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
-they have become worse twice in a row smaller λ are given up.
+they have become worse twice in a row smaller λ are given up. The columns of a fit of all rows ride along, and are
+finished for the λ that is chosen.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
+from dkrr.selection.refit import Refit
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet
 from dkrr.solvers import Status
@@ -39,6 +41,11 @@ STOPPED_RESIDUAL = 1e-2
 SLACK = 10.0
 """Errors of held-out rows over the size of the targets, times this, below which a residual has to be smaller."""
 LEAST_TOL = 1e-10
+RECURRENCE_FRACTION = 0.6
+"""Fraction of the tolerance at which a cycle ends: another one, for the columns whose true residuals are a little
+larger than those of the recurrence in float32, takes longer than the iterations to here."""
+REFIT_FRACTION = 0.5
+"""Fraction of the last fit's tolerance to which its columns are solved: with a free constant they are differences."""
 MAX_TIGHTENINGS = 3
 """Times that a run is continued with smaller tolerances."""
 EARLY_ERROR = 0.4
@@ -65,6 +72,8 @@ class FoldSweep:
     report : Report
     race : bool
         Whether to give up λ whose scores become worse.
+    refit : Refit, optional
+        Takes the solutions for all rows.
     """
 
     def __init__(
@@ -78,10 +87,18 @@ class FoldSweep:
         report: Report,
         *,
         race: bool,
+        refit: Refit | None = None,
     ) -> None:
+        self._refit = refit
         self._matrix, self.folds, self.alphas, self._targets = matrix, folds, alphas, targets
         self._sheet, self._report, self._race = sheet, report, race
         self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()[targets]
+        self._target_numbers = np.arange(data.targets.shape[1])[targets]
+        if refit is not None:
+            whole = data.dual_scale()
+            self._scales = np.column_stack([self._scales, np.ones(data.n) if whole is None else whole])
+        self.n_sets = self._scales.shape[1]
+        """Training sets: those of the folds, and behind them all rows, if they are fitted."""
         y = data.targets[:, targets] - self._means
         self._y = data.targets[:, targets]
         counting = y if data.weights is None else y[data.weights > 0]
@@ -91,17 +108,16 @@ class FoldSweep:
         self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
         self._is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
         self._frees_constant = data.fit_intercept
-        n_folds = len(folds)
-        of_column = np.tile(np.repeat(np.arange(n_folds), self.width), len(alphas))
+        of_column = np.tile(np.repeat(np.arange(self.n_sets), self.width), len(alphas))
         self.sets = TrainingSets(self._scales, of_column)
-        self.shift = np.repeat(alphas, n_folds * self.width)
+        self.shift = np.repeat(alphas, self.n_sets * self.width)
         self._n_steps = 0
         self._last_step = np.zeros(len(of_column), np.intp)
         self.n_kept = len(alphas)
 
     def columns(self, a: int, fold: int) -> slice:
-        """Columns of a λ and a fold."""
-        first = (a * len(self.folds) + fold) * self.width
+        """Columns of a λ and a fold, or the set behind the last fold."""
+        first = (a * self.n_sets + fold) * self.width
         return slice(first, first + self.width)
 
     def choosing_columns_of(self, a: int) -> slice:
@@ -110,7 +126,7 @@ class FoldSweep:
 
     def right_sides(self) -> Array:
         """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
-        each = [self._right * self._scales[:, [f]] for f in range(len(self.folds))]
+        each = [self._right * self._scales[:, [f]] for f in range(self.n_sets)]
         return np.tile(np.hstack(each), len(self.alphas))
 
     def run(self, plan: Plan, context: Context, preconditioner: Preconditioner) -> None:
@@ -126,7 +142,7 @@ class FoldSweep:
             preconditioner,
             mixed=self._matrix.is_mixed,
         )
-        iteration.estimates_condition = False
+        iteration.estimates_condition, iteration.recurrence_fraction = False, RECURRENCE_FRACTION
         iteration.tol = np.full(len(self.shift), plan.problem.tol)
         self.sizes = column_sizes(right_sides)
         races = self._race and len(self.alphas) > RISES and (self._is_whole or self._sheet.per_target)
@@ -139,7 +155,7 @@ class FoldSweep:
                 watch.begin(state)
             return iteration.run(state=state)
 
-        iteration.on_step = self._count if watch is None else watch.on_step
+        iteration.on_step = self.count_step if watch is None else watch.on_step
         # Checkpoints do not tell several runs apart.
         outcome = resumed(context, iteration, start) if self._is_whole else start(None)
         for _ in range(MAX_TIGHTENINGS):
@@ -157,6 +173,29 @@ class FoldSweep:
                 self._sheet.take(a, f, values, self._targets)
         self._report.stopped[self.n_kept :] = True
         self._report.messages += outcome.messages
+        if watch is not None:
+            watch.end()
+        if self._refit is not None and outcome.status is Status.CONVERGED:
+            self._finish(self._refit, iteration)
+
+    def _finish(self, refit: Refit, iteration: Iteration) -> None:
+        """Solve for all rows with the λ that the scores choose."""
+        means = self._sheet.means()[:, self._targets if self._sheet.per_target else slice(None)]
+        if np.isnan(means).all(axis=0).any():
+            return
+        chosen = np.broadcast_to(np.nanargmax(means, axis=0), len(self._target_numbers))
+        numbers = np.array([self.columns(a, self.n_sets - 1).start for a in chosen.tolist()])
+        targets, constants = numbers + np.arange(len(numbers)), numbers + self.width - 1
+        used = np.concatenate([targets, constants]) if self._frees_constant else targets
+        iteration.tol = np.full(len(self.shift), np.inf)
+        iteration.tol[used] = REFIT_FRACTION * refit.tol
+        outcome = iteration.run(state=iteration.last)
+        if outcome.status is not Status.CONVERGED:
+            return  # a fit by itself may have another solver
+        x = outcome.x
+        refit.iterations = max(refit.iterations, self._n_steps)
+        free = x[:, constants] if self._frees_constant else None
+        refit.take(self._target_numbers, self.alphas[chosen], x[:, targets], free)
 
     def _held_out(
         self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
@@ -204,7 +243,8 @@ class FoldSweep:
         self._n_steps += 1
         self._last_step[columns] = self._n_steps
 
-    def _count(self, columns: Numbers, step: Array, direction: Array) -> None:  # noqa: ARG002
+    def count_step(self, columns: Numbers, step: Array, direction: Array) -> None:  # noqa: ARG002
+        """See Iteration."""
         self.count(columns)
 
 
@@ -213,7 +253,7 @@ class _Race:
 
     def __init__(self, sweep: FoldSweep, operator: TrainingSetOperator, iteration: Iteration) -> None:
         self._sweep, self._operator, self._iteration = sweep, operator, iteration
-        self._n_alphas, self._n_folds, self._width = len(sweep.alphas), len(sweep.folds), sweep.width
+        self._n_alphas, self._n_sets, self._width = len(sweep.alphas), sweep.n_sets, sweep.width
         self._n_choosing = sweep.folds.n_choosing
         self._tests = sweep.folds.test[: self._n_choosing]
         self._sums = np.zeros(len(sweep.shift))
@@ -226,7 +266,7 @@ class _Race:
 
     def begin(self, state: State | None) -> None:
         """Take what an earlier run has done, and watch the iterations."""
-        save = self._iteration.on_iteration
+        self._save = save = self._iteration.on_iteration
 
         def on_iteration(state: State) -> None:
             self._end_lost(state)
@@ -235,6 +275,11 @@ class _Race:
         self._iteration.on_iteration, self._iteration.on_cycle = on_iteration, self._start_from
         if state is not None and state.cycle is not None:
             self._start_from(state)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._iteration.on_iteration, self._iteration.on_cycle = self._save, lambda _: None
+        self._iteration.on_step = self._sweep.count_step
 
     def _start_from(self, state: State) -> None:
         """Take the solutions of the cycles before, whose steps may have made some true residuals no smaller."""
@@ -259,7 +304,7 @@ class _Race:
         for f in np.unique(of_column[of_column < self._n_choosing]):
             here = np.flatnonzero(of_column == f)
             numbers = columns[here]
-            places = numbers // (self._n_folds * self._width) * self._width + numbers % self._width
+            places = numbers // (self._n_sets * self._width) * self._width + numbers % self._width
             self._held_out[f][:, places] += step[here] * product[np.ix_(self._sweep.folds.test[f], here)]
 
     def _end_lost(self, state: State) -> None:
@@ -269,7 +314,7 @@ class _Race:
         reached = np.zeros(len(self._sweep.shift))
         norms = np.linalg.norm(cycle.residual, axis=0)
         reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
-        worst = reached.reshape(self._n_alphas, self._n_folds, -1)[:, : self._n_choosing].max(axis=(1, 2))
+        worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : self._n_choosing].max(axis=(1, 2))
         for a in range(self._sweep.n_kept):
             if worst[a] > (MOST_RESIDUAL if self._sweep.is_squared_error else 0.0):
                 break
@@ -293,7 +338,7 @@ class _Race:
             return
         assert state.cycle is not None
         self._sweep.n_kept = first
-        column = first * self._n_folds * self._width
+        column = first * self._n_sets * self._width
         state.cycle.goal[state.cycle.columns >= column] = np.inf
         tol = np.array(self._iteration.tol)
         tol[column:] = np.inf
@@ -338,6 +383,7 @@ def sweep(
     report: Report,
     *,
     race: bool,
+    refit: Refit | None = None,
 ) -> None:
     """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
 
@@ -347,11 +393,15 @@ def sweep(
     data : TrainingData
     plan : Plan
         Of a fit with as many targets as there are in one run, and with these folds.
+    refit : Refit, optional
+        Takes the solutions for all rows.
     """
     matrix = MultipliedGram(data, strategy, context, None)
+    batches = list(target_batches(data.targets.shape[1], plan.problem.n_targets))
+    if len(batches) > 1 and not sheet.per_target:
+        refit = None  # no run knows the scores of all targets
     runs = [
-        FoldSweep(matrix, data, folds, alphas, targets, sheet, report, race=race)
-        for targets in target_batches(data.targets.shape[1], plan.problem.n_targets)
+        FoldSweep(matrix, data, folds, alphas, targets, sheet, report, race=race, refit=refit) for targets in batches
     ]
     preconditioner = _preconditioner(runs[0], matrix, strategy, plan, data)
     for run in runs:

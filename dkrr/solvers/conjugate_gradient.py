@@ -170,7 +170,7 @@ class Iteration:
         state = State(np.zeros_like(b), b.copy(), "float32" if self.mixed else "float64")
         if start is not None:
             state.x = np.array(start, np.float64) / self._sizes
-            state.residual = self._true_residual(state.x)
+            state.residual = self._true_residual(state.x, np.arange(state.x.shape[1]))
         return state
 
     def _prepare_deflation(self, precision: Precision) -> None:
@@ -216,18 +216,19 @@ class Iteration:
         state.cycle = None
         if cycle.traced and len(self._traced):
             state.extremes = extremes_of(cycle.traced, self.preconditioner, self._traced, state.extremes)
-        x = state.x.copy()
-        x[:, cycle.columns] += cycle.correction
-        residual = self._true_residual(x)
-        before, after = self._relative(state.residual), self._relative(residual)
-        better = after < before
-        state.x = np.where(better, x, state.x)
-        state.residual = np.where(better, residual, state.residual)
+        columns = cycle.columns
+        x = state.x[:, columns] + cycle.correction
+        residual = self._true_residual(x, columns)
+        before = self._relative(state.residual)
+        after = np.asarray(column_norms(residual) / self._norms[columns])
+        better = after < before[columns]
         if better.any():
-            self._note_residual(state, float(np.where(better, after, before).max()), is_true=True)
+            state.x[:, columns[better]] = x[:, better]
+            state.residual[:, columns[better]] = residual[:, better]
+            self._note_residual(state, float(self._relative(state.residual).max()), is_true=True)
         # Columns that were ended early say nothing of the precision.
-        open_ = cycle.columns[~(after <= self.tol)[cycle.columns]]
-        return float(np.max(after[open_] / before[open_], initial=0.0))
+        open_ = ~(after <= np.broadcast_to(self.tol, self._norms.shape)[columns])
+        return float(np.max(after[open_] / before[columns[open_]], initial=0.0))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
@@ -290,8 +291,8 @@ class Iteration:
         shift = self._shift_of(columns)
         return self.operator.multiply(vectors, precision, columns) + shift * vectors
 
-    def _true_residual(self, x: Array) -> Array:
-        return self._b - self._multiply(x, np.arange(x.shape[1]), "float64")
+    def _true_residual(self, x: Array, columns: NDArray[np.intp]) -> Array:
+        return self._b[:, columns] - self._multiply(x, columns, "float64")
 
     def _iterate(self, state: State) -> Literal["done", "stalled", "inexact", "lost", "limit", "curvature"]:
         """Continue the cycle until its goals are met; what it has found is in its correction."""

@@ -161,9 +161,30 @@ def test_every_target_has_its_own_alpha(data, solver):
     assert search.cv_results_["mean_test_score_per_target"].shape == (3, 3)
 
 
+@pytest.mark.parametrize("per_target", [False, True])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept, per_target):
+    settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": fit_intercept, "tol": 1e-9}
+    search = KernelRidgeCV(ALPHAS, alpha_per_target=per_target, **settings)
+    search.fit(data.X, data.y, sample_weight=data.weights)
+    alone = KernelRidge(alpha=search.alpha_, **settings).fit(data.X, data.y, sample_weight=data.weights)
+    result = search.solve_result_
+    assert result.iterations == 0 < alone.solve_result_.iterations and result.residual <= 1e-9
+    assert "continued from the solution for all rows" in result.messages[0]
+    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
+
+
+def test_the_last_fit_of_several_kernels_continues(data, y):
+    search = KernelRidgeCV(ALPHAS, gamma=[0.01, 0.3], solver="cg").fit(data.X, y)
+    alone = KernelRidge(alpha=search.alpha_, kernel="rbf", gamma=search.best_params_["gamma"], solver="cg")
+    alone.fit(data.X, y)
+    assert 0 < search.solve_result_.iterations < alone.solve_result_.iterations
+    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-6, atol=1e-8)
+
+
 def test_targets_in_several_runs(data, monkeypatch):
     whole = KernelRidgeCV(ALPHAS, cv=4, solver="cg", fit_intercept=True, **TIGHT).fit(data.X, data.y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 24)  # two of the three targets
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 30)  # two of the three targets
     search = clone(whole).fit(data.X, data.y)
     assert search.selection_plan_.plan.problem.n_targets == 2
     assert_allclose(scores_of(search), scores_of(whole), rtol=1e-8)

@@ -481,8 +481,11 @@ def test_the_last_product_is_not_made_again():
     operator.multiply(V + 1.0, "float32")  # which is not what is asked for
     assert_array_equal(operator.of(V), A @ V)
     assert counted.columns == [4, 1, 4]
+    operator.multiply(other[:, 2:3], "float64", np.array([2]))  # of one right-hand side
+    assert_allclose(operator.of(other), A @ other, rtol=1e-14)
+    assert counted.columns == [4, 1, 4, 1]
     assert_allclose(operator.of(V[:, :2]), A @ V[:, :2], rtol=1e-14)
-    assert counted.columns == [4, 1, 4, 2]
+    assert counted.columns == [4, 1, 4, 1, 2]
 
 
 class CountingOperator(MatrixOperator):

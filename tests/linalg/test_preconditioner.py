@@ -14,7 +14,7 @@ from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.low_rank import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
 from dkrr.linalg.pivot_stopping import expected_iterations, next_eigenvalue, pivot_stopping_rule
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity
+from dkrr.linalg.preconditioner import Deferred, Diagonal, Identity
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
 from tests.linalg.systems import MatrixOperator, positive_definite, rows_of
@@ -354,3 +354,17 @@ def test_mean_of_what_a_factor_leaves():
     assert mean_left(np.array([0.0, 2.0, 0.0, 3.0]), 2) == 2.5
     assert mean_left(np.full(3, 1e308), 1) == pytest.approx(1.5e308), "although the sum of the diagonal overflows"
     assert mean_left(np.zeros(3), 3) == 0.0
+
+
+def test_one_that_is_deferred_is_made_when_it_is_applied():
+    made = []
+
+    def make():
+        made.append(Diagonal(np.full((3, 1), 2.0), np.zeros((3, 1))))
+        return made[0]
+
+    deferred = Deferred(make, captures_constant=True)
+    assert deferred.rank == 0 and deferred.record.tasks == [] and not made
+    for _ in range(2):
+        assert_allclose(deferred.apply(np.ones((3, 1)), np.arange(1)), 0.5 * np.ones((3, 1)))
+    assert len(made) == 1 and deferred.captures_constant and not deferred.can_grow and not deferred.grow()
