@@ -3,11 +3,11 @@
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -44,9 +44,13 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
         raise InputError(
             f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
         )
-    if isinstance(rows, MemoryRows):
+    # Tasks do not carry the owner of a temporary folder, which does not leave the process.
+    lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
+    if lazy is None:
         return predict_in_memory(model, rows)
-    return _lazy(model, rows)
+    if model.keep_alive is not None:
+        weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
+    return lazy
 
 
 def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
@@ -165,8 +169,18 @@ def _fill_strip(model: FittedFunction, x: Any, out: NDArray[np.float64], first: 
                 kernel_to(x[rows], out=out[rows, columns])
 
 
-def _lazy(model: FittedFunction, rows: Rows) -> Any:
-    height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], model.n_targets)), 16384))
+def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]) -> Any:
+    """Lazy Dask array of what is computed of blocks of rows; None unless these are lazy (Dask) or stored (Zarr).
+
+    Parameters
+    ----------
+    rows : Rows
+    width : int
+        Numbers of one row.
+    compute : callable
+        From rows in memory, and the number of the first, to an array of shape (m, width).
+    """
+    height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], width)), 16384))
     if isinstance(rows, DaskRows):
         # Blocks must have all columns; their rows are divided only if they are too many.
         x = rows.array.rechunk({1: -1})
@@ -183,21 +197,17 @@ def _lazy(model: FittedFunction, rows: Rows) -> Any:
             meta=np.empty((0, 0), rows.dtype),
         )
     else:
-        return predict_in_memory(model, rows)
+        return None
     starts = np.concatenate([[0], np.cumsum(x.chunks[0])[:-1]])
-    lazy = da.map_blocks(
-        _predict_part,
+    return da.map_blocks(
+        _compute_part,
         x,
-        # Tasks do not carry the owner of a temporary folder, which does not leave the process.
-        model=replace(model, keep_alive=None),
+        compute=compute,
         starts=starts,
-        chunks=(x.chunks[0], (model.n_targets,)),
+        chunks=(x.chunks[0], (width,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
     )
-    if model.keep_alive is not None:
-        weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
-    return lazy
 
 
 def _release(owner: Any) -> None:
@@ -209,6 +219,8 @@ def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
     return rows.read(start, min(start + height, rows.shape[0]))
 
 
-def _predict_part(x: Any, model: FittedFunction, starts: Any, block_info: Any = None) -> NDArray[np.float64]:
+def _compute_part(
+    x: Any, compute: Callable[[Rows, int], NDArray[np.float64]], starts: Any, block_info: Any = None
+) -> NDArray[np.float64]:
     first = int(starts[block_info[0]["chunk-location"][0]])
-    return predict_in_memory(model, MemoryRows(row_major(x)), first)
+    return compute(MemoryRows(row_major(x)), first)

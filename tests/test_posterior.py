@@ -105,7 +105,7 @@ def test_a_wrong_target_stands_out(data):
 def test_containers_and_blocks(data, make, monkeypatch):
     model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y)
     _, expected = model.predict(data.X_new, return_std=True)
-    monkeypatch.setattr("dkrr.posterior.CROSS_BYTES", 8 * 211 * 5)
+    monkeypatch.setattr("dkrr.posterior.base.CROSS_BYTES", 8 * 211 * 5)
     mean, std = model.predict(make(data.X_new), return_std=True)
     assert std.shape == np.asarray(mean).shape == (37, 3)
     assert_allclose(std, expected, rtol=1e-5)

@@ -55,7 +55,7 @@ FITTED = (
     "solve_result_",
     "_model",
     "_is_vector",
-    "_fit_request",
+    "_known_processes",
 )
 """Attributes of the last fit."""
 

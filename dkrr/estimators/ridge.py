@@ -1,6 +1,8 @@
 """Base of the regressions: their targets, their fitted attributes, their predictions."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
 from dkrr.estimators.cross_validation import checked_folds
 from dkrr.fitting import Fit
 from dkrr.model import FittedFunction
-from dkrr.posterior import Posterior, intervals, posteriors_of, standard_deviations
+from dkrr.planning.uncertainty import UncertaintyPlan
+from dkrr.posterior import Processes, Variances
+from dkrr.prediction import by_blocks
 from dkrr.requests import FitRequest
 from dkrr.rows import Rows, as_rows, load_array
 from dkrr.rows.checks import check_finite
@@ -28,8 +32,8 @@ INTERVAL_FOLDS = 10
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
     """A regression whose predictions are those of kernel ridge regression."""
 
-    _fit_request: FitRequest | None = None
-    """Request of the last fit, from which standard deviations are computed; None on loaded models."""
+    _known_processes: Processes | None = None
+    """Gaussian processes of the last fit, which are made when they are first asked for; None on loaded models."""
 
     def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
         """Predict targets.
@@ -50,7 +54,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         -------
         mean : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
         std : ndarray of the same shape
-            Only with `return_std`; computed at once, a block of rows at a time.
+            Only with `return_std`.
 
         Raises
         ------
@@ -64,13 +68,47 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         mean = values[:, 0] if self._is_vector else values
         if not return_std:
             return mean
-        if scale is not None and not (isinstance(scale, int | float | np.number) and 0 < scale < math.inf):
-            raise InputError(
-                f"scale is {scale!r}; expected a finite number > 0, or None: where the likelihood is largest"
-            )
-        rows = self._new_rows(X)
-        std = standard_deviations(self._processes(), rows, self._model.n_targets, scale)
-        return mean, std[:, 0] if self._is_vector else std
+        checked_scale(scale)
+        return mean, self._of_rows(X, scale, Variances.deviations, 1)[0]
+
+    def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
+        """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
+
+        By conjugate gradient they are as near to each other as a thousandth of the variance, or as near as the
+        iterations came (a warning then says how near); from a factor they differ by rounding. They hold for the
+        Gaussian process with the given or profiled s², for K as it is computed in float64.
+
+        Parameters
+        ----------
+        X : as for `predict`
+            New rows.
+        scale : float, optional
+            s² > 0; None: for every target the value at which its likelihood is largest.
+
+        Returns
+        -------
+        lower, upper : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+
+        Raises
+        ------
+        InputError, NotFiniteError
+            As `predict` with `return_std`.
+        """
+        checked_scale(scale)
+        lower, upper = self._of_rows(X, scale, Variances.bounds, 2)
+        return lower, upper
+
+    def _of_rows(
+        self, X: Any, scale: float | None, compute: Callable[[Variances, Rows, int], NDArray[np.float64]], n_arrays: int
+    ) -> list[Any]:
+        """What the Gaussian processes say of rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
+        rows, t = self._new_rows(X), self._model.n_targets
+        variances = Variances(self._processes().of_rows(rows.shape[0]), scale)
+        found = by_blocks(rows, n_arrays * t, partial(compute, variances))
+        if found is None:
+            found = compute(variances, rows, 0)
+        parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
+        return [part[:, 0] if self._is_vector else part for part in parts]
 
     def predict_interval(self, X: Any, coverage: float = 0.9, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
@@ -108,14 +146,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         if not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
             raise InputError(f"coverage is {coverage!r}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
-        folds = self._interval_folds(cv, processes[0][1].data.targets, groups)
+        folds = self._interval_folds(cv, processes.targets, groups)
         if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:
             raise InputError(
                 f"cv={cv!r} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
         rows = self._new_rows(X)
-        found = intervals(processes, rows, self._model.n_targets, folds.test, float(coverage))
+        found = processes.intervals(folds.test, float(coverage)).of_rows(rows)
         lower, upper = (values[:, 0] if self._is_vector else values for values in found)
         return lower, upper
 
@@ -125,30 +163,56 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     @property
     def log_marginal_likelihood_(self) -> Any:
-        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant."""
-        found = np.empty(self._n_fitted_targets())
-        for columns, one in self._processes():
-            found[columns] = one.log_likelihoods()
-        return float(found[0]) if self._is_vector else found
+        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant.
+
+        Exact from a factor, an estimate where there is none; `log_marginal_likelihood_std_` is its standard error.
+        """
+        return self._plain(self._likelihoods()[0])
+
+    @property
+    def log_marginal_likelihood_std_(self) -> Any:
+        """Standard error of `log_marginal_likelihood_`; 0.0 where that is exact."""
+        return self._plain(self._likelihoods()[1])
+
+    def _likelihoods(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._processes().log_likelihoods()
+
+    def _plain(self, values: NDArray[np.float64]) -> Any:
+        """Numbers of every target, of shape (t,); one number for a vector of targets."""
+        return float(values[0]) if self._is_vector else values
 
     @property
     def loo_residuals_(self) -> Any:
-        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets)."""
-        processes = self._processes()
-        found = np.empty((processes[0][1].data.n, self._n_fitted_targets()))
-        for columns, one in processes:
-            found[:, columns] = one.loo_residuals()
+        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
+
+        From a Cholesky factor, whatever solver the fit took.
+        """
+        found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
+
+    @property
+    def uncertainty_plan_(self) -> UncertaintyPlan:
+        """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
+
+        Unavailable before the first of these, and in primal form, which always has a factor.
+        """
+        plan = self._processes().plan
+        if plan is None:
+            raise AttributeError(
+                "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
+                "log_marginal_likelihood_ before, in dual form"
+            )
+        return plan
 
     def _n_fitted_targets(self) -> int:
         if "_model" not in vars(self):
             raise AttributeError(f"{type(self).__name__} is not fitted; call fit first")
         return self._model.n_targets
 
-    def _processes(self) -> list[tuple[NDArray[np.intp], Posterior]]:
-        """Gaussian processes of the last fit, made when they are first asked for."""
+    def _processes(self) -> Processes:
+        """Gaussian processes of the last fit."""
         self._n_fitted_targets()
-        if self._fit_request is None:
+        if self._known_processes is None:
             raise InputError(
                 "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
                 "here: call fit"
@@ -158,13 +222,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 "kernel is 'precomputed', and k(x, x) of new rows is not known; expected a kernel of dkrr, or a "
                 "function of rows"
             )
-        if "_known_processes" not in vars(self):
-            self._known_processes = posteriors_of(self._fit_request)
         return self._known_processes
-
-    def __getstate__(self) -> Any:
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_known_processes"}  # factors are large
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
@@ -211,14 +269,19 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
-        self.__dict__.pop("_known_processes", None)  # of an earlier fit
-        self._fit_request = request
+        self._known_processes = Processes(request)
         (solved,) = fitted.solved
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_: SolveResult = solved.result
         self._finish(fitted, request.rows, X)
+
+
+def checked_scale(scale: Any) -> None:
+    """Refuse a scale that is not None or a positive number."""
+    if scale is not None and not (isinstance(scale, int | float | np.number) and 0 < scale < math.inf):
+        raise InputError(f"scale is {scale!r}; expected a finite number > 0, or None: where the likelihood is largest")
 
 
 def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
@@ -97,6 +99,32 @@ class GramMatrix(ABC):
             rows = slice(start, min(start + height, self.n))
             total += np.asarray(self._columns.block(rows, taken)).T @ coef[rows]
         return total
+
+    def spanned(self, index: NDArray[np.intp], coef: Array) -> Array:
+        """Product K[:, S] V of some columns of the matrix without c, in float64 in threads of the calling process.
+
+        Parameters
+        ----------
+        index : ndarray of shape (k,)
+            S.
+        coef : ndarray of shape (k, t)
+            V.
+
+        Returns
+        -------
+        ndarray of shape (n, t)
+        """
+        taken, out = self._columns.take(index), np.empty((self.n, coef.shape[1]))
+        threads = self._context.threads
+        height = max(1, PRODUCT_ENTRIES // (threads * max(len(index), 1)))
+
+        def multiply(start: int) -> None:
+            rows = slice(start, min(start + height, self.n))
+            blas.gemm(out[rows], np.ascontiguousarray(self._columns.block(rows, taken)), coef)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(multiply, range(0, self.n, height)))
+        return out
 
     @abstractmethod
     def operator(self) -> Operator:

@@ -184,6 +184,22 @@ class LowRank(Preconditioner):
             outer *= c
         return (residuals - outer) / t
 
+    def log_determinant(self) -> float:
+        """Log |M|, of a preconditioner that all right-hand sides share."""
+        (group,) = self._groups
+        n = self.factor.columns.n
+        return float(np.log(np.broadcast_to(group.shift, n)).sum() + 2.0 * np.log(group.middle.diagonal()).sum())
+
+    def sample(self, n_columns: int, rng: np.random.Generator) -> Array:
+        """Vectors from N(0, M), of shape (n, n_columns), of a preconditioner that all right-hand sides share."""
+        (group,) = self._groups
+        n = self.factor.columns.n
+        found = np.sqrt(group.shift)[:, None] * rng.standard_normal((n, n_columns))
+        if self.factor.rank:
+            smooth = self.factor.expand(rng.standard_normal((self.factor.rank, n_columns)))
+            found += smooth if self.scale is None else smooth * self.scale.reshape(n, 1)
+        return np.asarray(found)
+
     @property
     def rank(self) -> int:
         return self.factor.rank

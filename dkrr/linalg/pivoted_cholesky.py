@@ -221,6 +221,12 @@ class PivotedCholesky:
             product *= sizes
         return product
 
+    def of_pivots(self, vectors: Array) -> Array:
+        """Z with A[:, S] Z = F U, for U of shape (r, m), which is overwritten."""
+        blas.solve_lower(np.ascontiguousarray(self.corner), vectors, transpose=True)
+        vectors /= sqrt(self._unit)
+        return vectors
+
     def _rounded(self, vectors: Array, precision: Precision) -> tuple[NDArray[Any], Any]:
         """Vectors in a precision, and by what they are divided so that they stay within the small range of float32."""
         if precision == "float64" or not self._is_low:

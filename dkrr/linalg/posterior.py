@@ -21,6 +21,7 @@ from dkrr.errors import NotFiniteError
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.inverse import block_cuts
 from dkrr.linalg.substitution import Substitution, substitution_tasks
+from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, VarianceBounds, constant_bounds
 from dkrr.runtime import Progress, ThreadExecutor
 
 Array = NDArray[np.float64]
@@ -40,14 +41,22 @@ class FactoredPosterior:
     constant : ndarray of shape (n,), optional
         c, with a free constant.
     n_threads : int
+    shift : float
+        Smallest s.
+    trace : float
+        Trace of A.
     """
 
     factor: Matrix
     constant: Array | None
     n_threads: int
+    shift: float
+    trace: float
 
-    def variances(self, cross: Array, prior: Array) -> Array:
-        """Variances of some rows, of shape (m,), for a process of variance k.
+    def variances(self, cross: Array, prior: Array) -> VarianceBounds:
+        """Variances of some rows for a process of variance k, with bounds of the rounding.
+
+        The factor is that of a matrix A + E, ‖E‖ ≤ η, so that kᵀA⁻¹k is off by η ‖A⁻¹k‖², at most a part η / λ of it.
 
         Parameters
         ----------
@@ -69,11 +78,26 @@ class FactoredPosterior:
                 f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
                 f"K, or the kernel is not positive semidefinite; expected a larger alpha"
             )
-        found = np.maximum(found, 0.0)
+        found, part = np.maximum(found, 0.0), self._rounded_part
+        error = np.minimum(part, 1.0) * (prior - found) + 4 * EPS * prior
+        lower, upper = np.maximum(found - error, 0.0), found + error
         if self._solved_constant is not None:
             w, total = self._solved_constant
-            found += (1.0 - w @ z) ** 2 / total
-        return np.asarray(found)
+            distance = np.abs(1.0 - w @ z)
+            found = found + distance**2 / total
+            if part >= 1.0:  # nothing is known of it
+                return VarianceBounds(found, lower, np.full(len(found), np.inf))
+            error = part * np.sqrt(total * prior) + 4 * EPS
+            low, high = constant_bounds(distance, error, (total * (1.0 - part), total * (1.0 + part)))
+            lower, upper = lower + low, upper + high
+        return VarianceBounds(found, lower, upper)
+
+    @cached_property
+    def _rounded_part(self) -> float:
+        """Bound of the part of kᵀA⁻¹k that rounding of the factor and of a substitution may change; 1 at most."""
+        n = self.factor.grid.n
+        relative = 3 * (n + ENTRY_ROUNDINGS) * EPS * self.trace / self.shift if self.shift > 0 else 1.0
+        return min(2 * relative / (1.0 - relative), 1.0) if relative < 1 else 1.0
 
     @cached_property
     def _solved_constant(self) -> tuple[Array, float] | None:

@@ -154,6 +154,27 @@ class Deferred(Preconditioner):
 
 
 @dataclass
+class Fixed(Preconditioner):
+    """A preconditioner that stays as it is throughout a run."""
+
+    base: Preconditioner
+
+    def __post_init__(self) -> None:
+        self.captures_constant = self.base.captures_constant
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        return self.base.apply(residuals, columns)
+
+    @property
+    def rank(self) -> int:
+        return self.base.rank
+
+    @property
+    def record(self) -> RunRecord:
+        return self.base.record
+
+
+@dataclass
 class Wrapped(Preconditioner):
     """A preconditioner around another one."""
 

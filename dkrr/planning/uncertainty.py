@@ -1,0 +1,156 @@
+"""Plans of variances and likelihoods: from a Cholesky factor, or by conjugate gradient, and why."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+from dkrr.cost import Cost
+from dkrr.errors import MemoryLimitError, PlanError
+from dkrr.planning.iteration import SURELY_FASTER, Iterative
+from dkrr.planning.plan import Plan
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import SMALL_SECONDS, plural
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
+from dkrr.units import format_bytes, format_seconds
+
+MAX_COLUMNS = 128
+"""Rows whose variances are computed in one run: forming K then takes less time than using it."""
+SYSTEM_TOL = 1e-5
+"""Relative residual of the rows' systems for which iterations are priced; they end by the width of the bounds."""
+
+
+@dataclass(frozen=True)
+class UncertaintyPlan:
+    """How variances and the likelihood of a fit are computed, what it should cost, and why.
+
+    ``str(plan)`` explains it.
+    """
+
+    method: Literal["factor", "iterations"]
+    plan: Plan
+    """Of the factor, or of one run of conjugate gradient."""
+    n_rows: int
+    """Rows whose variances were asked for; 0: only the likelihood."""
+    seconds: float
+    """Projected wall time."""
+    reasons: tuple[str, ...]
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Rows whose variances one run computes."""
+        return self.plan.problem.n_targets
+
+    def summary(self) -> str:
+        """Short description of the method."""
+        if self.method == "factor":
+            return f"exact, from a Cholesky factor; {self.plan.chosen.summary()}"
+        return f"certified bounds, {plural(self.columns, 'row')} at a time; {self.plan.chosen.summary()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan as values of JSON."""
+        return {
+            "method": self.method,
+            "name": self.summary(),
+            "n_rows": self.n_rows,
+            "seconds": self.seconds,
+            "peak_bytes": self.plan.peak_bytes,
+            "reasons": list(self.reasons),
+            "rejected": list(self.rejected),
+            "plan": self.plan.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        rows = plural(self.n_rows, "row") if self.n_rows else "the likelihood"
+        lines = [
+            f"dkrr uncertainty: of {rows}, {self.plan.problem.n:,} training rows",
+            f"  how         {self.summary()}",
+            f"  time        about {format_seconds(self.seconds)}",
+            f"  memory      at most {format_bytes(self.plan.peak_bytes)} per process (limit "
+            f"{format_bytes(self.plan.chosen.limit_bytes)})",
+            "  because",
+            *(f"    - {reason}" for reason in self.reasons),
+        ]
+        if self.rejected:
+            lines += ["  rejected", *(f"    - {text}" for text in self.rejected)]
+        return "\n".join(lines)
+
+
+def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
+    """Way to the variances of `n_rows` rows, or to the likelihood (0).
+
+    Parameters
+    ----------
+    problem : Problem
+        Of a fit in dual form with one λ.
+    resources : Resources
+    n_rows : int
+
+    Raises
+    ------
+    MemoryLimitError, DiskSpaceError
+        If neither stays within the limits.
+    """
+    factored: UncertaintyPlan | PlanError
+    try:
+        factored = _by_factor(problem, resources, n_rows)
+    except PlanError as error:
+        factored = error
+    is_for_cg = isinstance(problem.solver, ConjugateGradient)
+    if is_for_cg and isinstance(problem.solver.preconditioner, Float32Cholesky):  # type: ignore[union-attr]
+        return _or_raise(factored, "the fit was asked to factor the matrix")
+    if isinstance(problem.solver, Cholesky):
+        return _or_raise(factored, "a Cholesky factorisation was requested")
+    if problem.alphas[0] == 0:
+        return _or_raise(factored, "with alpha = 0 residuals bound nothing")
+    if isinstance(factored, UncertaintyPlan):
+        plan = factored.plan
+        if plan.seconds <= SMALL_SECONDS and (plan.chosen.is_whole or not is_for_cg):
+            reason = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
+            return replace(factored, reasons=(reason,))
+    if is_for_cg:
+        return plan_iterations(problem, resources, n_rows, "conjugate gradient was requested")
+    if isinstance(factored, PlanError):
+        return plan_iterations(problem, resources, n_rows, f"a factor is not affordable: {factored}")
+    try:
+        iterated = plan_iterations(problem, resources, n_rows)
+    except PlanError as error:
+        return replace(factored, reasons=("exact to rounding, for any number of rows",), rejected=(str(error),))
+    if SURELY_FASTER * iterated.seconds < factored.seconds:
+        reason = f"a factor would take about {format_seconds(factored.seconds)}, more than {SURELY_FASTER:g} × as long"
+        return replace(iterated, reasons=(reason,), rejected=(factored.summary(),))
+    reason = "exact to rounding, for any number of rows"
+    against = f"{iterated.summary()}: not {SURELY_FASTER:g} × faster (about {format_seconds(iterated.seconds)})"
+    return replace(factored, reasons=(reason,), rejected=(against,))
+
+
+def _or_raise(factored: "UncertaintyPlan | PlanError", reason: str) -> UncertaintyPlan:
+    if isinstance(factored, PlanError):
+        raise factored
+    return replace(factored, reasons=(reason,))
+
+
+def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
+    plan = make_plan(replace(problem, solver=Cholesky()), resources)
+    flops = 2.0 * n_rows * float(problem.n) ** 2
+    seconds = plan.seconds + resources.rates.seconds(Cost(gemm_flops=flops)) / resources.local_threads
+    return UncertaintyPlan("factor", plan, n_rows, seconds, ())
+
+
+def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason: str = "") -> UncertaintyPlan:
+    """Conjugate gradient for as many rows at a time as fit in memory."""
+    solver = problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
+    width = max(1, min(n_rows or MAX_COLUMNS, MAX_COLUMNS))
+    problem = replace(problem, solver=solver, fit_intercept=False, tol=SYSTEM_TOL, keeps_store=False, layout=None)
+    while True:
+        try:
+            plan = make_plan(replace(problem, n_targets=width), resources)
+            break
+        except MemoryLimitError:
+            if width == 1:
+                raise
+            width //= 2
+    assert isinstance(plan.chosen, Iterative)
+    return UncertaintyPlan("iterations", plan, n_rows, max(1, ceil(n_rows / width)) * plan.seconds, (reason,))

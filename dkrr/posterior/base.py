@@ -1,0 +1,160 @@
+"""The Gaussian process whose mean a regression is, for all targets that share one λ.
+
+References
+----------
+C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapters 2 and 5.
+D. A. Harville, "Maximum likelihood approaches to variance component estimation and to related problems", JASA 72
+(1977), for the restricted likelihood with a free constant.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+from dkrr.fitting.data import TrainingData
+from dkrr.kernels import Kernel
+from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.prediction import BLOCK_ROWS
+from dkrr.rows import Rows
+from dkrr.rows.checks import check_finite
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+CROSS_BYTES = 64 * 2**20
+"""Bytes of k between the training rows and the rows whose variances are computed together."""
+
+
+class Estimate(NamedTuple):
+    """A number, and its standard error: 0 where it is exact."""
+
+    value: float
+    error: float = 0.0
+
+
+class Posterior(ABC):
+    """The Gaussian process of all targets that share one λ."""
+
+    data: TrainingData
+    """With these targets only."""
+    kernel: Kernel
+    alpha: float
+
+    @abstractmethod
+    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+        """Variances of f for s = 1, a block of rows at a time; `first` is the number of the first row, for messages."""
+
+    @abstractmethod
+    def quadratic(self) -> Array:
+        """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, of shape (t,)."""
+
+    @abstractmethod
+    def log_determinant(self) -> Estimate:
+        """Log |K + λW⁻¹| over the rows of positive weight, and what a free constant adds to it."""
+
+    @property
+    def degrees(self) -> int:
+        """Number of rows of positive weight, less one with a free constant."""
+        data = self.data
+        n = data.n if data.weights is None else int(np.count_nonzero(data.weights))
+        return n - (1 if data.fit_intercept else 0)
+
+    def scales(self) -> Array:
+        """s² of every target at which its likelihood is largest, of shape (t,).
+
+        Raises
+        ------
+        InputError
+            If no row is left to determine it.
+        """
+        if self.degrees < 1:
+            raise InputError(
+                "scale is None, and one row with a free constant does not determine it; expected a number > 0"
+            )
+        return self.quadratic() / self.degrees
+
+    def log_likelihoods(self) -> tuple[Array, Array]:
+        """Logarithm of the marginal likelihood of every target at those s², and its standard error.
+
+        With a free constant the likelihood is the restricted one. Two arrays of shape (t,).
+        """
+        t, determinant = self.data.targets.shape[1], self.log_determinant()
+        fit = np.zeros(t)
+        if self.degrees > 0:
+            with np.errstate(divide="ignore"):
+                fit = -0.5 * self.degrees * (1.0 + np.log(2.0 * math.pi * self.scales()))
+        return fit - 0.5 * determinant.value, np.full(t, 0.5 * determinant.error)
+
+    def _log_weights(self) -> float:
+        """Log |W| over the rows of positive weight."""
+        weights = self.data.weights
+        return 0.0 if weights is None else float(np.log(weights[weights > 0]).sum())
+
+
+class FactoredProcess(Posterior):
+    """A process whose factor also gives the models that leave rows out."""
+
+    @abstractmethod
+    def variances_of(self, x: Any) -> VarianceBounds:
+        """Variances of a few rows."""
+
+    @abstractmethod
+    def loo_residuals(self) -> Array:
+        """Y − f₋ᵢ(xᵢ), of shape (n, t)."""
+
+    @abstractmethod
+    def fold_models(self, folds: Sequence[Numbers]) -> "FoldModels":
+        """Models that each leave out the rows of a fold, and train on all others."""
+
+    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+        for where, x in blocks(rows, self.data.n, first):
+            yield where, self.variances_of(x)
+
+
+@dataclass(frozen=True)
+class FoldModels:
+    """Models that each leave out the rows of a fold.
+
+    Parameters
+    ----------
+    errors : list of ndarray of shape (len(fold), t)
+        y − f of the rows that are left out.
+    predict : callable
+        Predictions of some rows by every model, of shape (n_folds, m, t).
+    """
+
+    errors: list[Array]
+    predict: Callable[[Any], Array]
+
+
+def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iterator[tuple[slice, Any]]:
+    """Checked rows, as many at a time as k between them and n training rows may take."""
+    height = max(1, min(height, CROSS_BYTES // (8 * n)))
+    for start in range(0, rows.shape[0], height):
+        where = slice(start, min(start + height, rows.shape[0]))
+        x = rows.read(where.start, where.stop)
+        check_finite(x, "X", first + start)
+        yield where, x
+
+
+def diagonal_of(kernel: Kernel, x: Any) -> Array:
+    """k(x, x), of shape (m,)."""
+    return np.ones(x.shape[0]) if kernel.has_unit_diagonal else np.asarray(kernel.diagonal(x), np.float64)
+
+
+def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Array:
+    """C K(X, x) between the training rows and others, of shape (n, m)."""
+    n = training.shape[0]
+    cross = np.empty((n, x.shape[0]))
+    for start in range(0, n, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, n)
+        cross[start:stop] = kernel(training.read(start, stop), x)
+    if scale is not None:
+        cross *= scale[:, None]
+    return cross

@@ -1,0 +1,68 @@
+"""Intervals of new targets, from the errors of the models that leave folds out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkrr.posterior.base import Array, FactoredProcess, FoldModels, Numbers, blocks
+from dkrr.rows import Rows
+
+
+@dataclass(frozen=True)
+class CrossValidationIntervals:
+    """Intervals that hold new targets with a given probability, by CV+.
+
+    For new rows that are exchangeable with the training rows the coverage is at least 2 × coverage − 1, whatever the
+    distribution and the model, and about `coverage` in practice.
+
+    References
+    ----------
+    R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann. Statist.
+    49 (2021).
+    """
+
+    groups: Sequence[tuple[Numbers, FoldModels, Array]]
+    """Targets, the models of all folds, and |y − f| of the rows that count, of shape (n, t)."""
+    fold_of: Numbers
+    """Fold of those rows."""
+    ranks: tuple[int, int]
+    """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
+    n_targets: int
+
+    @classmethod
+    def of(
+        cls,
+        posteriors: Sequence[tuple[Numbers, FactoredProcess]],
+        n_targets: int,
+        folds: Sequence[Numbers],
+        coverage: float,
+    ) -> "CrossValidationIntervals":
+        """Intervals of the models that leave these folds out."""
+        data = posteriors[0][1].data
+        counting = np.ones(data.n, bool) if data.weights is None else data.weights > 0
+        kept = [counting[fold] for fold in folds]
+        fold_of = np.repeat(np.arange(len(folds)), [int(k.sum()) for k in kept])
+        n = len(fold_of)
+        high = math.ceil(coverage * (n + 1)) - 1
+        groups = []
+        for columns, one in posteriors:
+            models = one.fold_models(folds)
+            sizes = np.abs(np.vstack([errors[k] for errors, k in zip(models.errors, kept, strict=True)]))
+            groups.append((columns, models, sizes))
+        return cls(groups, fold_of, (n - 1 - high, high), n_targets)
+
+    def of_rows(self, rows: Rows, first: int = 0) -> tuple[Array, Array]:
+        """Bounds for some rows, two arrays of shape (m, t)."""
+        lower, upper = (np.empty((rows.shape[0], self.n_targets)) for _ in range(2))
+        n, (low, high) = len(self.fold_of), self.ranks
+        for where, x in blocks(rows, n, first):
+            for columns, models, sizes in self.groups:
+                predictions = models.predict(x)
+                for j, column in enumerate(columns):
+                    each = predictions[self.fold_of, :, j]
+                    below, above = each - sizes[:, [j]], each + sizes[:, [j]]
+                    lower[where, column] = -np.inf if low < 0 else np.partition(below, low, axis=0)[low]
+                    upper[where, column] = np.inf if high >= n else np.partition(above, high, axis=0)[high]
+        return lower, upper

@@ -1,0 +1,346 @@
+"""The Gaussian process by conjugate gradient: variances with certified bounds, and an estimate of the likelihood.
+
+Rows whose variances are asked for are columns of one block run, k_x on the right. It ends column by column, as soon as
+the bounds of `linalg.variance_bounds` are near enough to each other. The logarithm of the determinant comes from a few
+random columns more (`solvers.quadrature`).
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import ConvergenceWarning
+from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
+from dkrr.fitting.sampled import about_the_rows
+from dkrr.linalg.low_rank import LowRank
+from dkrr.linalg.operator import Operator, column_sizes
+from dkrr.linalg.preconditioner import Fixed, Identity
+from dkrr.linalg.variance_bounds import ResidualBounds, Solved, VarianceBounds, variance_bounds
+from dkrr.machine import detect
+from dkrr.planning import Iterative
+from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
+from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of
+from dkrr.requests import FitRequest, Targets, with_spectrum
+from dkrr.rows import Rows
+from dkrr.runtime import Progress
+from dkrr.solvers import Status
+from dkrr.solvers.conjugate_gradient import Iteration
+from dkrr.solvers.direct import in_terms_of_alpha
+from dkrr.solvers.iteration_state import State
+from dkrr.solvers.quadrature import LanczosTrace
+
+RELATIVE_WIDTH = 1e-3
+"""Width of the bounds of a variance over the variance, at which its column ends; a standard deviation is then known to
+2.5e-4 of itself."""
+GOAL = 0.5
+"""Part of that width at which a column ends by what the iteration itself shows."""
+LEAST_TOL = 1e-13
+"""Relative residual at which a column ends in any case."""
+MAX_CONTINUATIONS = 6
+"""Times that a run is continued for columns whose bounds are too far apart."""
+USEFUL = 0.7
+"""A continuation that leaves more than this part of the widths has met the limit of rounding."""
+KNOWN_TOL = 1e-7
+"""Largest relative residual of the systems of the targets and of the free constant."""
+N_PROBES = 64
+"""Random vectors of the likelihood's determinant."""
+PROBE_TOL = 1e-2
+"""Relative residual of their systems: the quadrature's error is its square, about."""
+SEED = 0
+
+
+class IteratedPosterior(Posterior):
+    """Without a factor of diag(c) K diag(c) + λI.
+
+    Parameters
+    ----------
+    request : FitRequest
+    alpha : float
+        λ > 0.
+    columns : ndarray of shape (t,)
+        Numbers of its targets.
+    plan : UncertaintyPlan
+    """
+
+    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, plan: UncertaintyPlan) -> None:
+        outputs = request.outputs
+        assert isinstance(outputs, Targets)
+        targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
+        request = replace(request.with_settings(form="dual", store=None), outputs=targets)
+        self.plan: UncertaintyPlan | None = plan
+        self._request, self._tol = request, request.settings.tol
+        data = TrainingData.of(targets, shared_fields(request, plan.plan))
+        self.data = about_the_rows(data) if data.fit_intercept else data
+        self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"plan": None}
+
+    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+        loose = list[float]()
+        with self._opened(rows.shape[0]) as run:
+            constant = self._constant_of(run)
+            for where, x in blocks(rows, self.data.n, first, run.width):
+                found = run.variances(
+                    cross_of(self.kernel, run.matrix.rows, x, self._scale), diagonal_of(self.kernel, x), constant
+                )
+                loose += found.relative_width[found.relative_width > RELATIVE_WIDTH].tolist()
+                yield where, found
+        if loose:
+            warnings.warn(
+                f"variances of {len(loose):,} of {rows.shape[0]:,} rows are known to a part of {max(loose):.1e} of "
+                f"themselves, where {RELATIVE_WIDTH:.0e} was asked: predict_variance_bounds has the bounds; expected a "
+                f"larger alpha, a preconditioner of a higher rank, a larger max_iter, or solver='cholesky'",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+
+    def quadratic(self) -> Array:
+        return self._known[0]
+
+    def log_determinant(self) -> Estimate:
+        with self._opened(0) as run:
+            found = run.log_determinant(np.random.default_rng([SEED, N_PROBES]))
+        shift, weights = self.data.dual_shift(self.alpha), self.data.weights
+        zero = 0.0 if weights is None else float(np.log(shift[weights == 0]).sum())
+        total = self._known[1]
+        constant = 0.0 if total is None else float(np.log(0.5 * (total.low[0] + total.high[0])))
+        return Estimate(found.value - self._log_weights() - zero + constant, found.error)
+
+    @cached_property
+    def _known(self) -> tuple[Array, Solved | None]:
+        """yᵀA⁻¹y of every target less its free constant, and the system of the constant."""
+        with self._opened(0) as run:
+            return self._solved_targets(run)
+
+    def _constant_of(self, run: "_Run") -> Solved | None:
+        """System of the free constant."""
+        if "_known" not in vars(self):
+            self._known = self._solved_targets(run)
+        return self._known[1]
+
+    def _solved_targets(self, run: "_Run") -> tuple[Array, Solved | None]:
+        data, tol = self.data, min(self._tol, KNOWN_TOL)
+        means, found, constant = data.target_means(), np.empty(data.targets.shape[1]), None
+        for start in range(0, len(found), run.width):
+            columns = np.arange(start, min(start + run.width, len(found)))
+            right = data.dual_right_sides(columns, means)[:, : len(columns)]
+            if data.fit_intercept and constant is None:
+                constant = run.solved(run.constant[:, None], tol)
+            y = run.solved(np.ascontiguousarray(right), tol)
+            found[columns] = 0.5 * (y.low + y.high)
+            if constant is not None:
+                total = 0.5 * float(constant.low[0] + constant.high[0])
+                mixed = constant.right_sides[:, 0] @ y.x + constant.x[:, 0] @ y.residuals
+                found[columns] -= mixed**2 / total
+        return found, constant
+
+    @contextmanager
+    def _opened(self, n_rows: int) -> Iterator["_Run"]:
+        """What a run needs, for as long as it takes."""
+        if self.plan is None:  # another process: its memory and cores are not those of the plan
+            settings = self._request.settings
+            problem = with_spectrum(self._request.problem(), self._request.rows)
+            self.plan = plan_iterations(problem, detect(settings.memory_limit, None), n_rows)
+        plan = self.plan.plan
+        with open_context(plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
+            try:
+                yield _Run.of(self.data, self.alpha, self.plan, context, n_rows)
+            finally:
+                if context.temporary is not None:
+                    context.temporary.delete()
+
+
+@dataclass
+class _Run:
+    """K, its preconditioner and the bounds, while the workers have them."""
+
+    plan: Any
+    context: Context
+    width: int
+    """Columns for which there is memory."""
+    matrix: MultipliedGram
+    operator: Operator
+    preconditioner: LowRank | Identity
+    bounds: ResidualBounds
+    shift: float
+    constant: Array
+    """c, also without a free constant: the direction of the largest eigenvalue."""
+
+    @classmethod
+    def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_Run":
+        """Run for some number of rows; 0: for the targets."""
+        plan, scale = how.plan, data.dual_scale()
+        strategy = plan.chosen
+        assert isinstance(strategy, Iterative)
+        matrix = MultipliedGram(data, strategy, context, scale)
+        preconditioner: LowRank | Identity = Identity()
+        if matrix.rank_limit:
+            runs = max(1.0, n_rows / how.columns)
+            is_enough = pivot_rule(strategy, plan, alpha, plan.problem.tol, runs)
+            factor = matrix.partial_factor(None if scale is None else scale**2, pivots_of(plan), is_enough)
+            preconditioner = LowRank(factor, np.full((1, 1), alpha), scale, matrix.is_mixed)
+        low_rank = preconditioner if isinstance(preconditioner, LowRank) else None
+        bounds = ResidualBounds(
+            data.n,
+            alpha,
+            matrix.diagonal(),
+            scale,
+            None if low_rank is None else low_rank.factor,
+            matrix.spanned,
+            "float64" if low_rank is None else low_rank.precision,
+        )
+        constant = np.ones(data.n) if scale is None else scale
+        return cls(plan, context, how.columns, matrix, matrix.operator(), preconditioner, bounds, alpha, constant)
+
+    def iteration(self, right_sides: Array) -> Iteration:
+        """Conjugate gradient for these right-hand sides."""
+        iteration = iteration_of(
+            self.plan,
+            self.context,
+            self.operator,
+            np.full((1, right_sides.shape[1]), self.shift),
+            right_sides,
+            self.preconditioner,
+            mixed=self.matrix.is_mixed,
+            deflate=None if self.preconditioner.captures_constant else self.constant,
+        )
+        iteration.estimates_condition = False
+        return iteration
+
+    def solved(self, right_sides: Array, tol: float) -> Solved:
+        """Systems solved to a relative residual."""
+        iteration = self.iteration(right_sides)
+        iteration.tol = tol
+        outcome = iteration.run()
+        if outcome.status is not Status.CONVERGED:
+            warnings.warn(
+                f"the systems of the targets have a relative residual of {outcome.residuals.max():.1e}, where "
+                f"{tol:.0e} was asked: {outcome.status.value}",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return self._certified(iteration)
+
+    def variances(self, cross: Array, prior: Array, constant: Solved | None) -> VarianceBounds:
+        """Variances of the rows of C K(X, x), of shape (n, m), with bounds as near as rounding allows.
+
+        Parameters
+        ----------
+        cross : ndarray of shape (n, m)
+        prior : ndarray of shape (m,)
+            k(x, x).
+        constant : Solved, optional
+            System of the free constant.
+        """
+        iteration = self.iteration(cross)
+        ending = _Ending(iteration, prior, np.ones(len(prior)))
+        if self.preconditioner.rank == 0:
+            ending.factor /= self.shift  # M is the identity there, not A at its least
+        iteration.on_iteration = ending
+        best: VarianceBounds | None = None
+        status, state = Status.CONVERGED, None
+        for _ in range(MAX_CONTINUATIONS):
+            outcome = iteration.run(state=state)
+            status, state = outcome.status, iteration.last
+            solved = self._certified(iteration)
+            found = variance_bounds(prior, solved, constant, self.bounds.rounding)
+            before = np.inf if best is None else best.relative_width
+            best = found
+            open_ = found.relative_width > RELATIVE_WIDTH
+            useful = found.relative_width < USEFUL * before
+            if status not in (Status.CONVERGED, Status.STALLED) or not (open_ & useful).any():
+                break
+            ending.go_on(open_ & useful, found, solved)
+        assert best is not None
+        return best
+
+    def log_determinant(self, rng: np.random.Generator) -> Estimate:
+        """Log |C K C + λI| by stochastic Lanczos quadrature."""
+        base, known = self.preconditioner, 0.0
+        if isinstance(base, LowRank):
+            base = replace(base, mixed=False)
+            known = base.log_determinant()
+        values = np.concatenate(
+            [self._traces(base, min(self.width, N_PROBES - start), rng) for start in range(0, N_PROBES, self.width)]
+        )
+        return Estimate(known + float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
+
+    def _traces(self, base: LowRank | Identity, n_probes: int, rng: np.random.Generator) -> Array:
+        """Estimates of tr log H by some probes, one each."""
+        if isinstance(base, LowRank):
+            probes = base.sample(n_probes, rng)
+        else:
+            probes = rng.standard_normal((self.operator.n, n_probes))
+        iteration, trace = self.iteration(probes), LanczosTrace(slice(0, n_probes))
+        iteration.preconditioner, iteration.mixed, iteration.deflate = Fixed(base), False, None
+        iteration.tol = PROBE_TOL
+        iteration.on_cycle, iteration.on_step, iteration.on_iteration = (
+            trace.on_cycle,
+            trace.on_step,
+            trace.on_iteration,
+        )
+        outcome = iteration.run()
+        if outcome.status is not Status.CONVERGED:
+            warnings.warn(
+                f"the likelihood's random systems have a relative residual of {outcome.residuals.max():.1e}, where "
+                f"{PROBE_TOL:.0e} was asked, so that its standard error is too small: {outcome.status.value}",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
+        return trace.values(column_sizes(probes))
+
+    def _certified(self, iteration: Iteration) -> Solved:
+        """Bounds from the true residuals at the end of a run."""
+        state = iteration.last
+        assert state is not None
+        sizes = column_sizes(iteration.right_sides)
+        return self.bounds.of(iteration.right_sides, state.x * sizes, state.residual * sizes)
+
+
+class _Ending:
+    """Ends a column once the bounds of its variance are near enough, by the iteration's own rᵀM⁻¹r."""
+
+    def __init__(self, iteration: Iteration, prior: Array, factor: Array) -> None:
+        self._iteration, self._prior = iteration, prior
+        self.factor = factor
+        """Width of the certified bounds over rᵀM⁻¹r."""
+        self._sizes = column_sizes(iteration.right_sides)
+        self._shown = np.zeros(len(prior))
+        self._right = iteration.right_sides / self._sizes
+        iteration.tol = np.full(len(prior), LEAST_TOL)
+
+    def __call__(self, state: State) -> None:
+        """See Iteration.on_iteration."""
+        cycle = state.cycle
+        assert cycle is not None
+        left = cycle.product * self._sizes[cycle.columns] ** 2
+        near = np.flatnonzero(self.factor[cycle.columns] * left <= GOAL * RELATIVE_WIDTH * self._prior[cycle.columns])
+        near = near[np.isfinite(cycle.goal[near])]
+        if not len(near):
+            return
+        columns = cycle.columns[near]
+        x = state.x[:, columns] + cycle.correction[:, near]
+        energy = ((self._right[:, columns] + cycle.residual[:, near]) * x).sum(axis=0) * self._sizes[columns] ** 2
+        ended = self.factor[columns] * left[near] <= GOAL * RELATIVE_WIDTH * (self._prior[columns] - energy)
+        self._shown[columns] = left[near]
+        cycle.goal[near[ended]] = np.inf
+        tol = np.array(self._iteration.tol)
+        tol[columns[ended]] = np.inf
+        self._iteration.tol = tol
+
+    def go_on(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: Solved) -> None:
+        """Continue with columns whose certified bounds are wider than the iteration showed."""
+        shown = np.where(self._shown > 0, self._shown, np.inf)
+        wider = np.maximum(solved.left / shown, found.relative_width / RELATIVE_WIDTH)
+        self.factor = np.where(open_, np.maximum(self.factor, wider), self.factor)
+        self._iteration.tol = np.where(open_, LEAST_TOL, np.inf)

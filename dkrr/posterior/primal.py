@@ -1,0 +1,113 @@
+"""The Gaussian process from a factor of ΦᵀWΦ + λI."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.normal_sums import NormalSums, feature_blocks, features_of, part_of
+from dkrr.fitting.sampled import about_the_rows
+from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, VarianceBounds
+from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers
+from dkrr.requests import FitRequest, Targets, plan_of
+from dkrr.solvers import Cholesky
+from dkrr.solvers.direct import in_terms_of_alpha
+
+
+class PrimalPosterior(FactoredProcess):
+    """From a factor of ΦᵀWΦ + λI; λ > 0."""
+
+    def __init__(self, request: FitRequest, alpha: float, columns: Numbers) -> None:
+        outputs = request.outputs
+        assert isinstance(outputs, Targets)
+        targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
+        request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), outputs=targets)
+        data = TrainingData.of(targets, shared_fields(request, plan_of(request)))
+        self.data = about_the_rows(data) if data.fit_intercept else data
+        self.kernel, self.alpha = self.data.kernel, alpha
+        self._means = self.data.target_means()
+        assert self.data.feature_map is not None
+        self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
+        width = self._n_features + (1 if data.fit_intercept else 0)
+        self._sums = NormalSums.zeros(width, len(columns))
+        for where, features in feature_blocks(self.data):
+            self._add(self._sums, where, features, slice(None))
+        with in_terms_of_alpha([alpha], "primal"):
+            self._factor, self._coef = self._sums.solved(alpha, self._n_features)
+
+    def _add(self, sums: NormalSums, where: slice, features: Array, rows: Any) -> None:
+        """Add some rows of a block."""
+        weights = None if self.data.weights is None else self.data.weights[where][rows]
+        sums.add(features[rows], (self.data.targets[where] - self._means)[rows], weights)
+
+    def _lengths(self, features: Array) -> Array:
+        """φᵀ(ΦᵀWΦ + λI)⁻¹φ of rows, of shape (m,)."""
+        inner = scipy.linalg.solve_triangular(self._factor, features.T, lower=True, check_finite=False)
+        return np.einsum("ij,ij->j", inner, inner)  # type: ignore[no-any-return]
+
+    def variances_of(self, x: Any) -> VarianceBounds:
+        found, part = self.alpha * self._lengths(features_of(self.data, x)), self._rounded_part
+        high = found * (1.0 + part) if part < 1.0 else np.full(len(found), np.inf)
+        return VarianceBounds(found, found * (1.0 - part), high)
+
+    @cached_property
+    def _rounded_part(self) -> float:
+        """Bound of the part of a variance that rounding in the sums, the factor and a substitution may change.
+
+        The smallest eigenvalue of the matrix is at least 1 / ‖L⁻¹‖², with the Frobenius norm.
+        """
+        inverse = scipy.linalg.solve_triangular(self._factor, np.eye(len(self._factor)), lower=True, check_finite=False)
+        least = 1.0 / float(np.einsum("ij,ij->", inverse, inverse))
+        size = float(np.einsum("ij,ij->", self._factor, self._factor))
+        part = 3 * (self.data.n + len(inverse) + ENTRY_ROUNDINGS) * EPS * size / least
+        return min(2 * part / (1.0 - part), 1.0) if part < 1 else 1.0
+
+    def _errors(self) -> Iterator[tuple[slice, Array, Array]]:
+        """Rows, y − f and the features of a block."""
+        for where, features in feature_blocks(self.data):
+            yield where, self.data.targets[where] - self._means - features @ self._coef, features
+
+    def quadratic(self) -> Array:
+        total = np.zeros(self.data.targets.shape[1])
+        for where, errors, _ in self._errors():
+            weights = np.ones(len(errors)) if self.data.weights is None else self.data.weights[where]
+            total += weights @ (errors * (self.data.targets[where] - self._means))
+        return total / self.alpha
+
+    def log_determinant(self) -> Estimate:
+        n = self.degrees + (1 if self.data.fit_intercept else 0)
+        whole = 2.0 * float(np.log(self._factor.diagonal()).sum())
+        constant = -math.log(self.alpha) if self.data.fit_intercept else 0.0
+        found = whole + (n - self._n_features) * math.log(self.alpha) + constant - self._log_weights()
+        return Estimate(found)
+
+    def loo_residuals(self) -> Array:
+        found = np.empty(self.data.targets.shape)
+        for where, errors, features in self._errors():
+            weights = np.ones(len(errors)) if self.data.weights is None else self.data.weights[where]
+            found[where] = errors / (1.0 - weights * self._lengths(features))[:, None]
+        return found
+
+    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
+        held = [NormalSums.zeros(len(self._sums.gram), self.data.targets.shape[1]) for _ in folds]
+        for where, features in feature_blocks(self.data):
+            for one, rows in zip(held, folds, strict=True):
+                self._add(one, where, features, part_of(rows, where)[1])
+        with in_terms_of_alpha([self.alpha], "primal"):
+            coefs = np.stack([self._sums.without(one).solved(self.alpha, self._n_features)[1] for one in held])
+        errors = [np.empty((len(rows), self.data.targets.shape[1])) for rows in folds]
+        for where, features in feature_blocks(self.data):
+            for f, rows in enumerate(folds):
+                numbers, here = part_of(rows, where)
+                values = features[here] @ coefs[f] + self._means
+                errors[f][numbers] = self.data.targets[where][here] - values
+
+        def predict(x: Any) -> Array:
+            return np.asarray(features_of(self.data, x) @ coefs + self._means)
+
+        return FoldModels(errors, predict)

@@ -1,0 +1,180 @@
+"""The Gaussian processes of a fit, made when they are first asked for, and what a model says of its errors by them."""
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dkrr.errors import InputError
+from dkrr.fitting.sampled import drawn
+from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine import detect
+from dkrr.planning import Direct
+from dkrr.planning.problem import Problem
+from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+from dkrr.posterior.base import Array, FactoredProcess, Numbers, Posterior
+from dkrr.posterior.dual import DualPosterior
+from dkrr.posterior.intervals import CrossValidationIntervals
+from dkrr.posterior.iterated import IteratedPosterior
+from dkrr.posterior.primal import PrimalPosterior
+from dkrr.requests import FitRequest, Targets, plan_of, with_spectrum
+from dkrr.rows import Rows
+from dkrr.rows.checks import digest_of
+from dkrr.tiles.mapped import is_mapped
+
+
+class Processes:
+    """Gaussian processes of all targets, one for those of every λ.
+
+    Parameters
+    ----------
+    request : FitRequest
+        Request of the fit.
+    """
+
+    def __init__(self, request: FitRequest) -> None:
+        outputs = request.outputs
+        assert isinstance(outputs, Targets)
+        self._request, self._outputs, self._is_prepared = request, outputs, False
+        self._groups = [
+            (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
+        ]
+        self._factored = dict[float, FactoredProcess]()
+        self._iterated = dict[float, IteratedPosterior]()
+        self.plan: UncertaintyPlan | None = None
+        """Plan of the last call that had a choice."""
+        self._digest = None if is_mapped(outputs.values) else digest_of(outputs.values)
+
+    @property
+    def targets(self) -> Array:
+        """Targets of the fit, of shape (n, t)."""
+        return self._outputs.values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_factored": {}, "_iterated": {}}  # factors are large
+
+    def _prepare(self) -> None:
+        """Draw what the fit drew, and see that the targets are those of the fit."""
+        if self._digest is not None and digest_of(self._outputs.values) != self._digest:
+            raise InputError("y was changed in place after the fit; expected the targets of the fit: call fit again")
+        if not self._is_prepared:
+            kernel = drawn(self._request.settings.kernel, self._request.rows)
+            self._request = self._request.with_settings(kernel=kernel)
+            plan = plan_of(self._request)
+            self._is_primal, self._is_prepared = plan.form == "primal" and isinstance(plan.chosen, Direct), True
+
+    def factored(self) -> list[tuple[Numbers, FactoredProcess]]:
+        """Processes with a factor each.
+
+        Raises
+        ------
+        DkrrError
+            As a fit by a Cholesky factorisation does.
+        """
+        self._prepare()
+        return [(columns, self._with_factor(alpha, columns)) for alpha, columns in self._groups]
+
+    def of_rows(self, n_rows: int) -> list[tuple[Numbers, Posterior]]:
+        """Processes for the variances of some number of rows, or for the likelihood (0)."""
+        self._prepare()
+        return [(columns, self._chosen(alpha, columns, n_rows)) for alpha, columns in self._groups]
+
+    def _with_factor(self, alpha: float, columns: Numbers) -> FactoredProcess:
+        if alpha not in self._factored:
+            kind = PrimalPosterior if self._is_primal and alpha > 0 else DualPosterior
+            self._factored[alpha] = kind(self._request, alpha, columns)
+        return self._factored[alpha]
+
+    def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
+        if alpha in self._factored or (self._is_primal and alpha > 0):
+            return self._with_factor(alpha, columns)
+        problem = replace(self._problem, alphas=(alpha,))
+        self.plan = plan_uncertainty(problem, detect(self._request.settings.memory_limit, None), n_rows)
+        if self.plan.method == "factor":
+            return self._with_factor(alpha, columns)
+        if alpha not in self._iterated:
+            self._iterated[alpha] = IteratedPosterior(self._request, alpha, columns, self.plan)
+        else:
+            self._iterated[alpha].plan = self.plan
+        return self._iterated[alpha]
+
+    @cached_property
+    def _problem(self) -> Problem:
+        """Systems of one λ in dual form, with the spectrum where it matters."""
+        targets = Targets(self._outputs.values[:, :1], self._outputs.alphas[:1])
+        request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
+        return with_spectrum(request.problem(), request.rows)
+
+    def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
+        """Intervals by the models that leave out folds."""
+        return CrossValidationIntervals.of(self.factored(), self._outputs.values.shape[1], folds, coverage)
+
+    def loo_residuals(self) -> Array:
+        """Y − f₋ᵢ(xᵢ), of shape (n, t)."""
+        found = np.empty(self._outputs.values.shape)
+        for columns, one in self.factored():
+            found[:, columns] = one.loo_residuals()
+        return found
+
+    def log_likelihoods(self) -> tuple[Array, Array]:
+        """Logarithm of the marginal likelihood of every target, and its standard error; two arrays of shape (t,)."""
+        found, errors = (np.empty(self._outputs.values.shape[1]) for _ in range(2))
+        for columns, one in self.of_rows(0):
+            found[columns], errors[columns] = one.log_likelihoods()
+        return found, errors
+
+
+class Variances:
+    """Variances of f at rows, for the s² of every target; travels to workers.
+
+    Parameters
+    ----------
+    posteriors : list of (ndarray, Posterior)
+        Targets, and their process.
+    scale : float, optional
+        s²; None: of every target where its likelihood is largest.
+    """
+
+    def __init__(self, posteriors: list[tuple[Numbers, Posterior]], scale: float | None) -> None:
+        self._groups = [
+            (columns, one, one.scales() if scale is None else np.full(len(columns), scale))
+            for columns, one in posteriors
+        ]
+        self._token = uuid.uuid4().hex  # a checksum of a factor would take long
+        self.n_targets = sum(len(columns) for columns, _ in posteriors)
+        self._lock = threading.Lock()
+
+    def __dask_tokenize__(self) -> str:
+        return self._token
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def _each(self, rows: Rows, first: int) -> Iterator[tuple[slice, Numbers, Array, VarianceBounds]]:
+        with self._lock:  # each uses all threads, and memory for one block
+            for columns, one, scales in self._groups:
+                for where, found in one.variances(rows, first):
+                    yield where, columns, scales, found
+
+    def deviations(self, rows: Rows, first: int = 0) -> Array:
+        """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages."""
+        out = np.empty((rows.shape[0], self.n_targets))
+        for where, columns, scales, found in self._each(rows, first):
+            out[where, columns] = np.sqrt(found.value[:, None] * scales)
+        return out
+
+    def bounds(self, rows: Rows, first: int = 0) -> Array:
+        """Lower bounds of the variances of all targets, then upper ones; shape (m, 2 t)."""
+        t = self.n_targets
+        out = np.empty((rows.shape[0], 2 * t))
+        for where, columns, scales, found in self._each(rows, first):
+            out[where, columns] = found.lower[:, None] * scales
+            out[where, t + columns] = found.upper[:, None] * scales
+        return out
