@@ -47,6 +47,8 @@ LEAST_TOL = 1e-13
 """Relative residual at which a column ends in any case."""
 MAX_CONTINUATIONS = 6
 """Times that a run is continued for columns whose bounds are too far apart."""
+TIGHTENING = 4.0
+"""Factor by which the goal of a column is made smaller, besides what its bounds are too wide by."""
 USEFUL = 0.7
 """A continuation that leaves more than this part of the widths has met the limit of rounding."""
 KNOWN_TOL = 1e-7
@@ -341,6 +343,6 @@ class _Ending:
     def go_on(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: Solved) -> None:
         """Continue with columns whose certified bounds are wider than the iteration showed."""
         shown = np.where(self._shown > 0, self._shown, np.inf)
-        wider = np.maximum(solved.left / shown, found.relative_width / RELATIVE_WIDTH)
+        wider = np.maximum(solved.left / shown, TIGHTENING * self.factor * found.relative_width / RELATIVE_WIDTH)
         self.factor = np.where(open_, np.maximum(self.factor, wider), self.factor)
         self._iteration.tol = np.where(open_, LEAST_TOL, np.inf)
