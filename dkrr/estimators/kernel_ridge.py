@@ -83,11 +83,16 @@ class KernelRidge(RidgeRegressor):
     log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
         Logarithm of the marginal likelihood of the Gaussian process with covariance s² k and noise s² λ / wᵢ, where s²
         makes it largest; the restricted likelihood with `fit_intercept`. Computed when asked for, from a factor that
-        `predict(X, return_std=True)` and `loo_residuals_` share.
+        `predict(X, return_std=True)` and `loo_residuals_` share, or
+        estimated by conjugate gradient where a factor is not affordable or solver is "cg".
+    log_marginal_likelihood_std_ : float or ndarray of shape (n_targets,)
+        Standard error of that estimate; 0.0 where the likelihood is exact.
     loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
     plan_ : Plan
         What was chosen, and the reasons; print it.
+    uncertainty_plan_ : UncertaintyPlan
+        Whether the last standard deviations or likelihood came from a factor, and why; after the first of these.
     solve_result_ : SolveResult
         Status, true residual (`residual`), iterations of conjugate gradient, estimated condition number, messages,
         seconds, bytes and peak memory.

@@ -46,7 +46,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         return_std : bool, default=False
             Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
             noise of variance s² λ / wᵢ whose mean the model is. The first call factors the matrix of all rows, and
-            keeps the factor.
+            keeps the factor. Where that is not affordable, or with solver="cg", conjugate gradient finds each to 2.5e-4
+            of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
         scale : float, optional
             s² > 0; None: for every target the value at which its likelihood is largest.
 
@@ -63,6 +64,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             models, and with kernel == "precomputed".
         NotFiniteError
             If λ is so small that a variance is negative by more than rounding.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If conjugate gradient finds a variance less accurately.
         """
         values = self._scores(X)
         mean = values[:, 0] if self._is_vector else values
@@ -76,7 +82,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         By conjugate gradient they are as near to each other as a thousandth of the variance, or as near as the
         iterations came (a warning then says how near); from a factor they differ by rounding. They hold for the
-        Gaussian process with the given or profiled s², for K as it is computed in float64.
+        Gaussian process with the given or profiled s², for K as it is computed in float64, and presume that the kernel
+        is positive semidefinite.
 
         Parameters
         ----------

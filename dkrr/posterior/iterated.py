@@ -125,7 +125,9 @@ class IteratedPosterior(Posterior):
             return self._solved_targets(run)
 
     def _constant_of(self, run: "_Run") -> Solved | None:
-        """System of the free constant."""
+        """System of the free constant; None without one."""
+        if not self.data.fit_intercept:
+            return None
         if "_known" not in vars(self):
             self._known = self._solved_targets(run)
         return self._known[1]

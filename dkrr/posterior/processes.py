@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from dkrr.errors import InputError
+from dkrr.features.descriptions import parts_of
 from dkrr.fitting.sampled import drawn
+from dkrr.kernels import Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.machine import detect
 from dkrr.planning import Direct
@@ -96,6 +98,11 @@ class Processes:
         self.plan = plan_uncertainty(problem, detect(self._request.settings.memory_limit, None), n_rows)
         if self.plan.method == "factor":
             return self._with_factor(alpha, columns)
+        if any(map(_may_be_indefinite, parts_of(self._problem.kernel))):
+            raise InputError(
+                f"kernel is {self._problem.kernel!r}; expected one that is surely positive semidefinite, as bounds by "
+                f"conjugate gradient presume: use solver='cholesky'"
+            )
         if alpha not in self._iterated:
             self._iterated[alpha] = IteratedPosterior(self._request, alpha, columns, self.plan)
         else:
@@ -126,6 +133,11 @@ class Processes:
         for columns, one in self.of_rows(0):
             found[columns], errors[columns] = one.log_likelihoods()
         return found, errors
+
+
+def _may_be_indefinite(part: Any) -> bool:
+    is_polynomial = isinstance(part, Polynomial)
+    return isinstance(part, Sigmoid) or (is_polynomial and (part.coef0 < 0 or part.degree != int(part.degree)))
 
 
 class Variances:

@@ -130,6 +130,12 @@ def test_one_row_and_a_free_constant(data):
         model.predict(data.X_new, return_std=True)
 
 
+def test_indefinite_kernels_have_no_bounds(data):
+    model = KernelRidge(alpha=30.0, kernel="sigmoid", solver="cg").fit(data.X, data.y[:, 0])
+    with pytest.raises(InputError, match=r"kernel is Sigmoid.*positive semidefinite.*solver='cholesky'"):
+        model.predict_variance_bounds(data.X_new)
+
+
 def test_no_plan_before_the_first_question(data):
     with pytest.raises(AttributeError, match="predict"):
         _ = fitted(data).uncertainty_plan_
