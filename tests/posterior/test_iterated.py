@@ -71,8 +71,10 @@ def test_exact_likelihoods_have_no_error(data, monkeypatch):
 
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_too_few_iterations_leave_wide_bounds_that_hold(data, fit_intercept):
+    solver = ConjugateGradient(RPCholesky(3), max_iter=6)
+    with pytest.warns(ConvergenceWarning, match="where 1.0e-08 was asked"):
+        model = fitted(data, solver, 1e-3, fit_intercept=fit_intercept)
     with pytest.warns(ConvergenceWarning):
-        model = fitted(data, ConjugateGradient(RPCholesky(3), max_iter=6), 1e-3, fit_intercept=fit_intercept)
         lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
     with pytest.warns(ConvergenceWarning, match=r"variances of .* of 37 rows are known to a part of .*max_iter"):
         _, std = model.predict(data.X_new, return_std=True, scale=1.0)
