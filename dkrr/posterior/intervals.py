@@ -1,8 +1,9 @@
 """Intervals of new targets, from the errors of the models that leave folds out."""
 
 import math
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class CrossValidationIntervals:
     ranks: tuple[int, int]
     """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
     n_targets: int
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Name for Dask: a checksum of all models would take long."""
 
     @classmethod
     def of(
@@ -53,9 +56,13 @@ class CrossValidationIntervals:
             groups.append((columns, models, sizes))
         return cls(groups, fold_of, (n - 1 - high, high), n_targets)
 
-    def of_rows(self, rows: Rows, first: int = 0) -> tuple[Array, Array]:
-        """Bounds for some rows, two arrays of shape (m, t)."""
-        lower, upper = (np.empty((rows.shape[0], self.n_targets)) for _ in range(2))
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def bounds(self, rows: Rows, first: int = 0) -> Array:
+        """Lower bounds of all targets, then upper ones; shape (m, 2 t)."""
+        found = np.empty((rows.shape[0], 2 * self.n_targets))
+        lower, upper = found[:, : self.n_targets], found[:, self.n_targets :]
         n, (low, high) = len(self.fold_of), self.ranks
         for where, x in blocks(rows, n, first):
             for columns, models, sizes in self.groups:
@@ -65,4 +72,4 @@ class CrossValidationIntervals:
                     below, above = each - sizes[:, [j]], each + sizes[:, [j]]
                     lower[where, column] = -np.inf if low < 0 else np.partition(below, low, axis=0)[low]
                     upper[where, column] = np.inf if high >= n else np.partition(above, high, axis=0)[high]
-        return lower, upper
+        return found

@@ -99,6 +99,8 @@ def test_lazy_rows(data, tmp_path, monkeypatch, method):
         assert all(isinstance(part, da.Array) and part.shape == (37, 3) for part in (mean, std, lower, upper))
         assert_allclose(std.compute(), expected, rtol=1e-3)
         assert_allclose(np.stack(da.compute(lower, upper)), np.stack(bounds), rtol=1.1e-3)
+    interval = model.predict_interval(rows)
+    assert_allclose(np.stack(da.compute(*interval)), np.stack(model.predict_interval(data.X_new)), rtol=1e-9)
     bad = data.X_new.copy()
     bad[31, 2] = np.nan
     _, std = model.predict(da.from_array(bad, chunks=(20, 5)), return_std=True)
@@ -114,6 +116,8 @@ def test_lazy_rows_on_workers(data, workers, monkeypatch, settings):
     _, expected = model.predict(data.X_new, return_std=True)
     _, std = model.predict(da.from_array(data.X_new, chunks=(20, 5)), return_std=True)
     assert_allclose(workers.compute(std).result(), expected, rtol=1e-3)
+    interval = model.predict_interval(da.from_array(data.X_new, chunks=(20, 5)))
+    assert_allclose(workers.compute(interval[1]).result(), model.predict_interval(data.X_new)[1], rtol=1e-9)
 
 
 def test_targets_that_were_changed_are_refused(data):
