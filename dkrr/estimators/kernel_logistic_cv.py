@@ -11,9 +11,9 @@ from sklearn.utils import _safe_indexing
 from dkrr.arguments import checked_path, checked_weights
 from dkrr.errors import InputError
 from dkrr.estimators.classifier import KernelClassifier
-from dkrr.estimators.cross_validation import checked_folds, named_scorer
+from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
 from dkrr.estimators.kernel_logistic import KernelLogisticRegression
-from dkrr.estimators.search import parameter_grid, search_results
+from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
 from dkrr.selection import Folds
@@ -60,6 +60,11 @@ class KernelLogisticRegressionCV(KernelClassifier):
         negative log loss, with sample weights.
     refit : bool, default=True
         Whether to fit all rows with the best candidate; without it there is nothing to predict with.
+    train_sizes : array-like, optional
+        Fractions of the training rows of a fold, or numbers of rows, for `learning_curve_`; as in KernelRidgeCV, by
+        fits of their own.
+    random_state : int, default=0
+        Seed of the order of the rows for `train_sizes`.
     kernel_params, fit_intercept, class_weight, multi_class, form, solver, tol, max_iter, memory_limit, tile, progress
         As in KernelLogisticRegression.
 
@@ -76,6 +81,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them, and "iterations" (most Newton steps of a fold) and
         "residual" (largest relative gradient of a fold).
+    learning_curve_ : dict
+        Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     n_splits_ : int
         Number of folds.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, plan_, solve_result_
@@ -99,6 +106,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
     cv: Any = 5
     scoring: Any = None
     refit: bool = True
+    train_sizes: Any = None
+    random_state: int = 0
     fit_intercept: bool = True
     class_weight: Any = None
     multi_class: str = "multinomial"
@@ -136,24 +145,30 @@ class KernelLogisticRegressionCV(KernelClassifier):
         folds = checked_folds(self.cv, given, groups, is_classification=True)
         if not folds.is_loo:
             folds.check_weights(weights)
-        _check_classes(folds, codes, labels.classes, request.weights)
-        values = np.empty((len(grid), len(alphas), len(folds)))
+        curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
+        sets = folds if curve is None else curve.with_folds()
+        _check_classes(sets, codes, labels.classes, request.weights)
+        values = np.empty((len(grid), len(alphas), len(sets)))
         steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
         order = np.argsort(-alphas, kind="stable")
         for k, model in enumerate(models):
-            for f, test in enumerate(folds.test):
-                train = folds.training(f)
+            for f, test in enumerate(sets.test):
+                train = sets.training(f)
                 x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
                 w = (None, None) if weights is None else (weights[train], weights[test])
                 for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
                     values[k, a, f] = score(fitted, held_out, given[test], w[1])
                     steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
-        self._set_results(values.reshape(-1, len(folds), 1), grid, alphas, steps, gradients)
+        of_folds = values[:, :, : sets.n_choosing].reshape(len(grid) * len(alphas), -1, 1)
+        self._set_results(of_folds, grid, alphas, steps, gradients)
+        if curve is not None:
+            best = self.best_index_ // len(alphas)
+            self.learning_curve_ = curve_results(grid, alphas, values[..., None], curve, best)
         self.n_splits_, self.n_features_in_ = len(folds), request.rows.shape[1]
         if self.refit:
-            best = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
-            best.fit(X, y, sample_weight)
-            self.__dict__.update({name: value for name, value in vars(best).items() if name in FITTED})
+            model = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
+            model.fit(X, y, sample_weight)
+            self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         return self
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
@@ -190,7 +205,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),
         )
-        for name in FITTED:
+        for name in ("learning_curve_", *FITTED):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():
@@ -223,7 +238,10 @@ def _check_classes(folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any],
         train = folds.training(f)
         missing = np.setdiff1d(codes[counting], codes[train][counting[train]])
         if len(missing):
+            where, remedy = f"fold {f} (counted from 0)", "use fewer folds, or StratifiedKFold"
+            if f >= folds.n_choosing:
+                where, remedy = f"a part of {len(train):,} rows, by train_sizes,", "give larger train_sizes"
             raise InputError(
-                f"fold {f} (counted from 0) has no training row of class {classes.tolist()[missing[0]]!r}; expected "
-                f"rows of every class in every fold: use fewer folds, or StratifiedKFold"
+                f"{where} has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of every class "
+                f"in every fold: {remedy}"
             )

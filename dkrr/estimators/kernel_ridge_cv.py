@@ -32,7 +32,6 @@ from dkrr.selection import (
     Selected,
     SelectionRequest,
     best_of,
-    candidate_of,
     select,
 )
 
@@ -305,7 +304,7 @@ class KernelRidgeCV(RidgeRegressor):
                 for a in range(len(alphas)):
                     sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
             report.seconds = time.perf_counter() - begun
-            candidates.append(candidate_of(None, sheet, report, curve))
+            candidates.append(Candidate(None, sheet.part(folds), report, sheet.values))
         self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         if self.refit:
@@ -376,7 +375,8 @@ class KernelRidgeCV(RidgeRegressor):
             if name != "feature_names_in_":
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
-            self.learning_curve_ = curve_results(grid, alphas, candidates, curve, selected.kernel)
+            scores = np.stack([c.all_scores for c in candidates])
+            self.learning_curve_ = curve_results(grid, alphas, scores, curve, selected.kernel, is_per_target=per_target)
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
 

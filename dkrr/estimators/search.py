@@ -1,6 +1,5 @@
 """What searches share: the candidates of the kernel's parameters, and the table of results."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 
 from dkrr.errors import InputError
-from dkrr.selection import Candidate, LearningCurve, gain_of
+from dkrr.selection import LearningCurve, gain_of
 
 Array = NDArray[np.float64]
 
@@ -58,7 +57,13 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
 
 
 def curve_results(
-    parameters: list[dict[str, Any]], alphas: Array, candidates: Sequence[Candidate], curve: LearningCurve, best: int
+    parameters: list[dict[str, Any]],
+    alphas: Array,
+    values: Array,
+    curve: LearningCurve,
+    best: int,
+    *,
+    is_per_target: bool = False,
 ) -> dict[str, Any]:
     """`learning_curve_` of a search.
 
@@ -67,15 +72,17 @@ def curve_results(
     parameters : list of dict
         Parameters of every kernel.
     alphas : ndarray of shape (n_alphas,)
-    candidates : sequence of Candidate
-        Scores of every kernel: of the parts, and of the folds, which are the last size.
+    values : ndarray of shape (n_kernels, n_alphas, n_sets, k)
+        Scores of the folds, and behind them those of the parts, size by size; for each of k targets or all together.
+        NaN where a candidate was given up.
     curve : LearningCurve
     best : int
         Number of the kernel that was chosen.
+    is_per_target : bool
+        Every target has a λ of its own.
     """
-    # Kernels × sizes × λ × folds × targets (1: all together); NaN where a candidate was given up.
-    values = np.stack([np.concatenate([c.of_parts(), c.sheet.values[None]]) for c in candidates])
-    is_per_target = candidates[best].sheet.per_target
+    sets = values.reshape(*values.shape[:2], -1, len(curve.folds), values.shape[3])
+    values = np.moveaxis(np.roll(sets, -1, axis=2), 2, 1)  # kernels × sizes × λ × folds × targets, all rows last
     known = values.mean(axis=3)  # kernels × sizes × λ × targets
     chosen = np.argmax(np.where(np.isnan(known), -np.inf, known), axis=2)
     each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets

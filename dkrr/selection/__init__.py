@@ -3,7 +3,7 @@
 from dkrr.selection.curve import Gain, LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
-from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, candidate_of, select
+from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Selected",
     "SelectionRequest",
     "best_of",
-    "candidate_of",
     "gain_of",
     "negative_squared_error",
     "select",

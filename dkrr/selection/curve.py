@@ -178,8 +178,8 @@ class Gain:
         gain, margin = self.per_doubling, self.margin
         found = f"from {n:,.0f} to {m:,.0f} the score went from {before:.5g} to {after:.5g}"
         if np.isnan(margin):
-            return f"{found}: {gain:+.3g} for each doubling; how sure that is takes more than one fold"
-        found += f": {gain:+.3g} ± {margin:.2g} ({100 * CONFIDENCE:.0f} %) for each doubling, "
+            return f"{found}: {_short(gain):+} for each doubling; how sure that is takes more than one fold"
+        found += f": {_short(gain):+} ± {_short(margin)} ({100 * CONFIDENCE:.0f} %) for each doubling, "
         if gain > margin:
             return found + "so that more would pay: the next doubling may gain somewhat less"
         if gain < -margin:
@@ -187,8 +187,14 @@ class Gain:
                 found + "so that rows made it worse: those of the parts differ from the others, or alphas end too soon"
             )
         return found + (
-            f"which may be nothing; a gain of more than {gain + margin:.2g} is unlikely. More folds say more"
+            f"which may be nothing; a gain of more than {_short(gain + margin)} is unlikely. More folds say more"
         )
+
+
+def _short(value: float) -> float | int:
+    """Number of three digits, which prints without an exponent where it is large."""
+    rounded = float(f"{value:.3g}")
+    return int(rounded) if abs(rounded) >= 100 else rounded
 
 
 def gain_of(sizes: Numbers, scores: Array, test_over_training: float) -> Gain:

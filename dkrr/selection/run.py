@@ -86,8 +86,8 @@ class Candidate:
     sheet: ScoreSheet
     """Its λ are in the order of the request."""
     report: Report
-    curve: tuple[ScoreSheet, ...] = ()
-    """Scores of the parts of a learning curve, of each size."""
+    all_scores: Array
+    """Scores of the folds, and behind them those of a learning curve; of shape (n_alphas, n_sets, t or 1)."""
     start: DualStart | None = None
     """Solution for all rows with the best λ of this kernel, where it rode along."""
 
@@ -95,10 +95,6 @@ class Candidate:
     def means(self) -> Array:
         """Mean scores of every λ, of shape (n_alphas, t or 1)."""
         return self.sheet.means()
-
-    def of_parts(self) -> Array:
-        """Scores of the parts of a learning curve, of shape (n_sizes, n_alphas, n_folds, t or 1)."""
-        return np.stack([sheet.values for sheet in self.curve])
 
 
 class LastFit(NamedTuple):
@@ -207,19 +203,9 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
     for message in _shortfalls(report, alphas):
         warnings.warn(message, ConvergenceWarning, stacklevel=4)
     back = np.argsort(order, kind="stable")
-    found = candidate_of(plan, sheet.in_order(back), report.in_order(back), request.curve)
-    return replace(found, start=None if refit is None else refit.start(request.values.shape[1]))
-
-
-def candidate_of(
-    plan: SelectionPlan | None, sheet: ScoreSheet, report: Report, curve: LearningCurve | None
-) -> Candidate:
-    """Scores of the folds, and behind them those of a learning curve."""
-    if curve is None:
-        return Candidate(plan, sheet, report)
-    k = len(curve.folds)
-    parts = tuple(sheet.part(curve.folds, k * (1 + size)) for size in range(len(curve)))
-    return Candidate(plan, sheet.part(curve.folds), report, parts)
+    found = sheet.in_order(back)
+    start = None if refit is None else refit.start(request.values.shape[1])
+    return Candidate(plan, found.part(request.folds), report.in_order(back), found.values, start)
 
 
 def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:

@@ -121,7 +121,8 @@ class ScoreSheet:
     def part(self, folds: Folds, first: int = 0) -> Self:
         """The same scores, of some folds only: as many as these, from the number of one on."""
         other = copy(self)
-        other._folds, other.values = folds, self.values[:, first : first + len(folds)]
+        count = 1 if folds.is_loo else len(folds)
+        other._folds, other.values = folds, self.values[:, first : first + count]
         if first:
             other._kept = None
         return other

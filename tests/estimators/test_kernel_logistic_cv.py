@@ -13,6 +13,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV
 from dkrr.errors import InputError
 from dkrr.kernels import RBF, BagOfWords
+from dkrr.selection import Folds, LearningCurve
 
 ALPHAS = [1e-2, 1.0, 0.1]
 
@@ -41,6 +42,30 @@ def test_scores_are_those_of_separate_fits(data, labels, weighted):
     refit.fit(data.X, labels, sample_weight=weights)
     assert_allclose(search.predict_proba(data.X_new), refit.predict_proba(data.X_new), rtol=1e-6)
     assert (search.cv_results_["iterations"] > 1).all()
+
+
+def test_learning_curve(data, labels):
+    settings = {"kernel": "rbf", "gamma": [0.05, 0.5], "cv": 3, "refit": False}
+    search = KernelLogisticRegressionCV(ALPHAS, train_sizes=(0.3, 0.6), **settings).fit(data.X, labels)
+    pairs = list(StratifiedKFold(3).split(data.X, labels))
+    parts = LearningCurve.of(Folds.of_pairs(211, pairs), np.array([0.3, 0.6]), None, None, 0)
+    curve, gamma = search.learning_curve_, search.best_params_["gamma"]
+    for size, alpha in enumerate(curve["alpha"][:2]):
+        expected = np.empty((3, 3))
+        for f, (_, test) in enumerate(pairs):
+            train = parts.training(size, f)
+            for a, candidate in enumerate(ALPHAS):
+                model = KernelLogisticRegression(kernel="rbf", gamma=gamma, alpha=candidate)
+                model.fit(data.X[train], labels[train])
+                expected[a, f] = -log_loss(labels[test], model.predict_proba(data.X[test]))
+        best = int(np.argmax(expected.mean(axis=1)))
+        assert alpha == ALPHAS[best]
+        assert_allclose(curve["test_scores"][size], expected[best], rtol=1e-5)
+    plain = KernelLogisticRegressionCV(ALPHAS, **settings).fit(data.X, labels)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-9)
+    assert curve["mean_test_score"][-1] == plain.best_score_ and search.best_params_ == plain.best_params_
+    with pytest.raises(InputError, match="a part of 1 rows, by train_sizes, has no training row of class 'a'"):
+        KernelLogisticRegressionCV(ALPHAS, train_sizes=[1], **settings).fit(data.X, labels)
 
 
 def test_scorers_groups_and_precomputed(data, labels):
