@@ -1,4 +1,4 @@
-"""ΦᵀWΦ and ΦᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
+"""ΦᵀWΦ, ΦᵀWy and yᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,28 +9,29 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
+from dkrr.linalg.segments import strip_rows
 from dkrr.rows.checks import check_finite
 
 Array = NDArray[np.float64]
 
-BLOCK_BYTES = 4 * 2**20
-"""Bytes of the features of the rows that are in memory at once: what is made of them stays in cache."""
-
 
 @dataclass(frozen=True)
 class NormalSums:
-    """ΦᵀWΦ and ΦᵀWy of some rows."""
+    """ΦᵀWΦ, ΦᵀWy and yᵀWy of some rows."""
 
     gram: Array
     """Lower triangle, of shape (p, p)."""
     right_sides: Array
     """Of shape (p, t)."""
+    squares: Array
+    """Σ w y² of every target, of shape (t,)."""
 
     @classmethod
     def zeros(cls, p: int, t: int) -> "NormalSums":
         """Sums of no rows."""
-        return cls(np.zeros((p, p)), np.zeros((p, t)))
+        return cls(np.zeros((p, p)), np.zeros((p, t)), np.zeros(t))
 
     def add(self, features: Array, targets: Array, weights: Array | None) -> None:
         """Add rows."""
@@ -41,9 +42,18 @@ class NormalSums:
             features, targets = features * root, targets * root
         blas.syrk(self.gram, features, transpose=True, beta=1.0)
         blas.gemm(self.right_sides, features, np.ascontiguousarray(targets), transpose_a=True, beta=1.0)
+        self.squares[...] += np.einsum("ij,ij->j", targets, targets)
 
-    def solved(self, alpha: float, n_penalised: int) -> tuple[Array, Array]:
+    def solved(self, alpha: float, n_penalised: int, about: Array | None = None) -> tuple[Array, Array]:
         """Lower Cholesky factor of ΦᵀWΦ + λI, with λ on the first features only, and the coefficients, (p, t).
+
+        Parameters
+        ----------
+        alpha : float
+            λ.
+        n_penalised : int
+        about : ndarray of shape (p, t), optional
+            Coefficients whose predictions the targets are already without; then those that come to them.
 
         Raises
         ------
@@ -51,6 +61,8 @@ class NormalSums:
             If the matrix is not positive definite.
         """
         factor, coef = self.gram.copy(), self.right_sides.copy()
+        if about is not None:
+            coef[:n_penalised] -= alpha * about[:n_penalised]
         factor[np.arange(n_penalised), np.arange(n_penalised)] += alpha
         failed = blas.cholesky_in_place(factor)
         if failed:
@@ -61,12 +73,22 @@ class NormalSums:
 
     def without(self, other: "NormalSums") -> "NormalSums":
         """Sums of the rows that are not among the others."""
-        return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides)
+        return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides, self.squares - other.squares)
+
+    def include(self, other: "NormalSums") -> None:
+        """Add the sums of other rows."""
+        self.gram[...] += other.gram
+        self.right_sides[...] += other.right_sides
+        self.squares[...] += other.squares
 
 
 def features_of(data: TrainingData, x: Any) -> Array:
-    """Features of some rows, and a column of ones with a free constant."""
+    """Features of some rows, and a column of ones with a free constant; to be read only."""
     assert data.feature_map is not None
+    is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
+    if is_plain and isinstance(data.feature_map, IdentityMap) and not data.fit_intercept:
+        rows: Array = x  # themselves
+        return rows
     features = data.feature_map.transform(x)
     if data.fit_intercept:
         features = np.column_stack([features, np.ones(len(features))])
@@ -83,8 +105,8 @@ def part_of(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.int
     return slice(first, stop), here - where.start
 
 
-def feature_blocks(data: TrainingData) -> Iterator[tuple[slice, Array]]:
-    """Features of all rows, a block at a time; see `features_of`.
+def feature_blocks(data: TrainingData, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, Array]]:
+    """Features of the rows start ... stop − 1 (of all from `start` on), a block at a time; see `features_of`.
 
     Raises
     ------
@@ -93,7 +115,7 @@ def feature_blocks(data: TrainingData) -> Iterator[tuple[slice, Array]]:
     """
     assert data.feature_map is not None
     n, d = data.rows.shape
-    height = max(1, min(n, BLOCK_BYTES // (8 * max(data.feature_map.dimension(d) + 1, d))))
-    for where, x in data.rows.blocks(0, n, height):
+    height = strip_rows(max(data.feature_map.dimension(d) + 1, d) + data.targets.shape[1])
+    for where, x in data.rows.blocks(start, n if stop is None else stop, height):
         check_finite(x, "X", where.start)
         yield where, features_of(data, x)

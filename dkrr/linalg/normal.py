@@ -38,6 +38,8 @@ PARALLEL_FEATURES = 2048
 fast), if the work exceeds PARALLEL_FLOPS."""
 PARALLEL_FLOPS = 1e8
 """Floating-point operations below which starting threads takes longer than it saves."""
+SUMS_BYTES = 128 * 2**20
+"""Most memory of the matrices that threads form for folds, each thread one for every fold."""
 CHECK_SECONDS = 1.7e-9
 """Time of one check for NaN and infinity."""
 
@@ -239,6 +241,22 @@ def row_block(n: int, row_bytes: int, n_targets: int, n_columns: int) -> int:
     """
     width = 4 * 8 * n_columns + 2 * row_bytes + TARGET_COPIES * 8 * n_targets
     return int(max(1, min(n, ROW_BLOCK_BYTES // max(width, 1), MAX_ROW_BLOCK)))
+
+
+def parts_for_folds(n: int, dimension: int, n_folds: int, threads: int) -> int:
+    """Segments of the rows, one for each thread, or 1 where BLAS's threads are as fast or matrices are too large.
+
+    Parameters
+    ----------
+    n : int
+    dimension : int
+    n_folds : int
+        Matrices that a thread forms at the same time.
+    threads : int
+    """
+    is_parallel = float(n) * dimension**2 >= PARALLEL_FLOPS and dimension <= PARALLEL_FEATURES
+    room = SUMS_BYTES // max(1, 8 * dimension**2 * n_folds)
+    return max(1, min(threads, n, room)) if is_parallel else 1
 
 
 def normal_cost(

@@ -22,6 +22,11 @@ STRIP_ROWS = 512
 """Minimum rows of a strip, since each strip passes once over the matrix that it is added to."""
 
 
+def strip_rows(width: int) -> int:
+    """Rows of a strip of so many columns."""
+    return max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
+
+
 @dataclass(frozen=True)
 class Segment:
     """Consecutive rows with their weights and targets: what one task works on."""
@@ -55,8 +60,7 @@ class Segment:
         InputError
             Naming the first bad row and column.
         """
-        height = max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
-        stream = self.rows.blocks(self.start, self.stop, min(self.block, height))
+        stream = self.rows.blocks(self.start, self.stop, min(self.block, strip_rows(width)))
         while True:
             with meter.time("read"):
                 found = next(stream, None)

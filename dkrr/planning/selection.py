@@ -5,10 +5,15 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
+from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost
 from dkrr.errors import InputError, MemoryLimitError, PlanError
+from dkrr.linalg.normal import parts_for_folds
+from dkrr.linalg.segments import strip_rows
 from dkrr.planning.direct import Direct
+from dkrr.planning.inputs import feature_bytes
 from dkrr.planning.iteration import Iterative
+from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
@@ -47,6 +52,8 @@ class FoldSizes:
     """The kernel is fitted to the training rows, so that every fold has one of its own."""
     targets_together: bool = False
     """Scores are of all targets together, so that none can wait."""
+    predicts: bool = False
+    """Scores need the predictions of rows, not only the sums of their squared errors."""
     curve: tuple[float, ...] = ()
     """Fractions of the training rows on which every fold is trained as well, for a learning curve."""
     refit: bool = False
@@ -151,7 +158,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
         return _refits(problem, sizes, resources, "the kernel is fitted to the training rows of every fold")
     if one.form == "primal":
         if isinstance(one.chosen, Direct):
-            return _primal(one, problem, sizes)
+            return _primal(one, problem, sizes, resources)
         if not sizes.is_loo:
             return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
     found, against = list[SelectionPlan](), list[str]()
@@ -186,25 +193,46 @@ def _middle(alphas: tuple[float, ...]) -> float:
     return sorted(alphas)[len(alphas) // 2]
 
 
-def _primal(one: Plan, problem: Problem, sizes: FoldSizes) -> SelectionPlan:
-    p, rates, threads = problem, one.resources.rates, one.resources.local_threads
-    side, t = p.side("primal") + 1, p.n_targets
-    solves = len(p.alphas) * (1 if sizes.is_loo else sizes.n_folds)
-    leverages = p.n * side**2 * len(p.alphas) if sizes.is_loo else 0
-    predicting = 2.0 * p.n * side * t * len(p.alphas)
-    more = Cost(gemm_flops=solves * side**3 / 3 + leverages + predicting) + _of_primal_curve(problem, sizes)
-    n_grams = 1 if sizes.is_loo else sizes.n_folds + 2
-    peak = one.resources.local_baseline_bytes + (n_grams + 2) * 8 * side**2 + 4 * 32 * 2**20
+def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+    """Sums over the rows of every fold from one pass, and a second one where predictions are needed."""
+    p, threads, n_alphas = problem, one.resources.local_threads, len(problem.alphas)
+    side, t = p.side("primal") + (1 if p.fit_intercept else 0), p.n_targets
+    n_sets = 1 if sizes.is_loo else sizes.n_folds
+    solving = Cost(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t))
+    seconds = one.seconds + one.resources.rates.seconds(solving, threads)
+    predicts = sizes.predicts or sizes.is_loo or not sizes.train_on_the_rest
+    if predicts:
+        flops = p.n * side * (2.0 * t + (side if sizes.is_loo else 0.0)) * n_alphas
+        passing = next(stage.seconds for stage in one.chosen.stages if stage.name == "normal matrix")
+        seconds += passing + one.resources.rates.seconds(Cost(gemm_flops=flops), threads)
+    if sizes.curve:
+        of_curve = one.resources.rates.seconds(_of_primal_curve(p, sizes), threads)
+        seconds += len(sizes.curve) * one.seconds + of_curve
+    peak = max(_primal_bytes(p, sizes, one.resources, side), one.peak_bytes)
+    place = one.chosen.place
+    limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes
+    if peak > limit:
+        what = f"the sums of all folds need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
+        if sizes.is_loo:
+            raise MemoryLimitError(f"{what}that are allowed: increase memory_limit")
+        return _refits(problem, sizes, resources, f"{what}that are allowed")
     reason = "the features are no more than the rows: sums over all rows less those that a fold leaves out"
-    return SelectionPlan(
-        "primal",
-        one,
-        sizes,
-        len(p.alphas),
-        (2 + len(sizes.curve)) * one.seconds + rates.seconds(more) / threads,
-        max(peak, one.peak_bytes),
-        (reason, *((PRIMAL_PARTS,) if sizes.curve else ())),
-    )
+    reasons = (reason, *((PRIMAL_PARTS,) if sizes.curve else ()))
+    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, reasons)
+
+
+def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int) -> int:
+    """Memory of the calling process: the sums of every fold, by every thread, and what is solved for."""
+    t, n_columns = p.n_targets, p.n_targets * len(p.alphas)
+    n_sets = 0 if sizes.is_loo else sizes.n_folds
+    parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
+    sums = (parts * (n_sets + 1) + 2) * 8 * side * (side + t)
+    coefs = (n_sets + 3) * 8 * side * n_columns
+    row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)
+    blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + feature_bytes(p))
+    predictions = 2 * 8 * p.n * n_columns if sizes.predicts else 0
+    libraries = resources.local_threads * BYTES_PER_THREAD + PROCESS_MARGIN_BYTES
+    return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
 
 
 def _of_primal_curve(p: Problem, sizes: FoldSizes) -> Cost:

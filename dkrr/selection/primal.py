@@ -1,27 +1,49 @@
-"""Selection in the primal form: the Gram matrices of all folds from one pass over the rows, and one pass to predict.
+"""Selection in the primal form: sums over the rows of every fold from one pass, which have the squared errors, too.
 
-A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. Leave-one-out takes the errors of all rows over
-1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the leverage of the row.
+A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. With coefficients θ that are about right and the
+residuals r = y − Φθ, the rows that are left out have the sum of squared errors
+
+    ‖r_v − Φ_v δ‖² = r_vᵀr_v − 2 δᵀΦ_vᵀr_v + δᵀΦ_vᵀΦ_v δ        (with √w in Φ and r),    δ = β − θ,
+
+whose terms are no larger than it where δ is small. Other scores, and sums that would cancel, take a second pass.
+Leave-one-out takes the errors of all rows over 1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the leverage of the
+row.
 
 References
 ----------
 R. D. Cook, S. Weisberg, "Residuals and Influence in Regression", Chapman and Hall 1982.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of
-from dkrr.runtime import Progress
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.linalg.normal import parts_for_folds
+from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime.task import Meter
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
 from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
+
+SCORE_ACCURACY = 1e-9
+"""Largest rounding error of a score from sums, relative to it; where it may be larger, the rows are predicted."""
+SAMPLE_PER_FEATURE = 8
+"""Rows for each feature in the sample whose solution is θ: residuals are then hardly larger than errors."""
+SAMPLE_PART = 16
+"""Rows for each row of the sample, at least: with fewer, a second pass costs little more than the sample."""
+STRIPS = 8
+"""Stretches of rows that make up the sample, since neighbours may be alike."""
 
 
 class PrimalFolds:
@@ -33,13 +55,16 @@ class PrimalFolds:
         With a feature map.
     folds : Folds
     progress : Progress
+    n_threads : int
     """
 
-    def __init__(self, data: TrainingData, folds: Folds, progress: Progress) -> None:
+    def __init__(self, data: TrainingData, folds: Folds, progress: Progress, n_threads: int) -> None:
         assert data.feature_map is not None
         self._data, self._folds, self._progress = data, folds, progress
         self._means, self._n_features = data.target_means(), data.feature_map.dimension(data.rows.shape[1])
         self._width = self._n_features + (1 if data.fit_intercept else 0)
+        self._n_targets = data.targets.shape[1]
+        self._parts = parts_for_folds(data.n, self._width, 1 if folds.is_loo else len(folds), n_threads)
 
     def score(self, alphas: Array, sheet: ScoreSheet) -> None:
         """Enter the scores of every λ.
@@ -49,97 +74,201 @@ class PrimalFolds:
         NotPositiveDefiniteError
             If the matrix of a training set is not positive definite; the message names λ.
         """
-        with self._progress.stage("normal matrix", 1.0):
-            sums = self._training_sums()
-        with self._progress.stage("held-out errors", 1.0):
-            if self._folds.is_loo:
-                self._score_each_row(sums[0], alphas, sheet)
-            else:
-                self._score_folds(sums, alphas, sheet)
+        if self._folds.is_loo:
+            self._score_each_row(alphas, sheet)
+        else:
+            self._score_folds(alphas, sheet)
 
-    def _training_sums(self) -> list[NormalSums]:
-        """Sums of the training rows of every fold; of all rows for leave-one-out."""
-        p, t, data, folds = self._width, self._data.targets.shape[1], self._data, self._folds
-        by_difference = folds.train_on_the_rest and not folds.is_loo
-        held = [NormalSums.zeros(p, t) for _ in range(len(folds) if not folds.is_loo else 0)]
-        chosen = folds.test if by_difference else [folds.training(f) for f in range(len(held))]
-        whole = NormalSums.zeros(p, t)
-        rest = np.ones(data.n, bool)
-        if by_difference and folds.is_partition:  # the sum of the folds is that of all rows
-            rest[:] = False
-        for where, features in feature_blocks(self._data):
-            targets = data.targets[where] - self._means
-            weights = None if data.weights is None else data.weights[where]
-            for one, rows in zip(held, chosen, strict=True):
-                _, here = part_of(rows, where)
-                one.add(features[here], targets[here], None if weights is None else weights[here])
-            if (by_difference or folds.is_loo) and rest[where].any():
-                whole.add(features, targets, weights)
-        if folds.is_loo:
-            return [whole]
-        if not by_difference:
-            return held
-        if folds.is_partition:
-            for one in held:
-                whole.gram[...] += one.gram
-                whole.right_sides[...] += one.right_sides
-        return [whole.without(one) for one in held]
+    def _each(self, stage: str, function: Callable[[int, int], Any]) -> list[Any]:
+        """Values of a function of the first row and the last but one, for segments of the rows."""
+        cuts = [round(k * self._data.n / self._parts) for k in range(self._parts + 1)]
+        tasks = [Task(f"{stage}-{a}", _in_task, (function, a, b)) for a, b in pairwise(cuts)]
+        with self._progress.stage(stage, float(len(tasks))):
+            if self._parts == 1:  # BLAS has the threads
+                return [r.value for r in SerialExecutor().run(tasks, self._progress).tasks]
+            with ThreadExecutor(self._parts) as executor:
+                return [r.value for r in executor.run(tasks, self._progress).tasks]
 
-    def _solve(self, sums: NormalSums, alpha: float) -> tuple[Array, Array]:
+    def _residuals(self, where: slice, features: Array, about: Array | None) -> Array:
+        """Targets of some rows, without means and without what some coefficients predict."""
+        targets = self._data.targets[where] - self._means
+        if about is not None:
+            blas.gemm(targets, features, about, alpha=-1.0, beta=1.0)
+        return targets
+
+    def _weights(self, where: slice) -> Array | None:
+        return None if self._data.weights is None else self._data.weights[where]
+
+    def _sums(
+        self, sets: Sequence[Numbers], others: NDArray[np.bool_], about: Array | None
+    ) -> tuple[list[NormalSums], NormalSums]:
+        """Sums of the rows of every set, and of the rows of a mask, from one pass."""
+
+        def of_segment(start: int, stop: int) -> list[NormalSums]:
+            found = [NormalSums.zeros(self._width, self._n_targets) for _ in range(len(sets) + 1)]
+            for where, features in feature_blocks(self._data, start, stop):
+                targets, weights, rest = self._residuals(where, features, about), self._weights(where), others[where]
+                chosen: list[Any] = [part_of(rows, where)[1] for rows in sets]
+                chosen.append(slice(None) if rest.all() else np.flatnonzero(rest))
+                for one, here in zip(found, chosen, strict=True):
+                    one.add(features[here], targets[here], None if weights is None else weights[here])
+            return found
+
+        first, *rest = self._each("normal matrix", of_segment)
+        while rest:
+            for one, other in zip(first, rest.pop(0), strict=True):
+                one.include(other)
+        return first[:-1], first[-1]
+
+    def _solve(self, sums: NormalSums, alpha: float, about: Array | None = None) -> tuple[Array, Array]:
         """Factor, and coefficients of shape (p, t)."""
         with in_terms_of_alpha([alpha], "primal"):
-            return sums.solved(alpha, self._n_features)
+            return sums.solved(alpha, self._n_features, about)
 
-    def _score_folds(self, sums: list[NormalSums], alphas: Array, sheet: ScoreSheet) -> None:
-        folds, t, n_alphas = self._folds, self._data.targets.shape[1], len(alphas)
-        coefs = []
-        for one in sums:
-            coefs.append(np.hstack([self._solve(one, float(alpha))[1] for alpha in alphas]))
-        squares = np.zeros((len(folds), n_alphas * t))
-        totals = np.zeros(len(folds))
-        kept = [] if sheet.takes_squares else [np.empty((len(rows), n_alphas * t)) for rows in folds.test]
-        for where, features in feature_blocks(self._data):
+    def _score_folds(self, alphas: Array, sheet: ScoreSheet) -> None:
+        folds, t, n_alphas = self._folds, self._n_targets, len(alphas)
+        takes_sums = sheet.takes_squares and folds.train_on_the_rest
+        about = self._sample_solution(float(alphas[n_alphas // 2])) if takes_sums else None
+        held, training = self._sums_of_folds(about)
+        coefs, squares = list[Array](), np.zeros((len(folds), n_alphas * t))
+        certain = np.full(n_alphas, takes_sums)
+        for f, trained in enumerate(training):
+            coefs.append(np.hstack([self._solve(trained, float(alpha), about)[1] for alpha in alphas]))
+            if takes_sums:
+                squares[f], is_exact = _squared_errors(held[f], coefs[f], len(folds.test[f]))
+                certain &= is_exact.reshape(n_alphas, t).all(axis=1)
+            if about is not None:
+                coefs[f] += np.tile(about, n_alphas)
+        for a in np.flatnonzero(certain):
             for f, rows in enumerate(folds.test):
-                numbers, here = part_of(rows, where)
-                if numbers.start == numbers.stop:
-                    continue
-                predictions = blas.product(features[here], coefs[f])
-                errors = predictions.reshape(len(predictions), n_alphas, t)
-                errors += self._means
-                if kept:
-                    kept[f][numbers] = predictions
-                    continue
-                errors -= self._data.targets[where][here][:, None]
-                weights = np.ones(len(errors)) if self._data.weights is None else self._data.weights[where][here]
-                np.square(predictions, out=predictions)
-                squares[f] += weights @ predictions
-                totals[f] += weights.sum()
-        for a in range(n_alphas):
-            columns = slice(a * t, (a + 1) * t)
+                total = len(rows) if self._data.weights is None else self._data.weights[rows].sum()
+                sheet.take_squares(int(a), f, squares[f, a * t : (a + 1) * t], float(total))
+        if not certain.all():
+            self._predict(np.flatnonzero(~certain), coefs, sheet)
+
+    def _sums_of_folds(self, about: Array | None) -> tuple[list[NormalSums], Iterator[NormalSums]]:
+        """Sums of the rows that each fold holds out (none where they do not matter), and those of its training rows."""
+        folds, n = self._folds, self._data.n
+        if not folds.train_on_the_rest:
+            sums, _ = self._sums([folds.training(f) for f in range(len(folds))], np.zeros(n, bool), about)
+            return [], iter(sums)
+        counts = np.bincount(np.concatenate(folds.test), minlength=n)
+        are_disjoint = bool(counts.max() == 1)
+        held, whole = self._sums(folds.test, counts == 0 if are_disjoint else np.ones(n, bool), about)
+        if are_disjoint:
+            for one in held:
+                whole.include(one)
+        return held, (whole.without(one) for one in held)
+
+    def _sample_solution(self, alpha: float) -> Array | None:
+        """Coefficients that are about right, of shape (p, t), from a sample; None where there are too few rows."""
+        n, rows = self._data.n, self._data.rows
+        size = SAMPLE_PER_FEATURE * self._width
+        if n < SAMPLE_PART * size:
+            return None
+        # Where a stretch is cut from a large chunk, several would read most of the rows.
+        strips = STRIPS if SAMPLE_PART * STRIPS * rows.read_overhead_bytes <= rows.n_bytes else 1
+        sums = NormalSums.zeros(self._width, self._n_targets)
+        for k in range(strips):
+            start = k * n // strips
+            for where, features in feature_blocks(self._data, start, start + -(-size // strips)):
+                sums.add(features, self._residuals(where, features, None), self._weights(where))
+        try:
+            return sums.solved(alpha * size / n, self._n_features)[1]
+        except NotPositiveDefiniteError:  # without the sample sums may have to be rejected, with it the folds
+            return None
+
+    def _predict(self, chosen: Numbers, coefs: Sequence[Array], sheet: ScoreSheet) -> None:
+        """Score some λ by the predictions of the rows that are held out, in a pass over all rows."""
+        folds, t, n_alphas = self._folds, self._n_targets, len(chosen)
+        columns = (chosen[:, None] * t + np.arange(t)).ravel()
+        coefs = [np.ascontiguousarray(coef[:, columns]) for coef in coefs]
+        kept = [] if sheet.takes_squares else [np.empty((len(rows), n_alphas * t)) for rows in folds.test]
+
+        def of_segment(start: int, stop: int) -> tuple[Array, Array]:
+            squares, totals = np.zeros((len(folds), n_alphas * t)), np.zeros(len(folds))
+            for where, features in feature_blocks(self._data, start, stop):
+                for f, rows in enumerate(folds.test):
+                    numbers, here = part_of(rows, where)
+                    if numbers.start == numbers.stop:
+                        continue
+                    predictions = blas.product(features[here], coefs[f])
+                    errors = predictions.reshape(len(predictions), n_alphas, t)
+                    errors += self._means
+                    if kept:
+                        kept[f][numbers] = predictions
+                        continue
+                    errors -= self._data.targets[where][here][:, None]
+                    weights = np.ones(len(errors)) if self._data.weights is None else self._data.weights[where][here]
+                    np.square(predictions, out=predictions)
+                    squares[f] += weights @ predictions
+                    totals[f] += weights.sum()
+            return squares, totals
+
+        parts = self._each("held-out errors", of_segment)
+        squares, totals = (sum(part[k] for part in parts) for k in range(2))
+        for k, a in enumerate(chosen.tolist()):
             for f in range(len(folds)):
                 if kept:
-                    sheet.take(a, f, kept[f][:, columns])
+                    sheet.take(a, f, kept[f][:, k * t : (k + 1) * t])
                 else:
-                    sheet.take_squares(a, f, squares[f, columns], totals[f])
+                    sheet.take_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
 
-    def _score_each_row(self, sums: NormalSums, alphas: Array, sheet: ScoreSheet) -> None:
-        data, t = self._data, self._data.targets.shape[1]
+    def _score_each_row(self, alphas: Array, sheet: ScoreSheet) -> None:
+        data, t = self._data, self._n_targets
+        _, sums = self._sums((), np.ones(data.n, bool), None)
         solved = [self._solve(sums, float(alpha)) for alpha in alphas]
-        squares, total = np.zeros((len(alphas), t)), 0.0
         kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
-        for where, features in feature_blocks(self._data):
-            weights = np.ones(len(features)) if data.weights is None else data.weights[where]
-            total += weights.sum()
-            for a, (factor, coef) in enumerate(solved):
-                inner = scipy.linalg.solve_triangular(factor, features.T, lower=True, check_finite=False)
-                left = 1.0 - weights * np.einsum("ij,ij->j", inner, inner)
-                errors = (data.targets[where] - self._means - features @ coef) / left[:, None]
-                if kept:
-                    kept[a][where] = data.targets[where] - errors
-                else:
-                    squares[a] += weights @ errors**2
+
+        def of_segment(start: int, stop: int) -> Array:
+            squares = np.zeros((len(alphas), t))
+            for where, features in feature_blocks(data, start, stop):
+                targets = self._residuals(where, features, None)
+                weights = np.ones(len(features)) if data.weights is None else data.weights[where]
+                for a, (factor, coef) in enumerate(solved):
+                    inner = features.copy()
+                    blas.solve_lower_right(factor, inner)
+                    left = 1.0 - weights * np.einsum("ij,ij->i", inner, inner)
+                    errors = (targets - blas.product(features, coef)) / left[:, None]
+                    if kept:
+                        kept[a][where] = data.targets[where] - errors
+                    else:
+                        squares[a] += weights @ errors**2
+            return squares
+
+        squares = sum(self._each("held-out errors", of_segment))
+        total = data.n if data.weights is None else data.weights.sum()
         for a in range(len(alphas)):
             if kept:
                 sheet.take(a, 0, kept[a])
             else:
-                sheet.take_squares(a, 0, squares[a], total)
+                sheet.take_squares(a, 0, squares[a], float(total))
+
+
+def _in_task(meter: Meter, function: Callable[[int, int], Any], start: int, stop: int) -> Any:  # noqa: ARG001
+    return function(start, stop)
+
+
+def _squared_errors(sums: NormalSums, coefs: Array, n_rows: int) -> tuple[Array, NDArray[np.bool_]]:
+    """Weighted sums of squared errors on rows, from their sums: of shape (m,), and whether rounding has changed none.
+
+    An entry of ΦᵀWΦ is off by at most ε √(G_ii G_jj) times a factor that grows as the root of the number of rows, if
+    rounding errors are as often positive as negative.
+
+    Parameters
+    ----------
+    sums : NormalSums
+        Its Gram matrix is mirrored.
+    coefs : ndarray of shape (p, m)
+        δ of all targets for one λ after another.
+    n_rows : int
+    """
+    mirror_lower(sums.gram)
+    repeats = coefs.shape[1] // len(sums.squares)
+    right_sides, squares = np.tile(sums.right_sides, repeats), np.tile(sums.squares, repeats)
+    products = blas.product(sums.gram, coefs)
+    products -= 2.0 * right_sides
+    found = squares + np.einsum("ij,ij->j", coefs, products)
+    lengths = np.sqrt(np.maximum(sums.gram.diagonal(), 0.0))
+    bound = np.finfo(float).eps * np.sqrt(n_rows) * (np.sqrt(squares) + lengths @ np.abs(coefs)) ** 2
+    return found, bound <= SCORE_ACCURACY * found

@@ -195,7 +195,7 @@ def _scored(request: SelectionRequest, settings: Settings, number: int, show_pro
         per_target=request.per_target,
         keeps_predictions=request.keeps_predictions,
     )
-    plan = selection_plan(request, loose, batches=sheet.batches)
+    plan = selection_plan(request, loose, batches=sheet.batches, predicts=not sheet.takes_squares)
     progress = make_progress(False if show_progress is None and plan.seconds < QUIET_SECONDS else show_progress)
     refit = request.last_fit()
     _carry_out(request, loose, plan, alphas, sheet, report, refit, progress, show_progress)
@@ -220,8 +220,10 @@ def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
         )
 
 
-def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bool) -> SelectionPlan:
-    """Plan for one kernel; `batches` if some targets may be scored at a time."""
+def selection_plan(
+    request: SelectionRequest, settings: Settings, *, batches: bool, predicts: bool = False
+) -> SelectionPlan:
+    """Plan for one kernel; `batches` if some targets may be scored at a time, `predicts` if scores need predictions."""
     fits = request.fit_request(settings, float(request.alphas[0]))
     problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
     resources = detect(settings.memory_limit, settings.store)
@@ -233,6 +235,7 @@ def selection_plan(request: SelectionRequest, settings: Settings, *, batches: bo
         targets_together=not batches,
         curve=() if request.curve is None else request.curve.fractions,
         refit=request.refit,
+        predicts=predicts,
     )
     return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
 
@@ -261,11 +264,12 @@ def _carry_out(
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":
-        PrimalFolds(data, folds, progress).score(alphas, sheet)
+        threads = one.resources.local_threads
+        PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
         for size in range(len(request.curve or ())):
             assert request.curve is not None
             parts = request.curve.of_size(size)
-            PrimalFolds(data, parts, progress).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
+            PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import dkrr
-from dkrr.errors import InputError
+from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.solvers import Cholesky, ConjugateGradient
 
@@ -96,3 +96,22 @@ def test_learning_curve(settings, method, most, fits_parts):
 def test_bad_input(change, message):
     with pytest.raises(InputError, match=message):
         selection(**change)
+
+
+def test_sums_of_many_folds_that_exceed_the_limit():
+    found = selection(n=100_000, d=1500, kernel="linear", form="primal", cv=20)
+    assert found.method == "primal" and found.peak_bytes > max(found.plan.peak_bytes, 20 * 8 * 1500**2)
+    limit = replace(found.plan.resources, local_limit_bytes=(found.peak_bytes + found.plan.peak_bytes) // 2)
+    problem = replace(found.plan.problem, alphas=(0.1, 1.0))
+    short = plan_selection(problem, FoldSizes(20), limit)
+    assert short.method == "refits" and "the sums of all folds need" in str(short)
+    with pytest.raises(MemoryLimitError, match="increase memory_limit"):
+        many = replace(problem, n_targets=1000, alphas=tuple(range(1, 101)))
+        plan_selection(many, FoldSizes(0, is_loo=True), replace(limit, local_limit_bytes=3 * 2**30))
+
+
+def test_predictions_cost_a_second_pass():
+    one = selection(n=10**6, d=50, kernel="linear")
+    problem = replace(one.plan.problem, alphas=tuple(range(1, 101)))
+    plans = [plan_selection(problem, FoldSizes(5, predicts=predicts), one.plan.resources) for predicts in (False, True)]
+    assert plans[0].seconds < plans[1].seconds and plans[0].peak_bytes < plans[1].peak_bytes

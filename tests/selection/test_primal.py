@@ -1,0 +1,109 @@
+"""Scores in the primal form: from sums over the folds where these are accurate, and by predictions elsewhere."""
+
+import numpy as np
+import pytest
+import zarr
+from numpy.testing import assert_allclose
+from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
+
+from dkrr import KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.selection import primal
+from tests.selection.naive import naive_scores
+
+ALPHAS = [100.0, 1.0, 1e-3]
+N = 1100
+"""Enough for a sample of 5 or 6 features."""
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((N, 5)) + 1.0
+    Y = X @ rng.standard_normal((5, 2)) + [3.0, 1e3] + 0.3 * rng.standard_normal((N, 2))
+    return X, Y, rng.uniform(0.5, 2.0, N) * (rng.uniform(size=N) > 0.1)
+
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """Numbers of the λ whose rows are predicted in a second pass."""
+    found, predict = [], primal.PrimalFolds._predict
+
+    def watched(self, chosen, coefs, sheet):
+        found.extend(chosen.tolist())
+        predict(self, chosen, coefs, sheet)
+
+    monkeypatch.setattr(primal.PrimalFolds, "_predict", watched)
+    return found
+
+
+def scores_of(search):
+    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
+
+
+def search_of(folds, alphas=ALPHAS, **settings):
+    return KernelRidgeCV(alphas, kernel="linear", form="primal", cv=folds, refit=False, **settings)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_sums_are_enough_for_squared_errors(rows, predicted, monkeypatch, fit_intercept, parts):
+    monkeypatch.setattr(primal, "parts_for_folds", lambda *_: parts)
+    X, Y, weights = rows
+    Y = Y if fit_intercept else Y - [3.0, 1e3]
+    folds = list(KFold(4, shuffle=True, random_state=0).split(X))
+    search = search_of(folds, fit_intercept=fit_intercept).fit(X, Y, sample_weight=weights)
+    expected = naive_scores(X, Y, folds, ALPHAS, weights, kernel="linear", fit_intercept=fit_intercept)
+    assert_allclose(scores_of(search), expected, rtol=1e-9)
+    assert predicted == []
+
+
+def test_sums_that_cancel_are_not_taken(rows, predicted):
+    X, Y, _ = rows
+    Y = X @ np.ones((5, 2)) + 1e-7 * Y
+    folds = list(KFold(4).split(X))
+    alphas = [1e5, 10.0, 1e-8]
+    search = search_of(folds, alphas).fit(X, Y)
+    assert_allclose(scores_of(search), naive_scores(X, Y, folds, alphas, kernel="linear"), rtol=1e-9)
+    assert predicted == [2], "with a large λ errors are large, too"
+
+
+@pytest.mark.parametrize("folds", ["overlapping", "partial", "growing"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_folds_that_are_not_a_partition(rows, monkeypatch, folds, parts):
+    monkeypatch.setattr(primal, "parts_for_folds", lambda *_: parts)
+    X, Y, weights = rows
+    everything = np.arange(N)
+    tests = [everything[:300], everything[200:500]] if folds == "overlapping" else [everything[7:300], everything[400:]]
+    pairs = [(np.setdiff1d(everything, test), test) for test in tests]
+    pairs = list(TimeSeriesSplit(3).split(X)) if folds == "growing" else pairs
+    search = search_of(pairs, fit_intercept=True).fit(X, Y, sample_weight=weights)
+    expected = naive_scores(X, Y, pairs, ALPHAS, weights, kernel="linear", fit_intercept=True)
+    assert_allclose(scores_of(search), expected, rtol=1e-9)
+
+
+def test_other_scores_take_predictions_in_several_segments(rows, predicted, monkeypatch):
+    monkeypatch.setattr(primal, "parts_for_folds", lambda *_: 3)
+    X, Y, _ = rows
+    folds = list(ShuffleSplit(3, random_state=0).split(X))
+    search = search_of(folds, scoring="r2", store_cv_predictions=True).fit(X, Y[:, 0])
+    plain = search_of(folds).fit(X, Y[:, 0])
+    variances = [np.var(Y[test, 0]) for _, test in folds]
+    assert_allclose(1 - scores_of(search), -scores_of(plain) / variances, rtol=1e-9)
+    assert predicted[:3] == [0, 1, 2] and search.cv_predictions_.shape == (N,)
+
+
+def test_rows_of_chunks_give_the_same_scores(rows, predicted, tmp_path):
+    X, Y, _ = rows
+    stored = zarr.create_array(tmp_path / "x", shape=X.shape, dtype=X.dtype, chunks=(400, 5))
+    stored[:] = X
+    found = search_of(4, fit_intercept=True).fit(stored, Y)
+    assert_allclose(scores_of(found), scores_of(search_of(4, fit_intercept=True).fit(X, Y)), rtol=1e-9)
+    assert predicted == []
+
+
+def test_bad_rows_are_named_though_the_sample_has_them(rows):
+    X, Y, _ = rows
+    X[2, 1] = np.nan
+    with pytest.raises(InputError, match="NaN.*row 2, column 1"):
+        search_of(4).fit(X, Y)
