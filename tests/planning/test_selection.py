@@ -105,9 +105,9 @@ def test_sums_of_many_folds_that_exceed_the_limit():
     problem = replace(found.plan.problem, alphas=(0.1, 1.0))
     short = plan_selection(problem, FoldSizes(20), limit)
     assert short.method == "refits" and "the sums of all folds need" in str(short)
+    many, limit = replace(problem, n_targets=1000, alphas=tuple(range(1, 101))), replace(limit, local_limit_bytes=2**31)
     with pytest.raises(MemoryLimitError, match="increase memory_limit"):
-        many = replace(problem, n_targets=1000, alphas=tuple(range(1, 101)))
-        plan_selection(many, FoldSizes(0, is_loo=True), replace(limit, local_limit_bytes=3 * 2**30))
+        plan_selection(many, FoldSizes(0, is_loo=True), limit)
 
 
 def test_predictions_cost_a_second_pass():
