@@ -1,20 +1,24 @@
-"""Choosing λ: what a whole grid of λ and folds costs beside one fit, and beside scikit-learn's GridSearchCV.
+"""Choosing λ: what a whole grid of λ and folds costs beside one fit, and beside GridSearchCV and himalaya.
 
 One command, lines of JSON on stdout and a table on stderr::
 
     python -m benchmarks.selection grid --n 20000 --memory-limit 4GiB
     python -m benchmarks.selection loo --n 16384
     python -m benchmarks.selection primal --n 5000000
+    python -m benchmarks.selection targets --n 10000 --targets 1000
 
 `grid` chooses among ten λ over five decades by five folds of QM9, and fits all rows; beside it one fit at the λ that
 was chosen, to a residual of 1e-6, and GridSearchCV: its fits are timed on fewer rows, as many as scikit-learn's
-factorisation takes without a crash, and extrapolated by n³.
+factorisation takes without a crash, and extrapolated by n³. `targets` chooses a λ for each target, beside himalaya.
 """
 
 import json
+import subprocess
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +30,8 @@ from rich.table import Table
 import dkrr
 from benchmarks.iterative import data
 from benchmarks.machine import LoadMeter, stamped
+from benchmarks.peers import run_command
+from benchmarks.selection_peers import Floats, Found, Problem, measured
 from dkrr.planning.selection import SelectionPlan
 from dkrr.runtime.task import peak_resident_bytes
 from dkrr.units import format_bytes, format_seconds
@@ -162,28 +168,105 @@ def leave_one_out(n: int, d: int) -> None:
 @click.option("--n-alphas", type=int, default=10, show_default=True)
 @click.option("--folds", type=int, default=SMALL_FOLDS, show_default=True)
 def primal(n: int, d: int, n_alphas: int, folds: int) -> None:
-    """λ × folds of a linear kernel beside one fit."""
+    """λ × folds of a linear kernel beside one fit, and beside the pass over the rows that it makes.
+
+    Both are done twice, in turns, and the shorter times count: the first fit of a process also loads libraries.
+    """
     rng = np.random.default_rng(0)
     X = np.empty((n, d))
     for begin in range(0, n, 100_000):
         X[begin : begin + 100_000] = rng.standard_normal((min(100_000, n - begin), d))
     y = X @ rng.standard_normal(d) + rng.standard_normal(n)
-    load, start = LoadMeter(), perf_counter()
-    dkrr.KernelRidge(alpha=1.0, kernel="linear", progress=False).fit(X, y)
-    alone = perf_counter() - start
-    start = perf_counter()
-    search = dkrr.KernelRidgeCV(
-        np.geomspace(1e-2, 1e6, n_alphas), kernel="linear", cv=folds, refit=False, progress=sys.stderr.isatty()
-    ).fit(X, y)
-    seconds = perf_counter() - start
+    load, fits, searches, passes = LoadMeter(), list[float](), list[float](), list[float]()
+    for _ in range(2):
+        start = perf_counter()
+        one = dkrr.KernelRidge(alpha=1.0, kernel="linear", progress=False).fit(X, y)
+        fits.append(perf_counter() - start)
+        passes.append(next(s.seconds for s in one.solve_result_.stages if s.name == "normal matrix"))
+        start = perf_counter()
+        search = dkrr.KernelRidgeCV(
+            np.geomspace(1e-2, 1e6, n_alphas), kernel="linear", cv=folds, refit=False, progress=sys.stderr.isatty()
+        ).fit(X, y)
+        searches.append(perf_counter() - start)
     record = {
         "n": n,
         "d": d,
-        **beside_one_fit(search, seconds, alone),
+        "n_alphas": n_alphas,
+        "folds": folds,
+        **beside_one_fit(search, min(searches), min(fits)),
+        "pass_seconds": min(passes),
+        "ratio_to_pass": min(searches) / min(passes),
         "alpha": search.alpha_,
         "peak_bytes": peak_resident_bytes(),
     }
     click.echo(json.dumps(stamped(record | {"load": load.stop().to_dict()})))
+
+
+@main.command("targets")
+@click.option("--n", type=int, default=10_000, show_default=True)
+@click.option("--d", type=int, default=16, show_default=True)
+@click.option("--targets", "n_targets", type=int, default=1000, show_default=True)
+@click.option("--n-alphas", type=int, default=10, show_default=True)
+@click.option("--folds", type=int, default=SMALL_FOLDS, show_default=True)
+@click.option("--himalaya-python", default=sys.executable, help="An interpreter that has himalaya.")
+@click.option("--peer-timeout", type=click.FloatRange(min=1), help="Seconds after which a process is stopped.")
+def targets(
+    n: int, d: int, n_targets: int, n_alphas: int, folds: int, himalaya_python: str, peer_timeout: float | None
+) -> None:
+    """A λ for each of many targets, beside himalaya: one line, each in a process of its own with all cores."""
+    problem = Problem(n, d, n_targets, tuple(np.geomspace(1e-3, 1e2, n_alphas).tolist()), folds)
+    load, has_peer = LoadMeter(), _has_himalaya(himalaya_python)
+    with TemporaryDirectory(prefix="dkrr-benchmark-") as scratch:
+        file = Path(scratch) / "problem.json"
+        file.write_text(json.dumps(asdict(problem)))
+        own, peer = (Path(scratch) / f"{name}.npz" for name in ("dkrr", "himalaya"))
+        command = [sys.executable, "-m", "benchmarks.selection", "targets-fit", str(file), "--found", str(own)]
+        record: dict[str, Any] = asdict(problem) | {"dkrr": run_command(command, peer_timeout)}
+        record["load"] = load.stop().to_dict()
+        if has_peer:
+            command = [himalaya_python, "-m", "benchmarks.selection_peers", "himalaya", str(file)]
+            record["himalaya"] = run_command([*command, "--found", str(peer)], peer_timeout)
+        else:
+            record["himalaya"] = {"missing": "himalaya is not installed; see --himalaya-python"}
+        if own.exists() and peer.exists():
+            record["ratios"] = {
+                key: record["dkrr"][key] / record["himalaya"][key] for key in ("seconds", "peak_bytes")
+            } | _agreement(own, peer)
+    click.echo(json.dumps(stamped(record)))
+
+
+def _agreement(own: Path, peer: Path) -> dict[str, float]:
+    """Fraction of the targets for which both chose one λ, and the largest relative difference of their scores."""
+    with np.load(own) as a, np.load(peer) as b:
+        return {
+            "same_alpha": float(np.isclose(a["alphas"], b["alphas"]).mean()),
+            "score_difference": float(np.abs(a["scores"] / b["scores"] - 1).max()),
+        }
+
+
+def _has_himalaya(python: str) -> bool:
+    return subprocess.run([python, "-c", "import himalaya"], capture_output=True, check=False).returncode == 0
+
+
+@main.command("targets-fit")
+@click.argument("problem", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--found", type=click.Path(path_type=Path), required=True, help="File for what was chosen (.npz).")
+def targets_fit(problem: Path, found: Path) -> None:
+    """Choose λ for every target and print a line of JSON."""
+    searches = list[dkrr.KernelRidgeCV]()
+
+    def solve(problem: Problem, X: Floats, Y: Floats) -> Found:
+        search = dkrr.KernelRidgeCV(
+            problem.alphas, gamma=problem.gamma, cv=problem.folds, alpha_per_target=True, progress=False
+        )
+        searches.append(search.fit(X, Y))
+        return search.alpha_, search.best_score_
+
+    record = measured(Problem(**json.loads(problem.read_text())), solve, found)
+    plan = planned(searches[0])
+    record |= {"planned": plan.summary(), "projected_seconds": plan.seconds, "projected_peak_bytes": plan.peak_bytes}
+    record["selection_seconds"] = float(searches[0].cv_results_["seconds"][0])
+    click.echo(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ Method = Literal["sweep", "factors", "primal", "refits"]
 
 MAX_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
+ERROR_PASSES = 30
+"""Passes over arrays of the targets' size from the solution for one λ to its scores."""
 NOT_THE_REST = (
     "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
     "gradient solves for them"
@@ -340,8 +342,15 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     more, of_parts = _fits_of_parts(problem, sizes, resources)
     if sizes.curve:
         reasons.append(FITS_OF_PARTS.format(seconds=format_seconds(more)))
-    seconds = len(problem.alphas) * (one.seconds + inverse) + more
+    errors = resources.rates.seconds(_error_cost(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
+    seconds = len(problem.alphas) * (one.seconds + inverse + errors) + more
     peak = max(peak, of_parts)
     yield SelectionPlan(
         "factors", one, sizes, len(problem.alphas), seconds, peak, tuple(reasons), fits_parts=bool(sizes.curve)
     )
+
+
+def _error_cost(n: int, n_targets: int, n_folds: int) -> Cost:
+    """Cost of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
+    solving = 2.0 * n**2 * n_targets / n_folds if n_folds else 0.0
+    return Cost(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))
