@@ -51,6 +51,8 @@ class Flights:
     """(n,) each: numbers from 0 of the values that a column has."""
     is_late: Integers
     """(n,), 0 or 1."""
+    delay: Floats
+    """(n,), minutes of the arrival."""
 
     @property
     def n(self) -> int:
@@ -141,6 +143,7 @@ def load() -> Flights:
         },
         codes={name: np.unique(column.to_numpy(), return_inverse=True)[1] for name, column in values.items()},
         is_late=(table["arr_delay"] > LATE_MINUTES).to_numpy(dtype=np.int64),
+        delay=table["arr_delay"].to_numpy(dtype=np.float64),
     )
 
 

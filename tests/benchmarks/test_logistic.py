@@ -72,7 +72,7 @@ class TestFlights:
         # The first two flights of the file left on 1 January 2013, a Tuesday.
         assert table.codes["weekday"][:2].tolist() == [1, 1]
         assert table.numbers["clock"][:2].tolist() == [5 + 15 / 60, 5 + 29 / 60]
-        assert table.is_late[:3].tolist() == [0, 1, 1], "11, 20 and 33 minutes late"
+        assert table.is_late[:3].tolist() == [0, 1, 1] and table.delay[:3].tolist() == [11, 20, 33]
 
     @pytest.mark.parametrize(("columns", "d"), [("all", 162), ("few", 40)])
     def test_rows_are_standardised_and_the_held_out_ones_are_others(self, table, tmp_path, columns, d):
@@ -90,7 +90,10 @@ class TestFlights:
     def test_values_become_indicators(self):
         names, rows = ("distance", "carrier"), np.arange(4)
         small = Flights(
-            {"distance": np.array([1.0, 2, 3, 6])}, {"carrier": np.array([2, 0, 2, 0])}, np.array([0, 1, 0, 0])
+            numbers={"distance": np.array([1.0, 2, 3, 6])},
+            codes={"carrier": np.array([2, 0, 2, 0])},
+            is_late=np.array([0, 1, 0, 0]),
+            delay=np.array([0.0, 20, 15, -3]),
         )
         encoder = Encoder.of(small, names, rows)
         raw = np.array([[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 1], [6, 1, 0, 0]], dtype=np.float64)
