@@ -243,6 +243,60 @@ def _primal_goals(cache: str) -> tuple[Goal, ...]:
     return (Goal(f"ΦᵀΦ over what binds, {cache}", "ratios.normal_matrix", at_least=0.75, where=where),)
 
 
+_SELECTION = (
+    Column("n", "n", "count"),
+    Column("planned", "planned"),
+    Column("time", "seconds", "seconds"),
+    Column("projected", "projected_seconds", "seconds"),
+    Column("one fit", "one_fit_seconds", "seconds"),
+    Column("over one fit", "ratio", "ratio"),
+    Column("peak", "peak_bytes", "bytes"),
+)
+_CV_PLUS = {"what": "CV+"}
+
+
+def _projected(what: str, within: str = "") -> tuple[Goal, ...]:
+    """Bounds of the time of a selection, without the last fit, over that of its plan."""
+    measured, planned = f"{within}selection_seconds", f"{within}projected_seconds"
+    return (
+        Goal(f"time over the projected, {what}", measured, planned, at_most=1.5),
+        Goal(f"projected time over it, {what}", planned, measured, at_most=1.5),
+    )
+
+
+def _selection_grid(n: int, minutes: float) -> Step:
+    """Ten λ × five folds of QM9 within 4 GiB beside one fit, and GridSearchCV where that can be extrapolated."""
+    what, has_peer = f"10 λ × 5 folds and the last fit, n = {n:,}", n <= 20_000
+    peer = "" if has_peer else " --no-peer"
+    return Step(
+        f"selection-grid-{n}",
+        f"Choosing λ by conjugate gradient within 4 GiB, QM9, n = {n:,}",
+        {
+            "small": f"benchmarks.selection grid --n {n // 10}{peer} --cache {{cache}}",
+            "full": f"benchmarks.selection grid --n {n}{peer} --cache {{cache}}",
+        },
+        (
+            *_SELECTION[:2],
+            Column("λ × folds", "selection_seconds", "seconds"),
+            Column("projected", "projected_seconds", "seconds"),
+            Column("with the last fit", "seconds", "seconds"),
+            *_SELECTION[4:],
+            Column("λ stopped", "stopped", "count"),
+            Column("GridSearchCV, extrapolated", "peer_seconds", "seconds"),
+            Column("over it", "ratio_to_peer", "ratio"),
+        ),
+        (
+            Goal(f"{what}, over one fit", "ratio", at_most=3.0),
+            Goal(f"peak memory, {what}, GiB", "peak_bytes", unit=2.0**30, at_most=4.0),
+            *([Goal(f"{what}, over GridSearchCV", "ratio_to_peer", at_most=0.1)] if has_peer else []),
+            *_projected(what),
+        ),
+        timeout=7200.0,
+        on_request=True,
+        minutes=minutes,
+    )
+
+
 _SOLVES = (
     _in_memory(5000, "8GiB", 5, 0.7, 0.7),
     _in_memory(10_000, "8GiB", 3, 1.2, 0.5),
@@ -396,6 +450,107 @@ STEPS: tuple[Step, ...] = (
         },
         _PRIMAL,
         on_request=True,
+    ),
+    Step(
+        "selection-primal",
+        "Choosing λ in the primal form: n = 5,000,000 × d = 100",
+        {
+            "smoke": "benchmarks.selection primal --n 4000 --d 10",
+            "small": "benchmarks.selection primal --n 200000",
+            "full": "benchmarks.selection primal",
+        },
+        (
+            *_SELECTION[:1],
+            Column("d", "d", "count"),
+            *_SELECTION[1:],
+            Column("one pass over the rows", "pass_seconds", "seconds"),
+            Column("over it", "ratio_to_pass", "ratio"),
+        ),
+        (
+            Goal("λ × folds over one pass, n = 5,000,000", "ratio_to_pass", at_most=2.0),
+            *_projected("λ × folds, n = 5,000,000"),
+        ),
+        notes="The time of λ × folds does not include the last fit.",
+        on_request=True,
+        minutes=0.5,
+    ),
+    _selection_grid(20_000, 3.0),
+    _selection_grid(100_000, 25.0),
+    Step(
+        "selection-loo",
+        "Leave-one-out beside one factorisation, n = 16,384",
+        {
+            "smoke": "benchmarks.selection loo --n 400",
+            "small": "benchmarks.selection loo --n 4096",
+            "full": "benchmarks.selection loo",
+        },
+        _SELECTION,
+        (
+            Goal("leave-one-out over one factorisation, n = 16,384", "ratio", at_most=2.3),
+            *_projected("leave-one-out, n = 16,384"),
+        ),
+        on_request=True,
+        minutes=2.0,
+    ),
+    Step(
+        "selection-targets",
+        "A λ for each of 1,000 targets beside himalaya (where it is installed)",
+        {
+            "smoke": "benchmarks.selection targets --n 200 --targets 5",
+            "small": "benchmarks.selection targets --n 2500",
+            "full": "benchmarks.selection targets",
+        },
+        (
+            Column("n", "n", "count"),
+            Column("targets", "n_targets", "count"),
+            Column("planned", "dkrr.planned"),
+            Column("dkrr", "dkrr.seconds", "seconds"),
+            Column("projected, without the last fit", "dkrr.projected_seconds", "seconds"),
+            Column("peak", "dkrr.peak_bytes", "bytes"),
+            Column("himalaya", "himalaya.seconds,himalaya.missing,himalaya.failed,himalaya.timed_out", "seconds"),
+            Column("peak", "himalaya.peak_bytes", "bytes"),
+            Column("dkrr / himalaya: time", "ratios.seconds", "ratio"),
+            Column("memory", "ratios.peak_bytes", "ratio"),
+            Column("the same λ", "ratios.same_alpha", "percent"),
+            Column("scores differ by", "ratios.score_difference", "exponent"),
+        ),
+        (
+            Goal("time over himalaya's, 1,000 targets, n = 10,000", "ratios.seconds", at_most=1.0),
+            Goal("peak memory over himalaya's, 1,000 targets, n = 10,000", "ratios.peak_bytes", at_most=0.5),
+            *_projected("1,000 targets, n = 10,000", "dkrr."),
+        ),
+        timeout=7200.0,
+        on_request=True,
+        minutes=25.0,
+    ),
+    Step(
+        "coverage",
+        "Coverage of intervals on real data, 90 % nominal",
+        {
+            "smoke": "benchmarks.coverage --data diabetes --n 60 --splits 1",
+            "small": "benchmarks.coverage --n 600 --splits 2 --cache {cache}",
+            "full": "benchmarks.coverage --n 1000 --cache {cache}",
+        },
+        (
+            Column("", "data"),
+            Column("intervals", "what"),
+            Column("rows", "n", "count"),
+            Column("splits", "splits", "count"),
+            Column("coverage", "coverage", "fine"),
+            Column("least of a split", "least_coverage", "fine"),
+            Column("largest", "largest_coverage", "fine"),
+            Column("mean width", "width", "number"),
+            Column("standard deviation of the targets", "deviation_of_targets", "number"),
+            Column("", "unit"),
+        ),
+        (
+            Goal("coverage of CV+ at 90 %, the least", "coverage", at_least=0.88, where=_CV_PLUS, rows="worst"),
+            Goal("coverage of CV+ at 90 %, the largest", "coverage", at_most=0.94, where=_CV_PLUS, rows="worst"),
+        ),
+        is_timed=False,
+        notes="Both intervals are of the same models, which ten folds of the training rows chose.",
+        on_request=True,
+        minutes=3.0,
     ),
     Step(
         "forms-measure",
