@@ -8,6 +8,7 @@ from typing import Any, Literal
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost
 from dkrr.errors import InputError, MemoryLimitError, PlanError
+from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.segments import strip_rows
 from dkrr.planning.direct import Direct
@@ -324,9 +325,10 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
         return
     one = make_plan(replace(problem, solver=Cholesky(), alphas=(_middle(problem.alphas),)), resources)
     n, threads = problem.n, resources.local_threads
-    flops = n**3 / 3 if sizes.is_loo else 2 * n**3 / 3 + n**3 / (3 * sizes.n_folds**2)
+    flops = n**3 / 3 if sizes.is_loo else folds_flops(n, sizes.n_folds)
     inverse = resources.rates.seconds(Cost(dense_flops=flops, dense_side=n), threads)
-    blocks = 0 if sizes.is_loo else 2 * 8 * n * n // sizes.n_folds
+    width = 0 if sizes.is_loo else columns_at_once(n, sizes.n_folds)
+    blocks = 8 * width * (n + width)
     peak = max(one.peak_bytes, resources.local_baseline_bytes) + blocks + threads * 8 * n * 512
     place = one.chosen.place
     limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes

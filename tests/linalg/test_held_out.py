@@ -51,6 +51,7 @@ def test_any_rows(n, tile, strip, frees, seed):
     folds = [np.sort(rng.permutation(n)[: rng.integers(1, most + 1)]) for _ in range(3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "STRIP_COLUMNS", strip)
+        patch.setattr(held_out, "BATCH_COLUMNS", 2 * strip)
         found = left_out(A, B, c, tile)
         errors, each = found.of_folds(folds), found.of_rows()
     for rows, values in zip(folds, errors, strict=True):
@@ -71,3 +72,5 @@ def test_threads_share_the_strips():
         found = left_out(A, B, None, 64)
         found.executor = executor
         assert_allclose(found.of_rows(), expected, rtol=1e-12)
+        singles = found.of_folds([np.array([i]) for i in range(300)])
+        assert_allclose(np.vstack(singles), expected, rtol=1e-12)
