@@ -228,7 +228,7 @@ def targets(
             command = [himalaya_python, "-m", "benchmarks.selection_peers", "himalaya", str(file)]
             record["himalaya"] = run_command([*command, "--found", str(peer)], peer_timeout)
         else:
-            record["himalaya"] = {"missing": "himalaya is not installed; see --himalaya-python"}
+            record["himalaya"] = {"missing": "himalaya is not installed: pip install 'dkrr[benchmarks]'"}
         if own.exists() and peer.exists():
             record["ratios"] = {
                 key: record["dkrr"][key] / record["himalaya"][key] for key in ("seconds", "peak_bytes")
