@@ -14,7 +14,7 @@ from dkrr.estimators.base import is_local
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
-from dkrr.estimators.search import curve_results, parameter_grid, search_results
+from dkrr.estimators.search import SEARCHED, curve_results, parameter_grid, search_results
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.norms import gram_diagonal
@@ -29,6 +29,7 @@ from dkrr.selection import (
     Report,
     Score,
     ScoreSheet,
+    Search,
     Selected,
     SelectionRequest,
     best_of,
@@ -107,6 +108,14 @@ class KernelRidgeCV(RidgeRegressor):
         sums in primal form, of their own. Not with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
+    optimize : {"alpha", "length", "lengths"}, optional
+        What is optimised further from the best candidate, by exact gradients of the cross-validated squared error in
+        logarithms (L-BFGS-B): λ alone; λ and one length of RBF or Matérn kernels, which multiplies the lengths of all
+        columns; or λ and a length for each column, which is large for columns that do not matter. None: nothing. Every
+        parameter stays within a factor of 1,000 of its start. Folds must share one kernel, in dual form; leave-one-out,
+        `scoring` and `alpha_per_target` are refused. Learning curves stay those of the candidates.
+    max_evaluations : int, default=50
+        Most evaluations of the error and its gradient, each of which takes about as long as two λ of the grid.
     fit_intercept, form, solver, tol, memory_limit, tile, progress
         As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
     store : str, optional
@@ -118,11 +127,15 @@ class KernelRidgeCV(RidgeRegressor):
     alpha_ : float or ndarray of shape (n_targets,)
         Best λ; one for each target with `alpha_per_target`.
     best_params_ : dict
-        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists.
+        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists. With `optimize`
+        "alpha" and "kernel", which are optimised.
     best_score_ : float or ndarray of shape (n_targets,)
-        Its mean score over the folds.
+        Its mean score over the folds, after `optimize`.
     best_index_ : int or ndarray of shape (n_targets,)
-        Its place in `cv_results_`.
+        Its place in `cv_results_`; with `optimize` that of the candidate from which the search began.
+    optimum_ : Optimum
+        With `optimize` only: `alpha`, `kernel` and `score` that were found, `n_evaluations`, whether the search
+        `converged` and a `message`, and `alphas`, `lengths`, `scores` and `gradients` of all evaluations.
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
         "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
@@ -181,6 +194,8 @@ class KernelRidgeCV(RidgeRegressor):
     store_cv_predictions: bool = False
     train_sizes: Any = None
     random_state: int = 0
+    optimize: Any = None
+    max_evaluations: Any = 50
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
@@ -207,6 +222,7 @@ class KernelRidgeCV(RidgeRegressor):
             If the matrix of a candidate is not positive definite; the message names λ.
         """
         score, cv_tol = checked_scoring(self.scoring), checked_tol(self.cv_tol)
+        search = Search.checked(self.optimize, self.max_evaluations)
         grid = parameter_grid(self)
         kernels = [self._kernel_with(parameters) for parameters in grid]
         objects = X
@@ -217,6 +233,11 @@ class KernelRidgeCV(RidgeRegressor):
         alphas = self._alphas(settings.kernel, rows, weights)
         kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
         if any(learns(kernel) for kernel in kernels):
+            if search is not None:
+                raise InputError(
+                    f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; "
+                    f"expected kernels of numbers, or optimize=None"
+                )
             return self._search_by_fits(objects, y, weights, folds, alphas, score, grid, curve)
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel) for kernel in kernels],
@@ -233,6 +254,7 @@ class KernelRidgeCV(RidgeRegressor):
             keeps_predictions=bool(self.store_cv_predictions),
             curve=curve,
             refit=bool(self.refit),
+            search=search,
         )
         selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
@@ -314,6 +336,8 @@ class KernelRidgeCV(RidgeRegressor):
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:
         shared = {f.name: getattr(self, f.name) for f in fields(KernelRidge) if hasattr(self, f.name)}
+        if isinstance(parameters.get("kernel"), Kernel):  # it has its parameters in itself
+            shared |= {f.name: f.default for f in fields(KernelRidge) if f.name in (*SEARCHED, "kernel_params")}
         return KernelRidge(**(shared | parameters))
 
     def _kernel_with(self, parameters: dict[str, Any]) -> Kernel:
@@ -371,12 +395,15 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_score_: Any = selected.score
         self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
         self.selection_plan_ = selected.candidates[selected.kernel].plan
-        for name in ("cv_predictions_", "learning_curve_", "_known_processes", *FITTED):
+        for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
             if name != "feature_names_in_":
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
             scores = np.stack([c.all_scores for c in candidates])
             self.learning_curve_ = curve_results(grid, alphas, scores, curve, selected.kernel, is_per_target=per_target)
+        if selected.optimum is not None:
+            self.optimum_, self.alpha_ = selected.optimum, selected.optimum.alpha
+            self.best_params_ = {"alpha": self.alpha_, "kernel": selected.optimum.kernel}
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
 

@@ -134,16 +134,16 @@ def frequencies(base: Kernel, random_state: int, n_features: int, block: int) ->
         omega -= 0.5
         omega *= pi
         np.tan(omega, out=omega)  # the quantile of the Cauchy distribution
-        omega *= base.gamma
+        omega *= np.atleast_1d(base.gamma)[:, None]
     else:
         omega = _normal(bits, n_features, width)
         if isinstance(base, Matern):
             # t = normal · √(2ν / χ²₂ᵥ) / ℓ, with one χ², a sum of 2ν squares, for all the components of a frequency.
             chi_squared = (_normal(bits, round(2 * base.nu), width) ** 2).sum(axis=0)
-            omega *= np.sqrt(2 * base.nu / chi_squared) / base.length_scale
+            omega *= np.sqrt(2 * base.nu / chi_squared) / np.atleast_1d(base.length_scale)[:, None]
         else:
             assert isinstance(base, RBF) and base.gamma is not None, "the kernel must be resolved first"
-            omega *= sqrt(2 * base.gamma)
+            omega *= np.sqrt(2 * np.atleast_1d(base.gamma))[:, None]
     omega.flags.writeable = False
     return omega
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import frexp, ldexp
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from math import frexp, ldexp, sqrt
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,11 @@ from dkrr.kernels.blocks import (
     dot_products,
     finite,
     is_sparse,
-    positive,
-    positive_or_none,
     squared_norms,
     times_powers_of_two,
 )
 from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS
+from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless
@@ -46,19 +45,22 @@ GATHER_ENTRIES = 8
 
 
 @dataclass(frozen=True)
-class RBF(Kernel):
-    """k(x, z) = exp(−γ ‖x − z‖²).
+class RBF(WithLengths):
+    """k(x, z) = exp(−γ ‖x − z‖²), or exp(−Σₖ γₖ (xₖ − zₖ)²) with a γ for each column.
 
     Parameters
     ----------
-    gamma : float, optional
-        γ > 0; None means 1 / n_features. With a length scale ℓ, γ = 1 / (2ℓ²).
+    gamma : float or sequence of float, optional
+        γ > 0, or one for each column; None means 1 / n_features. With a length scale ℓ, γ = 1 / (2ℓ²).
 
     Examples
     --------
     >>> import numpy as np
     >>> from dkrr.kernels import RBF
     >>> RBF(gamma=0.5)(np.array([[0.0], [1.0]])).round(4)
+    array([[1.    , 0.6065],
+           [0.6065, 1.    ]])
+    >>> RBF(gamma=[0.5, 0.1])(np.array([[0.0, 3.0], [1.0, 3.0]])).round(4)
     array([[1.    , 0.6065],
            [0.6065, 1.    ]])
     """
@@ -71,11 +73,26 @@ class RBF(Kernel):
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
+    _of_columns: ClassVar[str] = "gamma"
 
-    gamma: float | None = None
+    gamma: Scales | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
+        if self.gamma is not None:
+            object.__setattr__(self, "gamma", scales_of(self.gamma, "gamma"))
+
+    def lengths(self, n_features: int) -> Array:
+        return np.broadcast_to(1.0 / np.sqrt(2.0 * self._scales(n_features)), n_features)
+
+    def with_lengths(self, lengths: Array) -> Self:
+        gamma = (0.5 / lengths**2).tolist()
+        return replace(self, gamma=gamma if len(gamma) > 1 else gamma[0])
+
+    def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:
+        return self, np.broadcast_to(2.0 * self._scales(n_features), n_features)
+
+    def _scales(self, n_features: int) -> Array:
+        return np.asarray(1.0 / n_features if self.gamma is None else self.gamma)
 
     def entry_cost(self, n_features: int) -> EntryCost:
         return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
@@ -85,8 +102,13 @@ class RBF(Kernel):
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         assert self.gamma is not None, "the kernel must be resolved first"
-        columns = DistanceColumns(Y, -self.gamma, dtype)
-        return lambda X: self._filler_of(ScaledSquaredDistances(X, columns))
+        gamma = self.gamma
+        columns = DistanceColumns(right := times_ratios(Y, gamma, 0.5), -reference(gamma, 0.5), dtype)
+
+        def filler(X: Block) -> Fill:
+            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, gamma, 0.5), columns))
+
+        return filler
 
     def _filler_of(self, exponent: "ScaledSquaredDistances") -> Fill:
         dtype = exponent.dtype
@@ -113,17 +135,18 @@ class RBF(Kernel):
 
 
 @dataclass(frozen=True)
-class Matern(Kernel):
+class Matern(WithLengths):
     """Matérn kernel for ν = 1/2, 3/2 or 5/2, as `sklearn.gaussian_process.kernels.Matern`.
 
-    With r = √(2ν) ‖x − z‖ / ℓ:  e⁻ʳ,  (1 + r) e⁻ʳ,  (1 + r + r²/3) e⁻ʳ.
+    With r = √(2ν) ‖x − z‖ / ℓ:  e⁻ʳ,  (1 + r) e⁻ʳ,  (1 + r + r²/3) e⁻ʳ; with a length for each column its difference
+    is divided by it.
 
     Parameters
     ----------
     nu : float
         ν, smoothness: 0.5, 1.5 or 2.5.
-    length_scale : float
-        ℓ > 0.
+    length_scale : float or sequence of float
+        ℓ > 0, or one for each column.
 
     References
     ----------
@@ -144,16 +167,32 @@ class Matern(Kernel):
     _strip_buffers: ClassVar[int] = 8
     _piece_buffers: ClassVar[int | None] = 1
     _kept_copies: ClassVar[int] = 1
+    _of_columns: ClassVar[str] = "length_scale"
 
     nu: float = 1.5
-    length_scale: float = 1.0
+    length_scale: Scales = 1.0
 
     def __post_init__(self) -> None:
         nu = finite(self.nu, "nu")
         if nu not in (0.5, 1.5, 2.5):
             raise InputError(f"nu is {self.nu!r}; expected 0.5, 1.5 or 2.5 (use RBF for nu = infinity)")
         object.__setattr__(self, "nu", nu)
-        object.__setattr__(self, "length_scale", positive(self.length_scale, "length_scale"))
+        object.__setattr__(self, "length_scale", scales_of(self.length_scale, "length_scale"))
+
+    def lengths(self, n_features: int) -> Array:
+        return np.broadcast_to(np.asarray(self.length_scale), n_features)
+
+    def with_lengths(self, lengths: Array) -> Self:
+        length_scale = lengths.tolist()
+        return replace(self, length_scale=length_scale if len(length_scale) > 1 else length_scale[0])
+
+    def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:
+        # r² = 2ν Σ (xₖ − zₖ)² / ℓₖ²; dk / d(r²) is −e⁻ʳ / 2 and −(1 + r) e⁻ʳ / 6: that of a lower ν at the same r.
+        if self.nu == 0.5:
+            return super().length_slopes(n_features)
+        nu, factor = self.nu - 1.0, {1.5: 3.0, 2.5: 5.0 / 3.0}[self.nu]
+        lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
+        return Matern(nu, lengths.tolist()), factor / self.lengths(n_features) ** 2
 
     def entry_cost(self, n_features: int) -> EntryCost:
         passes = {0.5: 3, 1.5: 5, 2.5: 8}[self.nu]
@@ -164,8 +203,14 @@ class Matern(Kernel):
         return self._fillers(Y, dtype)(X)
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        columns = DistanceColumns(Y, 2 * self.nu / self.length_scale**2, dtype)
-        return lambda X: self._filler_of(ScaledSquaredDistances(X, columns))
+        lengths = self.length_scale
+        right = times_ratios(Y, lengths, -1.0)
+        columns = DistanceColumns(right, 2 * self.nu / reference(lengths, -1.0) ** 2, dtype)
+
+        def filler(X: Block) -> Fill:
+            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, lengths, -1.0), columns))
+
+        return filler
 
     def _filler_of(self, squares: "ScaledSquaredDistances") -> Fill:
         scratch, near = Scratch(squares.dtype), REFINE_DISTANCE[squares.dtype]

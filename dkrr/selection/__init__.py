@@ -2,6 +2,7 @@
 
 from dkrr.selection.curve import Gain, LearningCurve, gain_of
 from dkrr.selection.folds import Folds
+from dkrr.selection.optimum import Optimum, Search
 from dkrr.selection.report import Report
 from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
@@ -11,9 +12,11 @@ __all__ = [
     "Folds",
     "Gain",
     "LearningCurve",
+    "Optimum",
     "Report",
     "Score",
     "ScoreSheet",
+    "Search",
     "Selected",
     "SelectionRequest",
     "best_of",

@@ -77,6 +77,17 @@ class Folds:
             scales[rows, k] = 1.0 if roots is None else roots[rows]
         return scales
 
+    def mean_predictions(self, of_folds: Sequence[NDArray[np.float64]], shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Predictions of the rows that each fold holds out as one array: the mean where a row is held out more often.
+
+        NaN where a row never is.
+        """
+        total, times = np.zeros(shape), np.zeros(shape[0])
+        for rows, values in zip(self.test, of_folds, strict=True):
+            total[rows] += values
+            times[rows] += 1
+        return np.asarray(total / np.where(times == 0, np.nan, times)[:, None])
+
     def check_weights(self, weights: NDArray[np.float64] | None) -> None:
         """Refuse folds whose training rows, or rows held out, all have weight 0."""
         if weights is None:

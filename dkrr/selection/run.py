@@ -17,7 +17,7 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress, make_progress
@@ -25,11 +25,12 @@ from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
 from dkrr.selection.folds import Folds
+from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.refit import Refit
 from dkrr.selection.refits import score_by_refits
 from dkrr.selection.report import Report
-from dkrr.selection.scores import Score, ScoreSheet
+from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 from dkrr.selection.sweep import sweep
 from dkrr.solvers import ConjugateGradient
 
@@ -65,11 +66,13 @@ class SelectionRequest:
     """Parts of the training rows that are scored as well."""
     refit: bool = True
     """Whether all rows are fitted with the best candidate."""
+    search: Search | None = None
+    """What is optimised further from the best candidate; None: nothing."""
 
     def last_fit(self) -> Refit | None:
         """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
         tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
-        return Refit(tol) if self.refit else None
+        return Refit(tol) if self.refit and self.search is None else None
 
     def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
         """Request of a fit to all rows."""
@@ -117,6 +120,8 @@ class Selected:
     """Best score; of every target, (t,), where each has a λ of its own."""
     predictions: Array | None
     """Held-out predictions of the chosen λ, of shape (n, t), if they are kept."""
+    optimum: Optimum | None = None
+    """λ and kernel that took the place of the best candidate's."""
     fit: LastFit | None = None
 
 
@@ -135,12 +140,19 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
         See dkrr.errors.
     """
     request.folds.check_weights(request.weights)
+    if request.search is not None:
+        _check_search(request, request.search)
     candidates = [_scored(request, settings, number, show_progress) for number, settings in enumerate(request.settings)]
     found = best_of(candidates, request.values.shape[1])
+    settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
+    if request.search is not None:
+        found = _optimised(request, request.search, found, show_progress)
+        assert found.optimum is not None
+        settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
     if not request.refit:
         return found
-    settings, start = _within_store(request.settings[found.kernel], "fit"), found.candidates[found.kernel].start
-    last = request.fit_request(settings, request.alphas[found.alphas])
+    last = request.fit_request(_within_store(settings, "fit"), alphas)
+    start = found.candidates[found.kernel].start
     return replace(found, fit=LastFit(last, fit(_continuing(last, start), show_progress)))
 
 
@@ -156,6 +168,36 @@ def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:
     """Best kernel and λ by mean score; the kernel is the best for all targets together."""
     kernel, alphas, score = _best(candidates, n_targets)
     return Selected(candidates, kernel, alphas, score, candidates[kernel].sheet.predictions(alphas))
+
+
+def _check_search(request: SelectionRequest, search: Search) -> None:
+    """Refuse, before any work, what has no derivatives."""
+    if request.per_target:
+        raise InputError(
+            "alpha_per_target is True, and optimize seeks one λ for all targets; expected alpha_per_target=False, or "
+            "optimize=None"
+        )
+    if request.score is not negative_squared_error:
+        raise InputError(
+            "scoring is given, and optimize makes the squared error smaller; expected scoring=None, or optimize=None"
+        )
+    for settings in request.settings:
+        fits = request.fit_request(replace(settings, store=None), float(request.alphas[0]))
+        search.check(fits, request.alphas)
+        refuse_gradient(fits.problem(), _sizes(request, settings), detect(settings.memory_limit, settings.store))
+
+
+def _optimised(request: SelectionRequest, search: Search, found: Selected, show_progress: bool | None) -> Selected:
+    """The best candidate with λ and lengths optimised."""
+    settings = request.settings[found.kernel]
+    loose = replace(settings, tol=request.tol, store=None)
+    fits, store = request.fit_request(loose, request.alphas[found.alphas]), _within_store(settings, "optimum").store
+    resources = detect(settings.memory_limit, settings.store)
+    optimum = optimise(search, fits, request.folds, _sizes(request, settings), resources, store, show_progress)
+    predictions = None
+    if request.keeps_predictions:
+        predictions = request.folds.mean_predictions(optimum.predictions, request.values.shape)
+    return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
 def _within_store(settings: Settings, name: str) -> Settings:
@@ -227,17 +269,24 @@ def selection_plan(
     fits = request.fit_request(settings, float(request.alphas[0]))
     problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
     resources = detect(settings.memory_limit, settings.store)
-    sizes = FoldSizes(
+    sizes = replace(
+        _sizes(request, settings),
+        targets_together=not batches,
+        curve=() if request.curve is None else request.curve.fractions,
+        refit=request.last_fit() is not None,
+        predicts=predicts,
+    )
+    return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
+
+
+def _sizes(request: SelectionRequest, settings: Settings) -> FoldSizes:
+    """What plans depend on of the folds."""
+    return FoldSizes(
         n_folds=len(request.folds),
         is_loo=request.folds.is_loo,
         train_on_the_rest=request.folds.train_on_the_rest,
         are_learned=is_drawn(settings.kernel),
-        targets_together=not batches,
-        curve=() if request.curve is None else request.curve.fractions,
-        refit=request.refit,
-        predicts=predicts,
     )
-    return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
 
 
 def _carry_out(

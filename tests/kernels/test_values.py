@@ -84,7 +84,7 @@ def test_resolved_fills_every_gamma():
         lambda: RBF(gamma=np.nan),
         lambda: RBF(gamma=np.inf),
         lambda: RBF(gamma="scale"),
-        lambda: RBF(gamma=np.ones(3)),
+        lambda: RBF(gamma=np.ones((3, 1))),
         lambda: Laplacian(gamma=0),
         lambda: Chi2(gamma=None),
         lambda: Sigmoid(gamma=-2),

@@ -1,0 +1,116 @@
+"""Kernels of distances whose parameter may be a sequence: one length for each column.
+
+Columns are divided by their lengths before anything else is done, so that blocks take as long as with one length for
+all: the copies have n × d entries, and the block n × m.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dkrr.errors import InputError
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.blocks import Block, is_sparse, positive
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Scales: TypeAlias = float | tuple[float, ...]
+"""One number for all columns, or one for each."""
+
+
+class WithLengths(Kernel):
+    """A kernel of differences x − z, each divided by the length of its column or by one for all."""
+
+    _of_columns: ClassVar[str]
+    """Name of the parameter that may have a number for each column."""
+
+    def resolved(self, n_features: int) -> Kernel:
+        values = getattr(self, self._of_columns)
+        if isinstance(values, tuple) and len(values) != n_features:
+            raise InputError(
+                f"{self._of_columns} has {len(values)} numbers, and the rows have {n_features} columns; expected one "
+                f"number for each column, or a single one for all"
+            )
+        return super().resolved(n_features)
+
+    @abstractmethod
+    def lengths(self, n_features: int) -> Array:
+        """Length of every column, of shape (n_features,)."""
+
+    @abstractmethod
+    def with_lengths(self, lengths: Array) -> Self:
+        """The kernel with other lengths, of shape (1,) for all columns together or (n_features,) for each."""
+
+    def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:  # noqa: ARG002
+        """Derivatives ∂k/∂log ℓₖ = cₖ (xₖ − zₖ)² h(x, z) by the length ℓₖ of every column.
+
+        Returns
+        -------
+        h : Kernel
+        c : ndarray of shape (n_features,)
+
+        Raises
+        ------
+        InputError
+            If the derivatives have no such form.
+        """
+        raise InputError(
+            f"the derivative of {self!r} by its lengths is not bounded, or not of squared differences; expected "
+            f"RBF, or Matern with nu = 1.5 or 2.5"
+        )
+
+    @property
+    def has_length_of_columns(self) -> bool:
+        """Whether every column has a length of its own."""
+        return isinstance(getattr(self, self._of_columns), tuple)
+
+    @property
+    def sparse_parts(self) -> int:
+        # Divided rows count as a part more.
+        return (2 if self.has_length_of_columns else 1) * super().sparse_parts
+
+    def kept_bytes(self, n_columns: int, n_features: int) -> int:
+        divided = 8 * n_columns * n_features if self.has_length_of_columns else 0
+        return super().kept_bytes(n_columns, n_features) + divided
+
+    def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
+        divided = 8 * (n_rows + n_columns) * n_features if self.has_length_of_columns else 0
+        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + divided
+
+    def to_dict(self) -> dict[str, Any]:
+        description = super().to_dict()
+        if self.has_length_of_columns:
+            description[self._of_columns] = list(description[self._of_columns])
+        return description
+
+
+def scales_of(values: object, name: str) -> Scales:
+    """One number above 0, or a tuple of them from a sequence with one for each column; else InputError."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        return positive(values, name)
+    if len(values) == 0:
+        raise InputError(f"{name} is empty; expected a number above 0, or a sequence with one for each column")
+    return tuple(positive(value, f"{name}[{k}]") for k, value in enumerate(values))
+
+
+def reference(scales: Scales, power: float) -> float:
+    """The number that distances are multiplied with, and columns by their ratio to it: none becomes larger."""
+    if not isinstance(scales, tuple):
+        return scales
+    return max(scales) if power > 0 else min(scales)
+
+
+def times_ratios(X: Block, scales: Scales, power: float) -> Block:
+    """Rows with columns times a power of (scale / reference); X itself with one scale for all."""
+    if not isinstance(scales, tuple):
+        return X
+    ratios: Array = (np.array(scales) / reference(scales, power)) ** power
+    if not is_sparse(X):
+        return X * ratios
+    data = ratios[X.indices]
+    data *= X.data
+    return sp.csr_array((data, X.indices, X.indptr), shape=X.shape)

@@ -1,0 +1,370 @@
+"""λ and lengths beyond the grid: the cross-validated error made smaller by its gradient.
+
+L-BFGS-B works on the logarithms of λ and of the lengths, and on that of the error, so that neither scales nor units
+matter; it starts at the best candidate of the grid.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp, isfinite, log
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from dkrr.arguments import MIN_TOL
+from dkrr.cost import Stage
+from dkrr.errors import ConvergenceWarning, DkrrError, InputError
+from dkrr.fitting.context import open_context
+from dkrr.fitting.data import shared_fields
+from dkrr.fitting.run import QUIET_SECONDS
+from dkrr.fitting.sampled import about_the_rows
+from dkrr.kernels import Kernel
+from dkrr.kernels.lengths import WithLengths
+from dkrr.planning.resources import Resources
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_gradient
+from dkrr.requests import FitRequest, Targets, with_spectrum
+from dkrr.rows.checks import digest_of
+from dkrr.runtime import Progress, make_progress
+from dkrr.selection.folds import Folds
+from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
+from dkrr.tiles import RunStore
+
+Array = NDArray[np.float64]
+What = Literal["alpha", "length", "lengths"]
+
+RANGE = 1000.0
+"""Factor by which λ and every length may become larger or smaller than where they start."""
+LEAST_GAIN = 1e-3
+"""Relative decrease of the error by a step below which the search has converged."""
+LEAST_SLOPE = 1e-3
+"""Relative change of the error over that of any parameter, below which it has."""
+TOL_RATIO = 0.1
+"""Residual of an evaluation over that of scores: line searches compare errors that differ by little."""
+EVALUATIONS = "evaluations"
+"""Name of the note in a store that holds the evaluations of its run."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Where the search by gradients has ended: the best of its evaluations."""
+
+    alpha: float
+    kernel: Kernel
+    """Kernel with its lengths."""
+    score: float
+    """Negative mean over the folds of the mean squared error, as candidates of the grid have it."""
+    n_evaluations: int
+    converged: bool
+    message: str
+    """Why the search has ended."""
+    alphas: Array
+    """λ of every evaluation, of shape (n_evaluations,)."""
+    lengths: Array | None
+    """Lengths of every evaluation, of shape (n_evaluations, d) or (n_evaluations, 1); None where only λ was sought."""
+    scores: Array
+    """Their scores, of shape (n_evaluations,)."""
+    gradients: Array
+    """Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths)."""
+    plan: SelectionPlan
+    """How an evaluation was computed, and what it should have cost."""
+    stages: tuple[Stage, ...] = field(repr=False)
+    """Time of all evaluations by stage."""
+    predictions: tuple[Array, ...] = field(repr=False)
+    """Predictions of the rows that each fold holds out, of shape (k, t)."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is to be optimised, and for how long."""
+
+    what: What
+    max_evaluations: int
+
+    @classmethod
+    def checked(cls, what: Any, max_evaluations: Any) -> "Search | None":
+        """From a user's arguments; None for None."""
+        if what is None:
+            return None
+        if not isinstance(what, str) or what not in get_args(What):
+            raise InputError(
+                f"optimize is {what!r}; expected None, 'alpha' (λ alone), 'length' (λ and one length for all columns) "
+                f"or 'lengths' (λ and a length for each column)"
+            )
+        if (
+            isinstance(max_evaluations, bool)
+            or not isinstance(max_evaluations, int | np.integer)
+            or max_evaluations < 1
+        ):
+            raise InputError(f"max_evaluations is {max_evaluations!r}; expected a whole number of at least 1")
+        return cls(what, int(max_evaluations))  # type: ignore[arg-type]
+
+    def check(self, request: FitRequest, alphas: Array) -> None:
+        """Refuse a kernel without bounded derivatives by its lengths, and candidates without a logarithm."""
+        if not (alphas > 0).all():
+            raise InputError(
+                "alphas has 0, and optimize works on the logarithm of λ; expected candidates above 0: leave 0 out, or "
+                "give optimize=None"
+            )
+        if self.what == "alpha":
+            return
+        kernel, d = request.settings.kernel, request.rows.shape[1]
+        if not isinstance(kernel, WithLengths):
+            raise InputError(
+                f"kernel is {kernel!r}, and optimize={self.what!r} asks for derivatives by lengths; expected RBF, or "
+                f"Matern with nu = 1.5 or 2.5: for other kernels give optimize='alpha'"
+            )
+        kernel.resolved(d)
+        kernel.length_slopes(d)
+        if request.rows.is_sparse:
+            raise InputError(
+                f"X is sparse, and optimize={self.what!r} multiplies whole columns; expected dense rows: give "
+                f"X.toarray(), or optimize='alpha'"
+            )
+
+    def start(self, kernel: Kernel, n_features: int) -> tuple[Kernel, Array]:
+        """Kernel to begin with, and the lengths that are to be found, of shape (0,), (1,) or (n_features,)."""
+        kernel = kernel.resolved(n_features)
+        if self.what == "alpha":
+            return kernel, np.empty(0)
+        assert isinstance(kernel, WithLengths)
+        lengths = kernel.lengths(n_features)
+        if self.what == "length":
+            return kernel, np.exp(np.log(lengths).mean(keepdims=True))
+        return kernel.with_lengths(lengths), lengths
+
+    def kernel(self, begun: Kernel, lengths: Array, n_features: int) -> Kernel:
+        """The kernel that was begun with, with other lengths."""
+        if self.what == "alpha":
+            return begun
+        assert isinstance(begun, WithLengths)
+        if self.what == "lengths":
+            return begun.with_lengths(lengths)
+        own = begun.lengths(n_features)
+        scaled = own * (lengths / np.exp(np.log(own).mean()))
+        return begun.with_lengths(scaled if begun.has_length_of_columns else scaled[:1])
+
+    def gradient(self, evaluation: Evaluation) -> Array:
+        """Derivatives by the logarithms of λ and of what `start` gives."""
+        by_lengths = np.empty(0) if evaluation.by_log_lengths is None else evaluation.by_log_lengths
+        if self.what == "length":
+            by_lengths = by_lengths.sum(keepdims=True)
+        return np.concatenate([[evaluation.by_log_alpha], by_lengths])
+
+
+class _Ended(Exception):  # noqa: N818
+    """The search ends before L-BFGS-B does."""
+
+
+class _Objective:
+    """Logarithm of the error over that at the start, and its gradient; keeps the best evaluation.
+
+    Parameters
+    ----------
+    search : Search
+    error : HeldOutError
+    kernel : Kernel
+        Kernel to begin with.
+    n_features : int
+    progress : Progress
+    log : _Log
+    """
+
+    def __init__(
+        self, search: Search, error: HeldOutError, kernel: Kernel, n_features: int, progress: Progress, log: "_Log"
+    ) -> None:
+        self._search, self._error, self._kernel, self._d = search, error, kernel, n_features
+        self._progress, self._log = progress, log
+        self.parameters, self.values, self.gradients = list[Array](), list[float](), list[Array]()
+        self.best, self.predictions = 0, tuple[Array, ...]()
+        self.excess = 0.0
+
+    def kernel(self, parameters: Array) -> Kernel:
+        """Kernel with the lengths in the parameters."""
+        return self._search.kernel(self._kernel, np.exp(parameters[1:]), self._d)
+
+    def __call__(self, parameters: Array) -> tuple[float, Array]:
+        number = len(self.values)
+        if number == self._search.max_evaluations:
+            raise _Ended(f"stopped after {number} evaluations, as max_evaluations asks")
+        found = self._log.found(number, parameters)
+        if found is None:
+            value, gradient, excess = self._evaluated(parameters)
+            self._log.add(parameters, value, gradient, excess)
+        else:
+            value, gradient, excess = found
+        self.parameters.append(parameters.copy())
+        self.values.append(value)
+        self.gradients.append(gradient)
+        self.excess = max(self.excess, excess)
+        if number == 0 or value < self.values[self.best]:
+            self.best = number
+            self.predictions = self._last if found is None else ()
+        if not (isfinite(value) and value > 0):
+            raise _Ended("the error is 0 or not finite, and has no logarithm")
+        self._progress.note(
+            f"evaluation {number + 1}: error {value:.4g} ({value / self.values[0] - 1:+.2%}), alpha "
+            f"{exp(parameters[0]):.3g}"
+        )
+        return log(value / self.values[0]), gradient / value
+
+    def _evaluated(self, parameters: Array) -> tuple[float, Array, float]:
+        try:
+            evaluation = self._evaluate(parameters)
+        except DkrrError as error:
+            if not self.values:
+                raise
+            raise _Ended(f"an evaluation failed: {error}") from error
+        self._last = evaluation.predictions
+        return evaluation.value, self._search.gradient(evaluation), evaluation.excess
+
+    def _evaluate(self, parameters: Array) -> Evaluation:
+        return self._error(exp(parameters[0]), self.kernel(parameters), of_lengths=self._search.what != "alpha")
+
+    def predictions_of_best(self) -> tuple[Array, ...]:
+        """Held-out predictions of the best evaluation, which is made again if an earlier run made it."""
+        return self.predictions or self._evaluate(self.parameters[self.best]).predictions
+
+
+class _Log:
+    """Evaluations in a store: a run that was killed repeats none of them, since the search is deterministic."""
+
+    def __init__(self, url: str | None, fingerprint: dict[str, Any]) -> None:
+        self._store, self._entries = None, list[Any]()
+        if url is None:
+            return
+        self._store = RunStore(url)
+        self._store.open()
+        self._store.claim(fingerprint, {})
+        self._entries = self._store.note(EVALUATIONS) or []
+
+    def found(self, number: int, parameters: Array) -> tuple[float, Array, float] | None:
+        """Value, gradient and excess of an earlier run's evaluation of this number, if it was of these parameters."""
+        if number < len(self._entries):
+            theirs, value, gradient, excess = self._entries[number]
+            if theirs == parameters.tolist():
+                return value, np.array(gradient), excess
+            del self._entries[number:]
+        return None
+
+    def add(self, parameters: Array, value: float, gradient: Array, excess: float) -> None:
+        """Write an evaluation."""
+        if self._store is not None:
+            self._entries.append([parameters.tolist(), value, gradient.tolist(), excess])
+            self._store.set_note(EVALUATIONS, self._entries)
+
+
+def optimise(
+    search: Search,
+    request: FitRequest,
+    folds: Folds,
+    sizes: FoldSizes,
+    resources: Resources,
+    store: str | None,
+    show_progress: bool | None,
+) -> Optimum:
+    """Make the cross-validated squared error smaller, from one λ and kernel.
+
+    Parameters
+    ----------
+    search : Search
+    request : FitRequest
+        Of a fit with the λ and the kernel to begin with, to the residual that scores need, without a store.
+    folds : Folds
+    sizes : FoldSizes
+    resources : Resources
+    store : str or None
+        Store that takes the evaluations.
+    show_progress : bool or None
+        As in `make_progress`.
+
+    Raises
+    ------
+    DkrrError
+        See dkrr.errors; only of the first evaluation, others end the search.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the search has not converged, or a system of an evaluation has not.
+    """
+    outputs = request.outputs
+    assert isinstance(outputs, Targets)
+    d, alpha = request.rows.shape[1], float(outputs.alphas[0])
+    kernel, lengths = search.start(request.settings.kernel, d)
+    tol = max(TOL_RATIO * request.settings.tol, MIN_TOL)
+    request = request.with_settings(kernel=kernel, tol=tol)
+    plan = plan_gradient(with_spectrum(request.problem(), request.rows), sizes, resources)
+    seconds = plan.seconds * min(search.max_evaluations, 10)
+    progress = make_progress(False if show_progress is None and seconds < QUIET_SECONDS else show_progress)
+    data = EvaluatedData.of(outputs, shared_fields(request, plan.plan))
+    if data.fit_intercept:
+        data = about_the_rows(data)
+    start = np.log(np.concatenate([[alpha], lengths]))
+    log_of_run = _Log(store, _fingerprint(search, data, folds, start))
+    with open_context(plan.plan, None, progress) as context:
+        error = HeldOutError(data, folds, plan.plan, context)
+        objective = _Objective(search, error, data.kernel, d, progress, log_of_run)
+        converged, message = _minimised(objective, start)
+        predictions = objective.predictions_of_best()
+    best, values = objective.best, np.array(objective.values)
+    for text in _shortfalls(objective, message, converged=converged):
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+    parameters = np.exp(objective.parameters)
+    return Optimum(
+        alpha=float(parameters[best, 0]),
+        kernel=objective.kernel(objective.parameters[best]),
+        score=-float(values[best]),
+        n_evaluations=len(values),
+        converged=converged,
+        message=message,
+        alphas=parameters[:, 0],
+        lengths=None if search.what == "alpha" else parameters[:, 1:],
+        scores=-values,
+        gradients=-np.array(objective.gradients),
+        plan=plan,
+        stages=context.stages,
+        predictions=predictions,
+    )
+
+
+def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
+    """Whether the search has converged, and why it ended."""
+    options = {"ftol": LEAST_GAIN, "gtol": LEAST_SLOPE, "maxiter": 10**6, "maxfun": 10**9}
+    bounds = [(s - log(RANGE), s + log(RANGE)) for s in start]
+    try:
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    except _Ended as ended:
+        return False, str(ended)
+    n = len(objective.values)
+    if found.status == 0:
+        return True, f"converged after {n} evaluations"
+    return False, f"no smaller error was found in the direction of descent after {n} evaluations"
+
+
+def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iterator[str]:
+    """What the result lacks."""
+    if not converged:
+        yield f"the search for lengths and alpha has not converged: {message}; the best of its evaluations is taken"
+    if objective.excess > 1:
+        yield (
+            f"systems of the search for lengths and alpha were solved to {objective.excess:.1f} times the residual "
+            f"that is needed; expected larger values of alphas, or a larger max_iter"
+        )
+
+
+def _fingerprint(search: Search, data: EvaluatedData, folds: Folds, start: Array) -> dict[str, Any]:
+    """What evaluations in a store depend on, but for X, which the stores of the candidates are compared by."""
+    parts = [np.concatenate([folds.training(k), [-1], test]) for k, test in enumerate(folds.test)]
+    return {
+        "optimize": search.what,
+        "start": start.tolist(),
+        "kernel": data.kernel.to_dict(),
+        "shape": list(data.rows.shape),
+        "fit_intercept": data.fit_intercept,
+        "y": digest_of(data.targets),
+        "sample_weight": None if data.weights is None else digest_of(data.weights),
+        "folds": digest_of(np.concatenate(parts).astype(np.float64)),
+    }
