@@ -91,7 +91,7 @@ CASES = {
     "free constant": {"weighted": False, "fit_intercept": True},
     "weights and a free constant": {"weighted": True, "fit_intercept": True, "kernel": Matern(1.5, LENGTHS)},
     "targets by and by": {"weighted": True, "fit_intercept": True, "t": 3, "width": 2},
-    "tiles on workers' disks": {"weighted": True, "fit_intercept": True, "tile": 40},
+    "tiles": {"weighted": True, "fit_intercept": True, "tile": 40},
     "one length": {"weighted": False, "fit_intercept": True, "kernel": Matern(2.5, 1.5)},
     "folds that leave out more": {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},
 }
