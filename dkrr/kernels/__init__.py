@@ -13,6 +13,7 @@ from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
+from dkrr.kernels.weights import weighted_sums, weights_of
 
 __all__ = [
     "RBF",
@@ -41,4 +42,6 @@ __all__ = [
     "as_kernel",
     "kernel_from_dict",
     "smallest_eigenvalue",
+    "weighted_sums",
+    "weights_of",
 ]
