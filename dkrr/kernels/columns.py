@@ -210,7 +210,8 @@ class Columns(Compound):
     def row_degree(self) -> float | None:
         return self.base.row_degree
 
-    def _cut(self, X: Block) -> Block:
+    def cut(self, X: Block) -> Block:
+        """Columns of encoded rows that the base takes."""
         part: Block = X[:, self.numbers(X.shape[1])]
         if isinstance(part, np.ndarray):
             return np.ascontiguousarray(part)
@@ -223,12 +224,12 @@ class Columns(Compound):
         return self._fillers(Y, dtype)(X)
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        right = self._cut(Y)
+        right = self.cut(Y)
         base = self.base._fillers(right, dtype)
-        return lambda X: base(right if X is Y else self._cut(X))
+        return lambda X: base(right if X is Y else self.cut(X))
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        return self.base._diagonal(self._cut(X))
+        return self.base._diagonal(self.cut(X))
 
     def to_dict(self) -> dict[str, Any]:
         description = super().to_dict()

@@ -111,21 +111,10 @@ class RBF(WithLengths):
         return filler
 
     def _filler_of(self, exponent: "ScaledSquaredDistances") -> Fill:
-        dtype = exponent.dtype
-        limit = REFINE_EXPONENT[dtype]
-        sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
+        exponents = exponents_of(exponent)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            if limit < exponent.fill(rows, columns, out) < math.inf:
-                for where, strip in _strips(rows, out):
-                    i, j = _where(strip > ZERO_EXPONENT - exponent.error * exponent.largest(where, columns))
-                    sizes = exponent.sizes(where, columns, i, j)
-                    unsure = (sizes > limit) & (strip[i, j] > ZERO_EXPONENT - exponent.error * sizes)
-                    exponent.refine(where, columns, strip, i[unsure], j[unsure])
-            # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
-            # a number takes five times as long as this, and half as long as exp.)
-            bits = out.view(f"i{out.itemsize}")
-            np.bitwise_or(bits, sign, out=bits)
+            exponents(rows, columns, out)
             np.exp(out, out=out)
 
         return fill
@@ -361,6 +350,27 @@ class ScaledSquaredDistances:
             else:
                 differences = np.subtract(*pairs, dtype=np.float64)
             out[some, others] = self._scale * squared_norms(differences)
+
+
+def exponents_of(squares: ScaledSquaredDistances, smallest: float = 1.0) -> Fill:
+    """Filler of −γ ‖x − z‖² ≤ 0, accurate enough for exp of it, and of it times factors from `smallest` to 1."""
+    dtype = squares.dtype
+    limit, zero = REFINE_EXPONENT[dtype], ZERO_EXPONENT / smallest
+    sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
+
+    def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+        if limit < squares.fill(rows, columns, out) < math.inf:
+            for where, strip in _strips(rows, out):
+                i, j = _where(strip > zero - squares.error * squares.largest(where, columns))
+                sizes = squares.sizes(where, columns, i, j)
+                unsure = (sizes > limit) & (strip[i, j] > zero - squares.error * sizes)
+                squares.refine(where, columns, strip, i[unsure], j[unsure])
+        # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
+        # a number takes five times as long as this, and half as long as exp.)
+        bits = out.view(f"i{out.itemsize}")
+        np.bitwise_or(bits, sign, out=bits)
+
+    return fill
 
 
 def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:

@@ -67,7 +67,7 @@ class Laplacian(WithLengths):
         assert self.gamma is not None, "the kernel must be resolved first"
         scale, left = -reference(self.gamma, 1.0), times_ratios(X, self.gamma, 1.0)
         X, Y = left, left if Y is X else times_ratios(Y, self.gamma, 1.0)
-        distances = _sparse_distances(X, Y) if is_sparse(X) else _dense_distances(X, Y)
+        distances = absolute_distances(X, Y)
         scratch = Scratch()
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -81,6 +81,11 @@ class Laplacian(WithLengths):
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return np.ones(X.shape[0])
+
+
+def absolute_distances(X: Block, Y: Block) -> Fill:
+    """Filler of ‖x − z‖₁, in float64."""
+    return _sparse_distances(X, Y) if is_sparse(X) else _dense_distances(X, Y)
 
 
 def _dense_distances(X: FloatArray, Y: FloatArray) -> Fill:

@@ -110,7 +110,7 @@ class GramTiles(TileSource):
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, left, right in self._parts(meter, rows, columns):
+        for r, c, left, right in self.parts(meter, rows, columns):
             part = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
             with meter.time("gram"):
                 fill_gram(self.kernel, left, right, part, lower=left is right, origin=(r.start, c.start))
@@ -120,7 +120,7 @@ class GramTiles(TileSource):
 
     def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
         """See base class. The tile is never formed: its pieces stay in cache."""
-        for r, c, left, right in self._parts(meter, rows, columns):
+        for r, c, left, right in self.parts(meter, rows, columns):
             pieces = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
             del left, right  # the kernel releases them before the next ones are read
             for where, across, piece in _located(r, c, pieces):
@@ -130,7 +130,7 @@ class GramTiles(TileSource):
                 yield where, across, piece
             del pieces
 
-    def _parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
+    def parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
         """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
         left_parts = self.rows.parts(rows)
         right_parts = left_parts if rows == columns else self.rows.parts(columns)

@@ -89,6 +89,8 @@ class SelectionPlan:
     rejected: tuple[str, ...] = ()
     fits_parts: bool = False
     """The parts of the training rows, for a learning curve, have fits of their own."""
+    n_kernels: int = 1
+    """Kernels of the run, this one among them, whose tiles are formed together; `seconds` is the part of this one."""
 
     def summary(self) -> str:
         """Short description of the method."""
@@ -103,7 +105,8 @@ class SelectionPlan:
             "refits": f"a fit of all {alphas} for each of {folds}",
         }[self.method]
         parts = f", and a fit for each of {len(self.sizes.curve)} parts" if self.fits_parts else ""
-        return f"{how}{parts}; {self.plan.chosen.summary()}"
+        together = f", with {plural(self.n_kernels - 1, 'other kernel')}" if self.n_kernels > 1 else ""
+        return f"{how}{parts}{together}; {self.plan.chosen.summary()}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
@@ -111,6 +114,7 @@ class SelectionPlan:
             "method": self.method,
             "name": self.summary(),
             "n_alphas": self.n_alphas,
+            "n_kernels": self.n_kernels,
             "folds": asdict(self.sizes),
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
@@ -167,7 +171,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
             return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
     found, against = list[SelectionPlan](), list[str]()
     dual = replace(problem, form="dual")
-    for make in (_sweep, _sweep_and_fits, _factors):
+    for make in (plan_sweep, _sweep_and_fits, _factors):
         try:
             found.extend(make(dual, sizes, resources))
         except MemoryLimitError as error:
@@ -282,7 +286,7 @@ def _sweep_and_fits(problem: Problem, sizes: FoldSizes, resources: Resources) ->
         return
     more, of_parts = _fits_of_parts(problem, sizes, resources)
     reason = FITS_INSTEAD.format(seconds=format_seconds(more))
-    for plan in _sweep(problem, replace(sizes, curve=()), resources):
+    for plan in plan_sweep(problem, replace(sizes, curve=()), resources):
         yield replace(
             plan,
             sizes=sizes,
@@ -293,7 +297,7 @@ def _sweep_and_fits(problem: Problem, sizes: FoldSizes, resources: Resources) ->
         )
 
 
-def _sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
     """Conjugate gradient with all folds and all λ as columns of one block."""
     if sizes.is_loo or isinstance(problem.solver, Cholesky):
         return

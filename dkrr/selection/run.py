@@ -2,22 +2,27 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from math import log
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting import Fit, fit
-from dkrr.fitting.context import open_context
-from dkrr.fitting.data import shared_fields
+from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows, is_drawn
+from dkrr.kernels.families import families
 from dkrr.machine import detect
-from dkrr.planning import Direct, Iterative
+from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, refuse_gradient
+from dkrr.planning.several_kernels import plan_together
 from dkrr.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress, make_progress
@@ -32,6 +37,7 @@ from dkrr.selection.refits import score_by_refits
 from dkrr.selection.report import Report
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 from dkrr.selection.sweep import sweep
+from dkrr.selection.together import OneOfSeveral, Together
 from dkrr.solvers import ConjugateGradient
 
 Array = NDArray[np.float64]
@@ -142,7 +148,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     request.folds.check_weights(request.weights)
     if request.search is not None:
         _check_search(request, request.search)
-    candidates = [_scored(request, settings, number, show_progress) for number, settings in enumerate(request.settings)]
+    candidates = _all_scored(request, show_progress)
     found = best_of(candidates, request.values.shape[1])
     settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
     if request.search is not None:
@@ -220,34 +226,111 @@ def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers
     return kernel, np.full(n_targets, chosen[0]), float(scores[0])
 
 
-def _scored(request: SelectionRequest, settings: Settings, number: int, show_progress: bool | None) -> Candidate:
-    """Scores of one kernel with every λ."""
-    folds = request.folds if request.curve is None else request.curve.with_folds()
+@dataclass
+class _Work:
+    """What scores one kernel with every λ."""
+
+    number: int
+    """Number of the kernel."""
+    settings: Settings
+    """Its settings, with the accuracy of scores and a store of its own."""
+    alphas: Array
+    """λ in descending order."""
+    sheet: ScoreSheet
+    report: Report
+    refit: Refit | None
+    """Takes the solutions for all rows."""
+
+    @classmethod
+    def of(cls, request: SelectionRequest, number: int) -> Self:
+        """Work on the kernel with this number."""
+        folds = request.folds if request.curve is None else request.curve.with_folds()
+        order = _descending(request)
+        loose = replace(_within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
+        sheet = ScoreSheet(
+            request.score,
+            request.values,
+            request.weights,
+            folds,
+            len(order),
+            is_vector=request.is_vector,
+            per_target=request.per_target,
+            keeps_predictions=request.keeps_predictions,
+        )
+        report = Report(len(order), 1 if folds.is_loo else len(folds))
+        return cls(number, loose, request.alphas[order], sheet, report, request.last_fit())
+
+    def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
+        """The scores, with the λ in the order of the request; warns of what they lack."""
+        self.report.seconds = seconds
+        for message in _shortfalls(self.report, self.alphas):
+            warnings.warn(message, ConvergenceWarning, stacklevel=6)
+        back = np.argsort(_descending(request), kind="stable")
+        found = self.sheet.in_order(back)
+        start = None if self.refit is None else self.refit.start(request.values.shape[1])
+        return Candidate(plan, found.part(request.folds), self.report.in_order(back), found.values, start)
+
+
+def _descending(request: SelectionRequest) -> Numbers:
+    """Order of the λ from large to small."""
+    return np.argsort(-request.alphas, kind="stable")
+
+
+def _all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
+    """Scores of every kernel, in runs of one kernel, or of several that share work."""
+    found = dict[int, Candidate]()
+    for numbers in families([settings.kernel for settings in request.settings], request.rows.shape[1]):
+        works = [_Work.of(request, number) for number in numbers]
+        if len(works) == 1:
+            (work,) = works
+            found[work.number] = _scored(request, work, show_progress)
+            continue
+        problems = [selection_problem(request, work) for work in works]
+        plans = [plan_selection(*problem) for problem in problems]
+        _, sizes, resources = problems[0]
+        for some, together in plan_together([problem for problem, _, _ in problems], plans, sizes, resources):
+            here = [works[k] for k in some]
+            if len(here) == 1:
+                found[here[0].number] = _scored(request, here[0], show_progress, together[0])
+            else:
+                found |= _scored_together(request, here, together, show_progress)
+    return [found[number] for number in range(len(request.settings))]
+
+
+def _scored(
+    request: SelectionRequest, work: _Work, show_progress: bool | None, plan: SelectionPlan | None = None
+) -> Candidate:
+    """Scores of one kernel with every λ, by a plan that is made if none is given."""
     begun = time.perf_counter()
-    loose = replace(_within_store(settings, f"kernel-{number}"), tol=request.tol)
-    order = np.argsort(-request.alphas, kind="stable")
-    alphas, report = request.alphas[order], Report(len(order), 1 if folds.is_loo else len(folds))
-    sheet = ScoreSheet(
-        request.score,
-        request.values,
-        request.weights,
-        folds,
-        len(order),
-        is_vector=request.is_vector,
-        per_target=request.per_target,
-        keeps_predictions=request.keeps_predictions,
-    )
-    plan = selection_plan(request, loose, batches=sheet.batches, predicts=not sheet.takes_squares)
-    progress = make_progress(False if show_progress is None and plan.seconds < QUIET_SECONDS else show_progress)
-    refit = request.last_fit()
-    _carry_out(request, loose, plan, alphas, sheet, report, refit, progress, show_progress)
-    report.seconds = time.perf_counter() - begun
-    for message in _shortfalls(report, alphas):
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)
-    back = np.argsort(order, kind="stable")
-    found = sheet.in_order(back)
-    start = None if refit is None else refit.start(request.values.shape[1])
-    return Candidate(plan, found.part(request.folds), report.in_order(back), found.values, start)
+    if plan is None:
+        plan = plan_selection(*selection_problem(request, work))
+    progress = _progress_of(plan.seconds, show_progress)
+    _carry_out(request, work, plan, progress, show_progress)
+    return work.candidate(request, plan, time.perf_counter() - begun)
+
+
+def _scored_together(
+    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], show_progress: bool | None
+) -> dict[int, Candidate]:
+    """Scores of kernels whose tiles are formed together; the time is divided equally among them."""
+    begun, together = time.perf_counter(), Together(len(works))
+    progress = _progress_of(sum(plan.seconds for plan in plans), show_progress)
+
+    def sweep_of(k: int) -> Callable[[], None]:
+        own = OneOfSeveral(progress, "conjugate gradient")
+        return lambda: _carry_out(request, works[k], plans[k], own, False, partial(together.matrix, k))
+
+    with progress.stage("conjugate gradient", -len(works) * log(request.tol), detail=f"{len(works)} kernels"):
+        together.run([sweep_of(k) for k in range(len(works))])
+    each = (time.perf_counter() - begun) / len(works)
+    found = dict[int, Candidate]()
+    for work, plan in zip(works, plans, strict=True):
+        found[work.number] = work.candidate(request, plan, each)
+    return found
+
+
+def _progress_of(seconds: float, show: bool | None) -> Progress:
+    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
 
 
 def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
@@ -262,21 +345,20 @@ def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
         )
 
 
-def selection_plan(
-    request: SelectionRequest, settings: Settings, *, batches: bool, predicts: bool = False
-) -> SelectionPlan:
-    """Plan for one kernel; `batches` if some targets may be scored at a time, `predicts` if scores need predictions."""
+def selection_problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:
+    """What the plan for one kernel depends on."""
+    settings, sheet = work.settings, work.sheet
     fits = request.fit_request(settings, float(request.alphas[0]))
     problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
     resources = detect(settings.memory_limit, settings.store)
     sizes = replace(
         _sizes(request, settings),
-        targets_together=not batches,
+        targets_together=not sheet.batches,
         curve=() if request.curve is None else request.curve.fractions,
-        refit=request.last_fit() is not None,
-        predicts=predicts,
+        refit=work.refit is not None,
+        predicts=not sheet.takes_squares,
     )
-    return plan_selection(with_spectrum(problem, request.rows), sizes, resources)
+    return with_spectrum(problem, request.rows), sizes, resources
 
 
 def _sizes(request: SelectionRequest, settings: Settings) -> FoldSizes:
@@ -291,15 +373,14 @@ def _sizes(request: SelectionRequest, settings: Settings) -> FoldSizes:
 
 def _carry_out(
     request: SelectionRequest,
-    settings: Settings,
+    work: _Work,
     plan: SelectionPlan,
-    alphas: Array,
-    sheet: ScoreSheet,
-    report: Report,
-    refit: Refit | None,
     progress: Progress,
     show_progress: bool | None,
+    matrix_of: Callable[[TrainingData, Iterative, Context], MultipliedGram] | None = None,
 ) -> None:
+    """Score one kernel; `matrix_of` makes its Gram matrix where the products are those of several."""
+    settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
     folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
     sets = folds if request.curve is None else request.curve.with_folds()
     in_run = folds if plan.fits_parts else sets
@@ -323,7 +404,20 @@ def _carry_out(
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            sweep(one.chosen, data, one, context, in_run, alphas, sheet, report, race=request.race, refit=refit)
+            matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)
+            sweep(
+                one.chosen,
+                data,
+                one,
+                context,
+                in_run,
+                alphas,
+                sheet,
+                report,
+                race=request.race,
+                refit=work.refit,
+                matrix=matrix,
+            )
         else:
             assert isinstance(one.chosen, Direct)
             data = data.by_folds()
