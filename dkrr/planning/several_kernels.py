@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from dkrr.errors import MemoryLimitError
+from dkrr.errors import PlanError
 from dkrr.kernels.families import KernelFamily
 from dkrr.planning.iteration import Iterative
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES
@@ -66,7 +66,7 @@ def _runs_of(
         parts = [list(numbers[start : start + count]) for start in range(0, len(numbers), count)]
         try:
             found = [_run([problems[k] for k in part], [plans[k] for k in part], sizes, resources) for part in parts]
-        except MemoryLimitError:
+        except PlanError:
             against, count = TOO_LARGE.format(count=count), ceil(count / 2)
             continue
         seconds = sum(plan.seconds for run in found for plan in run)
@@ -103,7 +103,7 @@ def _run(
 
     Raises
     ------
-    MemoryLimitError
+    PlanError
         If they do not fit.
     """
     count = len(problems)
