@@ -75,7 +75,8 @@ class KernelRidgeCV(RidgeRegressor):
         Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), of the first kernel if there are
         several, evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
-        As in KernelRidge; a list has candidates, as those of the next three parameters.
+        As in KernelRidge; a list has candidates, as those of the next three parameters; `weighted_sums` makes one of
+        sums. Kernels that have distances or terms in common may share a run: `selection_plan_` says so.
     gamma, degree, coef0 : float or list of float
         As in KernelRidge.
     kernel_params : dict, optional
@@ -140,7 +141,8 @@ class KernelRidgeCV(RidgeRegressor):
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
         "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
         "residual" (largest of the folds, and of the parts for `train_sizes`), "stopped" and "seconds" (of all λ of
-        one kernel). With `alpha_per_target` also "mean_test_score_per_target", of shape (n_candidates, n_targets).
+        one kernel; of a run of several kernels an equal part). With `alpha_per_target` also
+        "mean_test_score_per_target", of shape (n_candidates, n_targets).
     cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
         out several times, NaN where it never was); only with `store_cv_predictions`.

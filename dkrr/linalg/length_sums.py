@@ -39,7 +39,7 @@ class LengthTiles(GramTiles):
         """
         total = np.zeros(self.rows.shape[1])
         room = np.empty(PIECE_ENTRIES)
-        for r, c, X, Z in self._parts(meter, rows, columns):
+        for r, c, X, Z in self.parts(meter, rows, columns):
             for within, across, piece in self.kernel.pieces(X, None if Z is X else Z):
                 here, there = shifted(within, r.start), shifted(across, c.start)
                 s = room[: piece.size].reshape(piece.shape)

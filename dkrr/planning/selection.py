@@ -420,6 +420,6 @@ def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> S
         local_baseline_bytes=resources.local_baseline_bytes + vectors + resources.local_threads * sums,
         worker_baseline_bytes=resources.worker_baseline_bytes + resources.worker_threads * sums,
     )
-    (plan,) = _sweep(replace(problem, form="dual"), sizes, less)
+    (plan,) = plan_sweep(replace(problem, form="dual"), sizes, less)
     reasons = ("two solves for all folds, and one pass over K for the derivatives by all lengths",)
     return replace(plan, seconds=2 * plan.seconds, reasons=reasons)

@@ -18,10 +18,10 @@ SURELY_FASTER = 0.95
 IN_CALLER = "in the calling process, whose threads form the tiles of several kernels together"
 ON_WORKERS = "kernels in one run: only threads of the calling process form tiles of several, and a Dask client exists"
 ONLY_SWEEPS = "kernels in one run: only sweeps of conjugate gradient share work between kernels"
-ONE_BY_ONE = "kernels one by one: slower (about {alone} for all, together {together})"
-NOT_FASTER = "{count} kernels in one run: not faster{why} (about {together} for all, one by one {alone})"
-KEPT = ", since one kernel at a time leaves memory in which tiles are kept"
-TOO_LARGE = "{count} kernels in one run: their factors and vectors exceed the memory"
+ONE_BY_ONE = "kernels one by one: slower (about {seconds} for all, as chosen {together})"
+IN_ONE_RUN = "{count} kernels in one run (about {seconds} for all)"
+TOO_LARGE = "{count} kernels in one run (their factors and vectors exceed the memory)"
+KEPT = ", as one kernel at a time leaves memory in which tiles are kept"
 Run = tuple[list[int], list[SelectionPlan]]
 """Numbers of the kernels of a run, and their plans."""
 
@@ -61,26 +61,27 @@ def _runs_of(
     resources: Resources,
 ) -> list[Run]:
     """Runs of the kernels with these numbers, all of which conjugate gradient scores."""
-    alone, against, count = sum(plans[k].seconds for k in numbers), "", len(numbers)
+    alone, against, count = sum(plans[k].seconds for k in numbers), list[str](), len(numbers)
+    best, least = list[Run](), SURELY_FASTER * alone
     while count > 1:
         parts = [list(numbers[start : start + count]) for start in range(0, len(numbers), count)]
         try:
             found = [_run([problems[k] for k in part], [plans[k] for k in part], sizes, resources) for part in parts]
         except PlanError:
-            against, count = TOO_LARGE.format(count=count), ceil(count / 2)
-            continue
-        seconds = sum(plan.seconds for run in found for plan in run)
-        if seconds < SURELY_FASTER * alone:
-            slower = ONE_BY_ONE.format(alone=format_seconds(alone), together=format_seconds(seconds))
-            rejected = (slower, against) if against else (slower,)
-            return [
-                (part, [replace(plan, rejected=(*rejected, *plan.rejected)) for plan in run])
-                for part, run in zip(parts, found, strict=True)
-            ]
+            against.append(TOO_LARGE.format(count=count))
+        else:
+            seconds = sum(plan.seconds for run in found for plan in run)
+            against.append(IN_ONE_RUN.format(count=count, seconds=format_seconds(seconds)))
+            if seconds < least:
+                best, least = list(zip(parts, found, strict=True)), seconds
+                chosen = against[-1]
+        count = 1 if count == 2 else ceil(count / 2)
+    if not best:
         why = KEPT if _keeps_tiles(plans[numbers[0]]) else ""
-        against = NOT_FASTER.format(count=count, why=why, together=format_seconds(seconds), alone=format_seconds(alone))
-        break
-    return _one_by_one(plans, numbers, against)
+        return _one_by_one(plans, numbers, "; ".join(against) + f": not faster than one by one{why}" if against else "")
+    against.remove(chosen)
+    rejected = (ONE_BY_ONE.format(seconds=format_seconds(alone), together=format_seconds(least)), *against)
+    return [(part, [replace(plan, rejected=(*rejected, *plan.rejected)) for plan in run]) for part, run in best]
 
 
 def _one_by_one(plans: Sequence[SelectionPlan], numbers: Sequence[int], against: str) -> list[Run]:
