@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Cost
-from dkrr.errors import InputError, MemoryLimitError, PlanError
+from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
@@ -174,7 +174,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
     for make in (plan_sweep, _sweep_and_fits, _factors):
         try:
             found.extend(make(dual, sizes, resources))
-        except MemoryLimitError as error:
+        except (DiskSpaceError, MemoryLimitError) as error:
             against.append(str(error))
     if not found:
         raise _none(problem, sizes, against)

@@ -1,6 +1,6 @@
 """Plans of a selection among several kernels: whether one run forms the tiles of all, and how many kernels it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -61,9 +61,9 @@ def _runs_of(
     resources: Resources,
 ) -> list[Run]:
     """Runs of the kernels with these numbers, all of which conjugate gradient scores."""
-    alone, against, count = sum(plans[k].seconds for k in numbers), list[str](), len(numbers)
+    alone, against = sum(plans[k].seconds for k in numbers), list[str]()
     best, least = list[Run](), SURELY_FASTER * alone
-    while count > 1:
+    for count in group_sizes(len(numbers)):
         parts = [list(numbers[start : start + count]) for start in range(0, len(numbers), count)]
         try:
             found = [_run([problems[k] for k in part], [plans[k] for k in part], sizes, resources) for part in parts]
@@ -75,13 +75,19 @@ def _runs_of(
             if seconds < least:
                 best, least = list(zip(parts, found, strict=True)), seconds
                 chosen = against[-1]
-        count = 1 if count == 2 else ceil(count / 2)
     if not best:
         why = KEPT if _keeps_tiles(plans[numbers[0]]) else ""
         return _one_by_one(plans, numbers, "; ".join(against) + f": not faster than one by one{why}" if against else "")
     against.remove(chosen)
     rejected = (ONE_BY_ONE.format(seconds=format_seconds(alone), together=format_seconds(least)), *against)
     return [(part, [replace(plan, rejected=(*rejected, *plan.rejected)) for plan in run]) for part, run in best]
+
+
+def group_sizes(count: int) -> Iterator[int]:
+    """Numbers of kernels of a run that are compared: all, half of them, ..., two."""
+    while count > 1:
+        yield count
+        count = ceil(count / 2) if count > 2 else 1
 
 
 def _one_by_one(plans: Sequence[SelectionPlan], numbers: Sequence[int], against: str) -> list[Run]:

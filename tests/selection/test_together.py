@@ -31,16 +31,22 @@ def rows():
     return X, y, rng.uniform(0.5, 2.0, 250) * (np.arange(250) % 11 > 0)
 
 
+def put_together(patch):
+    """Plan all kernels in one run, although at this size one after another is faster."""
+    patch.setattr("dkrr.planning.several_kernels.SURELY_FASTER", np.inf)
+    patch.setattr("dkrr.planning.several_kernels.group_sizes", lambda count: [count] if count > 1 else [])
+
+
 @pytest.fixture
 def together(monkeypatch):
-    monkeypatch.setattr("dkrr.planning.several_kernels.SURELY_FASTER", np.inf)
+    put_together(monkeypatch)
 
 
 def both(search, monkeypatch, *data, **more):
     """The search one by one, and together."""
     alone = clone(search).fit(*data, **more)
     with monkeypatch.context() as patch:
-        patch.setattr("dkrr.planning.several_kernels.SURELY_FASTER", np.inf)
+        put_together(patch)
         together = clone(search).fit(*data, **more)
     assert alone.selection_plan_.n_kernels == 1 < together.selection_plan_.n_kernels
     assert not [t for t in threading.enumerate() if t.name == "dkrr-turns"]
