@@ -30,15 +30,22 @@ def seconds_of(plans):
 def test_kernels_whose_tiles_are_formed_at_every_pass_share_them():
     """Too many rows for tiles in memory or on disk."""
     no_disk = {"disk_free_bytes": 2**30, "enforce_disk": True}
-    plans, runs = planned([Laplacian(g) for g in GAMMAS], no_disk, n=200_000, memory_limit="16GiB")
+    plans, runs = planned([Laplacian(g) for g in GAMMAS], no_disk, n=200_000, memory_limit="24GiB")
     ((numbers, together),) = runs
     assert numbers == [0, 1, 2, 3] and {plan.n_kernels for plan in together} == {4}
     assert 1.5 < seconds_of(plans) / seconds_of(together) < 4
-    limit = 16 * 2**30
+    limit = 24 * 2**30
     assert all(max(p.peak_bytes for p in plans) / 2 < plan.peak_bytes <= limit for plan in together)
-    assert f"limit {16} GiB" in str(together[0]) and "kernels one by one: slower" in str(together[0])
+    assert "limit 24 GiB" in str(together[0]) and "kernels one by one: slower" in str(together[0])
     assert all(plan.plan.chosen.products.kept_tiles == 0 for plan in together)
     assert [plan.plan.problem.kernel.gamma for plan in together] == list(GAMMAS)
+
+
+def test_less_memory_makes_smaller_runs():
+    no_disk = {"disk_free_bytes": 2**30, "enforce_disk": True}
+    _, runs = planned([Laplacian(g) for g in GAMMAS], no_disk, n=200_000, memory_limit="16GiB")
+    assert [numbers for numbers, _ in runs] == [[0, 1], [2, 3]]
+    assert "4 kernels in one run (about" in str(runs[1][1][0])
 
 
 def test_tiles_in_memory_are_formed_once():
