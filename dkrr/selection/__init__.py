@@ -4,8 +4,10 @@ from dkrr.selection.curve import Gain, LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
 from dkrr.selection.report import Report
-from dkrr.selection.run import Candidate, Selected, SelectionRequest, best_of, select
+from dkrr.selection.request import SelectionRequest
+from dkrr.selection.run import Selected, best_of, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
+from dkrr.selection.scoring import Candidate
 
 __all__ = [
     "Candidate",

@@ -23,8 +23,9 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_gradient
+from dkrr.planning.selection import FoldSizes, SelectionPlan
 from dkrr.requests import FitRequest, Targets, with_spectrum
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Progress, make_progress

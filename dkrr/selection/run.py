@@ -1,109 +1,25 @@
-"""From a request to the chosen λ and kernel: plan every kernel, score every λ, and fit with the best."""
+"""From a request to the chosen λ and kernel: score every candidate, go on from the best, and fit all rows."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from math import log
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
-from dkrr.fitting.context import Context, open_context
-from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.gram import MultipliedGram
-from dkrr.fitting.run import QUIET_SECONDS
-from dkrr.fitting.sampled import about_the_rows, is_drawn
-from dkrr.kernels.families import families
 from dkrr.machine import detect
-from dkrr.planning import Direct, Iterative, Problem, Resources
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, refuse_gradient
-from dkrr.planning.several_kernels import plan_together
-from dkrr.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
-from dkrr.rows import Rows
-from dkrr.runtime import Progress, make_progress
-from dkrr.selection.curve import LearningCurve
-from dkrr.selection.data import SelectionData
-from dkrr.selection.factors import score_by_factors
-from dkrr.selection.folds import Folds
+from dkrr.planning.gradients import refuse_gradient
+from dkrr.requests import DualStart, FitRequest
 from dkrr.selection.optimum import Optimum, Search, optimise
-from dkrr.selection.primal import PrimalFolds
-from dkrr.selection.refit import Refit
-from dkrr.selection.refits import score_by_refits
-from dkrr.selection.report import Report
-from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
-from dkrr.selection.sweep import sweep
-from dkrr.selection.together import OneOfSeveral, Together
+from dkrr.selection.request import SelectionRequest, within_store
+from dkrr.selection.scores import negative_squared_error
+from dkrr.selection.scoring import Candidate, all_scored
 from dkrr.solvers import ConjugateGradient
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class SelectionRequest:
-    """Checked arguments of a selection."""
-
-    settings: Sequence[Settings]
-    """Settings with each of the kernels."""
-    rows: Rows
-    values: Array
-    """Targets, of shape (n, t)."""
-    weights: Array | None
-    """Sample weights, of shape (n,)."""
-    alphas: Array
-    """λ, in the order in which they were given."""
-    folds: Folds
-    score: Score
-    tol: float
-    """Relative residual of the systems of the folds."""
-    is_vector: bool = False
-    """Targets are given as a vector."""
-    per_target: bool = False
-    """Each target has a λ of its own."""
-    race: bool = True
-    """Whether to give up λ whose scores become worse."""
-    keeps_predictions: bool = False
-    curve: LearningCurve | None = None
-    """Parts of the training rows that are scored as well."""
-    refit: bool = True
-    """Whether all rows are fitted with the best candidate."""
-    search: Search | None = None
-    """What is optimised further from the best candidate; None: nothing."""
-
-    def last_fit(self) -> Refit | None:
-        """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
-        tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
-        return Refit(tol) if self.refit and self.search is None else None
-
-    def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
-        """Request of a fit to all rows."""
-        each = np.full(self.values.shape[1], alphas, np.float64)
-        return FitRequest(settings, self.rows, Targets(self.values, each), self.weights)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Scores of one kernel with every λ."""
-
-    plan: SelectionPlan | None
-    """None where fits of their own make up the scores."""
-    sheet: ScoreSheet
-    """Its λ are in the order of the request."""
-    report: Report
-    all_scores: Array
-    """Scores of the folds, and behind them those of a learning curve; of shape (n_alphas, n_sets, t or 1)."""
-    start: DualStart | None = None
-    """Solution for all rows with the best λ of this kernel, where it rode along."""
-
-    @property
-    def means(self) -> Array:
-        """Mean scores of every λ, of shape (n_alphas, t or 1)."""
-        return self.sheet.means()
 
 
 class LastFit(NamedTuple):
@@ -148,7 +64,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     request.folds.check_weights(request.weights)
     if request.search is not None:
         _check_search(request, request.search)
-    candidates = _all_scored(request, show_progress)
+    candidates = all_scored(request, show_progress)
     found = best_of(candidates, request.values.shape[1])
     settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
     if request.search is not None:
@@ -157,7 +73,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
         settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
     if not request.refit:
         return found
-    last = request.fit_request(_within_store(settings, "fit"), alphas)
+    last = request.fit_request(within_store(settings, "fit"), alphas)
     start = found.candidates[found.kernel].start
     return replace(found, fit=LastFit(last, fit(_continuing(last, start), show_progress)))
 
@@ -190,24 +106,20 @@ def _check_search(request: SelectionRequest, search: Search) -> None:
     for settings in request.settings:
         fits = request.fit_request(replace(settings, store=None), float(request.alphas[0]))
         search.check(fits, request.alphas)
-        refuse_gradient(fits.problem(), _sizes(request, settings), detect(settings.memory_limit, settings.store))
+        refuse_gradient(fits.problem(), request.sizes(settings), detect(settings.memory_limit, settings.store))
 
 
 def _optimised(request: SelectionRequest, search: Search, found: Selected, show_progress: bool | None) -> Selected:
     """The best candidate with λ and lengths optimised."""
     settings = request.settings[found.kernel]
     loose = replace(settings, tol=request.tol, store=None)
-    fits, store = request.fit_request(loose, request.alphas[found.alphas]), _within_store(settings, "optimum").store
+    fits, store = request.fit_request(loose, request.alphas[found.alphas]), within_store(settings, "optimum").store
     resources = detect(settings.memory_limit, settings.store)
-    optimum = optimise(search, fits, request.folds, _sizes(request, settings), resources, store, show_progress)
+    optimum = optimise(search, fits, request.folds, request.sizes(settings), resources, store, show_progress)
     predictions = None
     if request.keeps_predictions:
         predictions = request.folds.mean_predictions(optimum.predictions, request.values.shape)
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
-
-
-def _within_store(settings: Settings, name: str) -> Settings:
-    return settings if settings.store is None else replace(settings, store=f"{settings.store.rstrip('/')}/{name}")
 
 
 def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, float | Array]:
@@ -224,204 +136,3 @@ def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers
     if candidates[kernel].sheet.per_target:
         return kernel, chosen, scores
     return kernel, np.full(n_targets, chosen[0]), float(scores[0])
-
-
-@dataclass
-class _Work:
-    """What scores one kernel with every λ."""
-
-    number: int
-    """Number of the kernel."""
-    settings: Settings
-    """Its settings, with the accuracy of scores and a store of its own."""
-    alphas: Array
-    """λ in descending order."""
-    sheet: ScoreSheet
-    report: Report
-    refit: Refit | None
-    """Takes the solutions for all rows."""
-
-    @classmethod
-    def of(cls, request: SelectionRequest, number: int) -> Self:
-        """Work on the kernel with this number."""
-        folds = request.folds if request.curve is None else request.curve.with_folds()
-        order = _descending(request)
-        loose = replace(_within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
-        sheet = ScoreSheet(
-            request.score,
-            request.values,
-            request.weights,
-            folds,
-            len(order),
-            is_vector=request.is_vector,
-            per_target=request.per_target,
-            keeps_predictions=request.keeps_predictions,
-        )
-        report = Report(len(order), 1 if folds.is_loo else len(folds))
-        return cls(number, loose, request.alphas[order], sheet, report, request.last_fit())
-
-    def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
-        """The scores, with the λ in the order of the request; warns of what they lack."""
-        self.report.seconds = seconds
-        for message in _shortfalls(self.report, self.alphas):
-            warnings.warn(message, ConvergenceWarning, stacklevel=6)
-        back = np.argsort(_descending(request), kind="stable")
-        found = self.sheet.in_order(back)
-        start = None if self.refit is None else self.refit.start(request.values.shape[1])
-        return Candidate(plan, found.part(request.folds), self.report.in_order(back), found.values, start)
-
-
-def _descending(request: SelectionRequest) -> Numbers:
-    """Order of the λ from large to small."""
-    return np.argsort(-request.alphas, kind="stable")
-
-
-def _all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
-    """Scores of every kernel, in runs of one kernel, or of several that share work."""
-    found = dict[int, Candidate]()
-    for numbers in families([settings.kernel for settings in request.settings], request.rows.shape[1]):
-        works = [_Work.of(request, number) for number in numbers]
-        if len(works) == 1:
-            (work,) = works
-            found[work.number] = _scored(request, work, show_progress)
-            continue
-        problems = [selection_problem(request, work) for work in works]
-        plans = [plan_selection(*problem) for problem in problems]
-        _, sizes, resources = problems[0]
-        for some, together in plan_together([problem for problem, _, _ in problems], plans, sizes, resources):
-            here = [works[k] for k in some]
-            if len(here) == 1:
-                found[here[0].number] = _scored(request, here[0], show_progress, together[0])
-            else:
-                found |= _scored_together(request, here, together, show_progress)
-    return [found[number] for number in range(len(request.settings))]
-
-
-def _scored(
-    request: SelectionRequest, work: _Work, show_progress: bool | None, plan: SelectionPlan | None = None
-) -> Candidate:
-    """Scores of one kernel with every λ, by a plan that is made if none is given."""
-    begun = time.perf_counter()
-    if plan is None:
-        plan = plan_selection(*selection_problem(request, work))
-    progress = _progress_of(plan.seconds, show_progress)
-    _carry_out(request, work, plan, progress, show_progress)
-    return work.candidate(request, plan, time.perf_counter() - begun)
-
-
-def _scored_together(
-    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], show_progress: bool | None
-) -> dict[int, Candidate]:
-    """Scores of kernels whose tiles are formed together; the time is divided equally among them."""
-    begun, together = time.perf_counter(), Together(len(works))
-    progress = _progress_of(sum(plan.seconds for plan in plans), show_progress)
-
-    def sweep_of(k: int) -> Callable[[], None]:
-        own = OneOfSeveral(progress, "conjugate gradient")
-        return lambda: _carry_out(request, works[k], plans[k], own, False, partial(together.matrix, k))
-
-    with progress.stage("conjugate gradient", -len(works) * log(request.tol), detail=f"{len(works)} kernels"):
-        together.run([sweep_of(k) for k in range(len(works))])
-    each = (time.perf_counter() - begun) / len(works)
-    found = dict[int, Candidate]()
-    for work, plan in zip(works, plans, strict=True):
-        found[work.number] = work.candidate(request, plan, each)
-    return found
-
-
-def _progress_of(seconds: float, show: bool | None) -> Progress:
-    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
-
-
-def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
-    """What the scores lack in accuracy."""
-    yield from report.left_out
-    reached = np.nan_to_num(report.residuals.max(axis=1))
-    late = np.flatnonzero((report.residuals > report.wanted).any(axis=1) & ~report.stopped)
-    if len(late):
-        yield (
-            f"scores of alpha = {alphas[late[0]]:g} are from a true relative residual of {reached[late].max():.1e}, "
-            f"where {report.wanted[late].min():.1e} is needed; expected a larger alpha, or a larger max_iter"
-        )
-
-
-def selection_problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:
-    """What the plan for one kernel depends on."""
-    settings, sheet = work.settings, work.sheet
-    fits = request.fit_request(settings, float(request.alphas[0]))
-    problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
-    resources = detect(settings.memory_limit, settings.store)
-    sizes = replace(
-        _sizes(request, settings),
-        targets_together=not sheet.batches,
-        curve=() if request.curve is None else request.curve.fractions,
-        refit=work.refit is not None,
-        predicts=not sheet.takes_squares,
-    )
-    return with_spectrum(problem, request.rows), sizes, resources
-
-
-def _sizes(request: SelectionRequest, settings: Settings) -> FoldSizes:
-    """What plans depend on of the folds."""
-    return FoldSizes(
-        n_folds=len(request.folds),
-        is_loo=request.folds.is_loo,
-        train_on_the_rest=request.folds.train_on_the_rest,
-        are_learned=is_drawn(settings.kernel),
-    )
-
-
-def _carry_out(
-    request: SelectionRequest,
-    work: _Work,
-    plan: SelectionPlan,
-    progress: Progress,
-    show_progress: bool | None,
-    matrix_of: Callable[[TrainingData, Iterative, Context], MultipliedGram] | None = None,
-) -> None:
-    """Score one kernel; `matrix_of` makes its Gram matrix where the products are those of several."""
-    settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
-    folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
-    sets = folds if request.curve is None else request.curve.with_folds()
-    in_run = folds if plan.fits_parts else sets
-    if plan.method == "refits":
-        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(sets)))
-        return
-    one = plan.plan
-    targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
-    fields = {"folds": in_run if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
-    data = SelectionData.of(targets, shared_fields(fits, one) | fields)
-    if data.fit_intercept:
-        data = about_the_rows(data, settings.store)
-    if plan.method == "primal":
-        threads = one.resources.local_threads
-        PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
-        for size in range(len(request.curve or ())):
-            assert request.curve is not None
-            parts = request.curve.of_size(size)
-            PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
-        return
-    with open_context(one, settings.store, progress) as context:
-        if plan.method == "sweep":
-            assert isinstance(one.chosen, Iterative)
-            matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)
-            sweep(
-                one.chosen,
-                data,
-                one,
-                context,
-                in_run,
-                alphas,
-                sheet,
-                report,
-                race=request.race,
-                refit=work.refit,
-                matrix=matrix,
-            )
-        else:
-            assert isinstance(one.chosen, Direct)
-            data = data.by_folds()
-            score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
-    if plan.fits_parts:  # λ that the folds have given up are the last ones
-        kept = alphas[: 1 + np.flatnonzero(~report.stopped)[-1]]
-        score_by_refits(fits, sets, kept, sheet, report, show_progress, range(len(folds), len(sets)))

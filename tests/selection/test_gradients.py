@@ -13,7 +13,8 @@ from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.kernels import RBF, Laplacian, Matern
 from dkrr.machine import detect
-from dkrr.planning.selection import FoldSizes, plan_gradient
+from dkrr.planning.gradients import plan_gradient
+from dkrr.planning.selection import FoldSizes
 from dkrr.requests import FitRequest, Settings, Targets
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress
