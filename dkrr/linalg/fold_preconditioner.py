@@ -132,7 +132,7 @@ class FoldLowRank(Preconditioner):
     mixed : bool
         Products with F may be in float32, where F is stored so and t is not lost beside the largest eigenvalue.
     n_threads : int
-        Threads that factor the small matrices of several t.
+        Threads that factor and apply the small matrices of several sets.
     """
 
     captures_constant = True
@@ -152,8 +152,10 @@ class FoldLowRank(Preconditioner):
         self._assign(sets, shift)
         self._middles = dict[tuple[int, float], Middle]()
         if factor.rank:
-            for f, each in enumerate(squares):
-                self._middles |= self._middles_of(f, each)
+            grams = [self._gram(each) for each in squares]  # by tasks of their own
+            with ThreadPoolExecutor(n_threads) as pool:
+                for found in pool.map(self._middles_of, range(len(grams)), squares, grams):
+                    self._middles |= found
 
     def for_columns(self, sets: TrainingSets, shift: Array) -> "FoldLowRank":
         """The same for other columns of the same training sets and λ."""
@@ -182,12 +184,12 @@ class FoldLowRank(Preconditioner):
         second = self.factor.project(c * (c * self.factor.expand(first / (lengths or 1.0))))
         return float(np.linalg.norm(second))
 
-    def _middles_of(self, f: int, squares: Array) -> dict[tuple[int, float], Middle]:
+    def _middles_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], Middle]:
         """Matrices of a training set for all t of its columns."""
         values = np.unique(self._t[self.sets.of_column == f])
         if not len(values):
             return {}
-        factor, gram = self.factor, self._gram(squares)
+        factor = self.factor
         kept, dtype = squares[factor.index] > 0, np.float32 if self.precision == "float32" else np.float64
         # F[S] is triangular, so that the first rows of N belong to the first pivots.
         left_out = np.flatnonzero(~kept)
@@ -205,8 +207,7 @@ class FoldLowRank(Preconditioner):
             basis = complement[:p, : np.count_nonzero(~kept[:p])]
             return Middle.of(gram[:p, :p], factor.corner[:p, :p], basis, kept[:p], t).astype(dtype)
 
-        with ThreadPoolExecutor(self._n_threads) as pool:
-            return {(f, float(t)): one for t, one in zip(values, pool.map(middle, values), strict=True)}
+        return {(f, t): middle(t) for t in values.tolist()}
 
     @cached_property
     def _whole(self) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ the Nyström method to speed up kernel machines", NIPS 2000. H. Harbrecht, M. Pe
 approximation by the pivoted Cholesky decomposition", Appl. Numer. Math. 2012.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import frexp, inf, ldexp, sqrt
@@ -199,7 +199,9 @@ class PivotedCholesky:
         if precision == "float32" and self._is_low:
             size = _even_power(weights)
             weights = weights / size
-        total = self._total(gram_rows, (weights, precision if self._is_low else "float64"))
+        # Rows of one fold may all be in one place: the others would only add zeros.
+        used = [p for p in self._segments if weights[p.start : p.stop].any()] or self._segments[:1]
+        total = self._total(gram_rows, (weights, precision if self._is_low else "float64"), used)
         # The product of both powers may leave the range of float64, and what is undefined may be of any size.
         with np.errstate(over="ignore", invalid="ignore"):
             for power in (size, self._unit):
@@ -339,16 +341,18 @@ class PivotedCholesky:
         lower = np.ascontiguousarray(np.tril(columns[accepted, : len(accepted)]))
         return accepted, lower
 
-    def _tasks(self, function: Callable[..., Any]) -> list[Task]:
-        return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in self._segments]
+    def _tasks(self, function: Callable[..., Any], segments: Sequence[FactorRows] | None = None) -> list[Task]:
+        """One task for each place, or for some of them."""
+        chosen = self._segments if segments is None else segments
+        return [Task(f"{function.__name__}-{p.number}", function, (p,), place=p.number) for p in chosen]
 
     def _map(self, function: Callable[..., Any], shared: Any) -> RunRecord:
         record = self.executor.map(self._tasks(function), shared)
         self._keep(record)
         return record
 
-    def _total(self, function: Callable[..., Any], shared: Any) -> Array:
-        tasks = self._tasks(function)
+    def _total(self, function: Callable[..., Any], shared: Any, segments: Sequence[FactorRows] | None = None) -> Array:
+        tasks = self._tasks(function, segments)
         total, record = self._safely(lambda: self.executor.total(tasks, shared))
         self._keep(record)
         return np.asarray(total)
