@@ -70,11 +70,14 @@ class LastProduct(Operator):
         product = self.operator.multiply(vectors, precision, columns)
         if precision != "float64":
             return product
-        if columns is None or len(columns) >= self._vectors.shape[1]:
+        width = self._vectors.shape[1]
+        stop = vectors.shape[1] if columns is None else int(columns.max(initial=-1)) + 1
+        if columns is None or len(columns) == stop >= width:
             self._vectors, self._product = vectors, product
-        else:
+        elif stop <= width:
             self._vectors, self._product = self._vectors.copy(), self._product.copy()
             self._vectors[:, columns], self._product[:, columns] = vectors, product
+        # Else they are of some right-hand sides, as after a checkpoint, before there was a product of all.
         return product
 
     def of(self, vectors: Vectors) -> Vectors:

@@ -488,6 +488,16 @@ def test_the_last_product_is_not_made_again():
     assert counted.columns == [4, 1, 4, 1, 2]
 
 
+def test_products_of_some_right_hand_sides_come_before_one_of_all():
+    A = positive_definite(20)
+    operator, V = LastProduct(CountingOperator(A)), np.random.default_rng(0).standard_normal((20, 4))
+    for columns in ([1, 2, 3], [3], [0, 1], [1]):  # those that a resumed iteration has not finished
+        operator.multiply(V[:, columns], "float64", np.array(columns))
+    assert_allclose(operator.of(V), A @ V, rtol=1e-14)
+    operator.multiply(V, "float64", np.arange(4))
+    assert_array_equal(operator.of(V), A @ V)
+
+
 class CountingOperator(MatrixOperator):
     """Remembers how many columns it multiplied."""
 
