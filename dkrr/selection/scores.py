@@ -147,5 +147,5 @@ class ScoreSheet:
             return np.asarray(found / np.where(self._n_held_out == 0, np.nan, self._n_held_out)[:, None])
 
     def means(self) -> Array:
-        """Mean scores of every λ over the folds, of shape (n_alphas, t or 1)."""
-        return np.asarray(self.values.mean(axis=1))
+        """Mean scores of every λ over the folds that choose it, of shape (n_alphas, t or 1)."""
+        return np.asarray(self.values[:, : self._folds.n_choosing].mean(axis=1))

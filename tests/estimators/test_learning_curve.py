@@ -125,6 +125,19 @@ def test_a_race_is_that_of_the_folds_alone(data, in_run):
     assert (np.diff(found["mean_test_score"]) > 0).all()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["fits", "columns"])
+def test_the_last_fit_continues_with_the_lambda_of_the_folds(monkeypatch, seconds):
+    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (seconds, 0))
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 3))
+    y = 2.0 * np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.5 * rng.standard_normal(300) + 3.0
+    settings = {"alphas": np.geomspace(1e-3, 1e2, 8), "solver": "cg", "fit_intercept": True, "race": False}
+    search = KernelRidgeCV(cv=3, train_sizes=(0.05, 0.1), **settings).fit(X, y)
+    assert search.selection_plan_.fits_parts == (seconds == 0)
+    assert search.alpha_ == KernelRidgeCV(cv=3, **settings).fit(X, y).alpha_
+    assert "continued from the solution for all rows" in search.solve_result_.messages[0]
+
+
 def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
     # Folds that do not train on the rest have no formula, and take a sweep.
     cv = ShuffleSplit(3, test_size=0.2, train_size=0.7, random_state=1)
