@@ -157,6 +157,8 @@ class DualStart:
     """Of shape (n, t)."""
     constants: Mapping[float, Array]
     """By λ, of shape (n,); empty without a free intercept."""
+    alphas: Array
+    """λ that each target was solved with, of shape (t,)."""
     note: str
     """Where they are from."""
 

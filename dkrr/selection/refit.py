@@ -26,11 +26,12 @@ class Refit:
     """Of the run that solved for them, the folds included."""
     _solutions: dict[int, Array] = field(default_factory=dict)
     _constants: dict[float, Array] = field(default_factory=dict)
+    _alphas: dict[int, float] = field(default_factory=dict)
 
     def take(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
         """Take the solutions of some targets, (n, t'), and of their constants, if these are free."""
         for j, (target, alpha) in enumerate(zip(targets.tolist(), alphas.tolist(), strict=True)):
-            self._solutions[target] = solutions[:, j]
+            self._solutions[target], self._alphas[target] = solutions[:, j], alpha
             if constants is not None:
                 self._constants[alpha] = constants[:, j]
 
@@ -40,4 +41,4 @@ class Refit:
             return None
         note = f"continued from the solution for all rows of the selection's run of {self.iterations} iterations"
         solutions = np.column_stack([self._solutions[j] for j in range(n_targets)])
-        return DualStart(solutions, self._constants, note)
+        return DualStart(solutions, self._constants, np.array([self._alphas[j] for j in range(n_targets)]), note)

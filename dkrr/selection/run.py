@@ -11,7 +11,7 @@ from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
-from dkrr.requests import DualStart, FitRequest
+from dkrr.requests import DualStart, FitRequest, Targets
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error
@@ -80,7 +80,9 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
     """The last fit by conjugate gradient, from where its columns are that rode along."""
-    if start is None:
+    assert isinstance(last.outputs, Targets)
+    # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
+    if start is None or (start.alphas != last.outputs.alphas).any():
         return last
     solver = last.settings.solver or ConjugateGradient()
     return replace(last.with_settings(solver=solver, form="dual"), start=start)

@@ -174,6 +174,15 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
     assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
+def test_candidates_with_the_same_score(data, y, alphas):
+    settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": True, "tol": 1e-9}
+    search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, **settings).fit(data.X, y)
+    assert search.alpha_ == alphas[0]
+    alone = KernelRidge(alpha=search.alpha_, **settings).fit(data.X, y)
+    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
+
+
 def test_the_last_fit_of_several_kernels_continues(data, y):
     search = KernelRidgeCV(ALPHAS, gamma=[0.01, 0.3], solver="cg").fit(data.X, y)
     alone = KernelRidge(alpha=search.alpha_, kernel="rbf", gamma=search.best_params_["gamma"], solver="cg")
