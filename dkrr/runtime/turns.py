@@ -103,6 +103,8 @@ class _Player:
             self._pause.release()
 
     def _ask(self, request: Any) -> Any:
+        if self._is_abandoned:  # asked while it was being ended: nobody would answer
+            raise AbandonedError
         self._request = request
         self._pause.release()
         self._turn.acquire()

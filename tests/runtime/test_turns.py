@@ -72,3 +72,19 @@ def test_an_error_ends_all(where):
     with pytest.raises(ValueError if where == "unanswered" else KeyError):
         take_turns([patient, failing if where == "function" else patient], serve)
     assert ended[0] and not [t for t in threading.enumerate() if t.name == "dkrr-turns"]
+
+
+def test_a_function_that_asks_while_it_is_ended():
+    def stubborn(ask):
+        try:
+            ask("something")
+        finally:
+            ask("more")
+
+    def failing(ask):
+        ask("something")
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        take_turns([failing, stubborn], lambda requests: requests if len(requests) == 2 else {})
+    assert not [t for t in threading.enumerate() if t.name == "dkrr-turns"]
