@@ -56,7 +56,8 @@ class FactoredPosterior:
     def variances(self, cross: Array, prior: Array) -> VarianceBounds:
         """Variances of some rows for a process of variance k, with bounds of the rounding.
 
-        The factor is that of a matrix A + E, ‖E‖ ≤ η, so that kᵀA⁻¹k is off by η ‖A⁻¹k‖², at most a part η / λ of it.
+        The factor is that of a matrix A + E, ‖E‖ ≤ η, so that kᵀA⁻¹k is off by η ‖A⁻¹k‖², at most a fraction
+        η / λ of it.
 
         Parameters
         ----------
@@ -79,13 +80,15 @@ class FactoredPosterior:
                 f"K, or the kernel is not positive semidefinite; expected a larger alpha"
             )
         found, part = np.maximum(found, 0.0), self._rounded_part
-        error = np.minimum(part, 1.0) * (prior - found) + 4 * EPS * prior
+        error = part * (prior - found) + 4 * EPS * prior
         lower, upper = np.maximum(found - error, 0.0), found + error
+        if part >= 1.0:  # E may be as large as A: only that the kernel is positive semidefinite is known
+            lower, upper = np.zeros(len(found)), prior * (1.0 + 4 * EPS)
         if self._solved_constant is not None:
             w, total = self._solved_constant
             distance = np.abs(1.0 - w @ z)
             found = found + distance**2 / total
-            if part >= 1.0:  # nothing is known of it
+            if part >= 1.0:
                 return VarianceBounds(found, lower, np.full(len(found), np.inf))
             error = part * np.sqrt(total * prior) + 4 * EPS
             low, high = constant_bounds(distance, error, (total * (1.0 - part), total * (1.0 + part)))
@@ -94,7 +97,7 @@ class FactoredPosterior:
 
     @cached_property
     def _rounded_part(self) -> float:
-        """Bound of the part of kᵀA⁻¹k that rounding of the factor and of a substitution may change; 1 at most."""
+        """Largest fraction of kᵀA⁻¹k that rounding of the factor and of a substitution may change; 1 at most."""
         n = self.factor.grid.n
         relative = 3 * (n + ENTRY_ROUNDINGS) * EPS * self.trace / self.shift if self.shift > 0 else 1.0
         return min(2 * relative / (1.0 - relative), 1.0) if relative < 1 else 1.0

@@ -147,6 +147,14 @@ def test_no_plan_before_the_first_question(data):
         _ = fitted(data).uncertainty_plan_
 
 
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_bounds_from_a_factor_whose_digits_are_lost(data, fit_intercept):
+    model = KernelRidge(alpha=1e-13, kernel=RBF(gamma=GAMMA), solver="cholesky", fit_intercept=fit_intercept)
+    lower, upper = model.fit(data.X[:40], data.y[:40, 0]).predict_variance_bounds(data.X_new, scale=1.0)
+    assert (lower == 0).all()
+    assert_allclose(upper, np.inf if fit_intercept else 1.0, rtol=1e-12)
+
+
 def test_bounds_from_a_factor(data, monkeypatch):
     monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 3.0)
     for kernel, intercept in (("rbf", False), ("rbf", True), ("linear", False), ("linear", True)):
