@@ -187,7 +187,7 @@ def _batches(folds: Sequence[Numbers]) -> Iterator[Sequence[Numbers]]:
 
 
 def columns_at_once(n: int, n_folds: int) -> int:
-    """Most columns of L⁻¹ that are in memory at once for folds of about the same size."""
+    """Largest number of columns of L⁻¹ that are in memory at once for folds of about the same size."""
     return max(-(-n // n_folds), min(n, BATCH_COLUMNS))
 
 

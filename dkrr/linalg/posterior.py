@@ -79,7 +79,7 @@ class FactoredPosterior:
                 f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
                 f"K, or the kernel is not positive semidefinite; expected a larger alpha"
             )
-        found, part = np.maximum(found, 0.0), self._rounded_part
+        found, part = np.maximum(found, 0.0), self._rounded_fraction
         error = part * (prior - found) + 4 * EPS * prior
         lower, upper = np.maximum(found - error, 0.0), found + error
         if part >= 1.0:  # E may be as large as A: only that the kernel is positive semidefinite is known
@@ -96,7 +96,7 @@ class FactoredPosterior:
         return VarianceBounds(found, lower, upper)
 
     @cached_property
-    def _rounded_part(self) -> float:
+    def _rounded_fraction(self) -> float:
         """Largest fraction of kᵀA⁻¹k that rounding of the factor and of a substitution may change; 1 at most."""
         n = self.factor.grid.n
         relative = 3 * (n + ENTRY_ROUNDINGS) * EPS * self.trace / self.shift if self.shift > 0 else 1.0

@@ -42,15 +42,15 @@ RELATIVE_WIDTH = 1e-3
 """Width of the bounds of a variance over the variance, at which its column ends; a standard deviation is then known to
 2.5e-4 of itself."""
 GOAL = 0.5
-"""Part of that width at which a column ends by what the iteration itself shows."""
-LEAST_TOL = 1e-13
-"""Relative residual at which a column ends in any case."""
+"""Fraction of that width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
+MIN_TOL = 1e-13
+"""Smallest relative residual that is required of a column: it ends there, however wide its bounds are."""
 MAX_CONTINUATIONS = 6
 """Times that a run is continued for columns whose bounds are too far apart."""
 TIGHTENING = 4.0
-"""Factor by which the goal of a column is made smaller, besides what its bounds are too wide by."""
-USEFUL = 0.7
-"""A continuation that leaves more than this part of the widths has met the limit of rounding."""
+"""Factor by which a continuation asks for more than the width of a column's bounds requires."""
+MAX_WIDTH_LEFT = 0.7
+"""A continuation that leaves a larger fraction of a width has met the limit of rounding, and is the last."""
 KNOWN_TOL = 1e-7
 """Largest relative residual of the systems of the targets and of the free constant."""
 N_PROBES = 64
@@ -99,9 +99,9 @@ class IteratedPosterior(Posterior):
                 yield where, found
         if loose:
             warnings.warn(
-                f"variances of {len(loose):,} of {rows.shape[0]:,} rows are known to a part of {max(loose):.1e} of "
-                f"themselves, where {RELATIVE_WIDTH:.0e} was asked: predict_variance_bounds has the bounds; expected a "
-                f"larger alpha, a preconditioner of a higher rank, a larger max_iter, or solver='cholesky'",
+                f"bounds of the variances of {len(loose):,} of {rows.shape[0]:,} rows are up to {max(loose):.1e} of "
+                f"the variance apart, where {RELATIVE_WIDTH:.0e} was asked (predict_variance_bounds returns them): "
+                f"give a larger alpha, a preconditioner of a higher rank, a larger max_iter, or solver='cholesky'",
                 ConvergenceWarning,
                 stacklevel=2,
             )
@@ -249,7 +249,7 @@ class _Run:
         iteration = self.iteration(cross)
         ending = _Ending(iteration, prior, np.ones(len(prior)))
         if self.preconditioner.rank == 0:
-            ending.factor /= self.shift  # M is the identity there, not A at its least
+            ending.factor /= self.shift  # M is the identity there, and A⁻¹ ≤ I / λ
         iteration.on_iteration = ending
         best: VarianceBounds | None = None
         status, state = Status.CONVERGED, None
@@ -261,10 +261,10 @@ class _Run:
             before = np.inf if best is None else best.relative_width
             best = found
             open_ = found.relative_width > RELATIVE_WIDTH
-            useful = found.relative_width < USEFUL * before
+            useful = found.relative_width < MAX_WIDTH_LEFT * before
             if status not in (Status.CONVERGED, Status.STALLED) or not (open_ & useful).any():
                 break
-            ending.go_on(open_ & useful, found, solved)
+            ending.continue_with(open_ & useful, found, solved)
         assert best is not None
         return best
 
@@ -321,7 +321,7 @@ class _Ending:
         self._sizes = column_sizes(iteration.right_sides)
         self._shown = np.zeros(len(prior))
         self._right = iteration.right_sides / self._sizes
-        iteration.tol = np.full(len(prior), LEAST_TOL)
+        iteration.tol = np.full(len(prior), MIN_TOL)
 
     def __call__(self, state: State) -> None:
         """See Iteration.on_iteration."""
@@ -342,9 +342,9 @@ class _Ending:
         tol[columns[ended]] = np.inf
         self._iteration.tol = tol
 
-    def go_on(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: Solved) -> None:
+    def continue_with(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: Solved) -> None:
         """Continue with columns whose certified bounds are wider than the iteration showed."""
         shown = np.where(self._shown > 0, self._shown, np.inf)
         wider = np.maximum(solved.left / shown, TIGHTENING * self.factor * found.relative_width / RELATIVE_WIDTH)
         self.factor = np.where(open_, np.maximum(self.factor, wider), self.factor)
-        self._iteration.tol = np.where(open_, LEAST_TOL, np.inf)
+        self._iteration.tol = np.where(open_, MIN_TOL, np.inf)

@@ -51,13 +51,13 @@ class PrimalPosterior(FactoredProcess):
         return np.einsum("ij,ij->j", inner, inner)  # type: ignore[no-any-return]
 
     def variances_of(self, x: Any) -> VarianceBounds:
-        found, part = self.alpha * self._lengths(features_of(self.data, x)), self._rounded_part
+        found, part = self.alpha * self._lengths(features_of(self.data, x)), self._rounded_fraction
         high = found * (1.0 + part) if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, found * (1.0 - part), high)
 
     @cached_property
-    def _rounded_part(self) -> float:
-        """Bound of the part of a variance that rounding in the sums, the factor and a substitution may change.
+    def _rounded_fraction(self) -> float:
+        """Largest fraction of a variance that rounding in the sums, the factor and a substitution may change.
 
         The smallest eigenvalue of the matrix is at least 1 / ‖L⁻¹‖², with the Frobenius norm.
         """

@@ -1,6 +1,6 @@
 """Selection in the primal form: sums over the rows of every fold from one pass, which have the squared errors, too.
 
-A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. With coefficients θ that are about right and the
+A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. With approximate coefficients θ and the
 residuals r = y − Φθ, the rows that are left out have the sum of squared errors
 
     ‖r_v − Φ_v δ‖² = r_vᵀr_v − 2 δᵀΦ_vᵀr_v + δᵀΦ_vᵀΦ_v δ        (with √w in Φ and r),    δ = β − θ,
@@ -40,8 +40,8 @@ SCORE_ACCURACY = 1e-9
 """Largest rounding error of a score from sums, relative to it; where it may be larger, the rows are predicted."""
 SAMPLE_PER_FEATURE = 8
 """Rows for each feature in the sample whose solution is θ: residuals are then hardly larger than errors."""
-SAMPLE_PART = 16
-"""Rows for each row of the sample, at least: with fewer, a second pass costs little more than the sample."""
+MIN_ROWS_PER_SAMPLE_ROW = 16
+"""Fewest rows for each row of the sample: with fewer, a second pass costs little more than the sample."""
 STRIPS = 8
 """Stretches of rows that make up the sample, since neighbours may be alike."""
 
@@ -161,13 +161,13 @@ class PrimalFolds:
         return held, (whole.without(one) for one in held)
 
     def _sample_solution(self, alpha: float) -> Array | None:
-        """Coefficients that are about right, of shape (p, t), from a sample; None where there are too few rows."""
+        """Approximate coefficients, of shape (p, t), from a sample; None where there are too few rows."""
         n, rows = self._data.n, self._data.rows
         size = SAMPLE_PER_FEATURE * self._width
-        if n < SAMPLE_PART * size:
+        if n < MIN_ROWS_PER_SAMPLE_ROW * size:
             return None
         # Where a stretch is cut from a large chunk, several would read most of the rows.
-        strips = STRIPS if SAMPLE_PART * STRIPS * rows.read_overhead_bytes <= rows.n_bytes else 1
+        strips = STRIPS if MIN_ROWS_PER_SAMPLE_ROW * STRIPS * rows.read_overhead_bytes <= rows.n_bytes else 1
         sums = NormalSums.zeros(self._width, self._n_targets)
         for k in range(strips):
             start = k * n // strips
@@ -175,7 +175,7 @@ class PrimalFolds:
                 sums.add(features, self._residuals(where, features, None), self._weights(where))
         try:
             return sums.solved(alpha * size / n, self._n_features)[1]
-        except NotPositiveDefiniteError:  # without the sample sums may have to be rejected, with it the folds
+        except NotPositiveDefiniteError:  # without a sample sums may cancel, which costs a second pass
             return None
 
     def _predict(self, chosen: Numbers, coefs: Sequence[Array], sheet: ScoreSheet) -> None:
@@ -250,7 +250,7 @@ def _in_task(meter: Meter, function: Callable[[int, int], Any], start: int, stop
 
 
 def _squared_errors(sums: NormalSums, coefs: Array, n_rows: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Weighted sums of squared errors on rows, from their sums: of shape (m,), and whether rounding has changed none.
+    """Weighted sums of squared errors on rows, from their sums, and whether each is within `SCORE_ACCURACY`; (m,) each.
 
     An entry of ΦᵀWΦ is off by at most ε √(G_ii G_jj) times a factor that grows as the root of the number of rows, if
     rounding errors are as often positive as negative.
