@@ -32,8 +32,10 @@ from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 Array = NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
-ENTRY_ROUNDINGS = 100
-"""Roundings in an entry of K, in units of the entry (of k(x, x) k(z, z) under the root), that margins allow for."""
+ENTRY_ROUNDINGS = 40_000
+"""Roundings in an entry of K, in units of the root of k(x, x) k(z, z), that margins allow for: squared distances of
+Euclidean kernels are wrong by a few roundings of γ(‖x‖² + ‖z‖²), which is at most 1e4 before they are refined, as far
+from the mean as two clusters may be."""
 
 
 @dataclass(frozen=True)

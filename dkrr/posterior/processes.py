@@ -100,7 +100,7 @@ class Processes:
             return self._with_factor(alpha, columns)
         if any(map(_may_be_indefinite, parts_of(self._problem.kernel))):
             raise InputError(
-                f"kernel is {self._problem.kernel!r}; expected one that is surely positive semidefinite, as bounds by "
+                f"kernel is {self._problem.kernel!r}; expected one that is always positive semidefinite, as bounds by "
                 f"conjugate gradient presume: use solver='cholesky'"
             )
         if alpha not in self._iterated:
