@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import (
-    PIECE_ENTRIES,
     Block,
     Fill,
     FloatArray,
@@ -89,13 +88,6 @@ class KernelFamily:
                         mirror_lower(piece)
                         np.fill_diagonal(piece, diagonals[k][rows])
                     yield number, rows, columns, piece
-
-    def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Upper bound of the temporary memory of `pieces`: that of all kernels, and a piece for every distinct term."""
-        resolved = self.resolved(n_features).kernels
-        each = sum(kernel.pieces_bytes(n_rows, n_columns, n_features, row_bytes) for kernel in resolved)
-        leaves = {leaf for kernel in resolved for _, leaf in linear_terms(kernel)}
-        return each + 2 * 8 * PIECE_ENTRIES * len(leaves)
 
     def entry_cost(self, n_features: int) -> EntryCost:
         """Cost of one entry of every kernel, for dense rows of `n_features` columns."""

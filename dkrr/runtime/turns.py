@@ -33,14 +33,14 @@ def take_turns(functions: Sequence[Callable[[Ask], None]], serve: Serve) -> None
     BaseException
         The first error of a function or of `serve`; the other functions are ended at their next request.
     """
-    players = [_Player(function) for function in functions]
+    stepped = [_Stepped(function) for function in functions]
     try:
         waiting = dict[int, Any]()
-        ready = list(range(len(players)))
+        ready = list(range(len(stepped)))
         while True:
             for k in ready:
-                waiting[k] = players[k].play()
-                if players[k].has_ended:
+                waiting[k] = stepped[k].step()
+                if stepped[k].has_ended:
                     del waiting[k]
             if not waiting:
                 return
@@ -49,14 +49,14 @@ def take_turns(functions: Sequence[Callable[[Ask], None]], serve: Serve) -> None
             if not ready:
                 raise ValueError(f"none of the {len(waiting)} requests was answered; expected at least one answer")
             for k in ready:
-                players[k].answer = answers[k]
+                stepped[k].answer = answers[k]
     finally:
-        for player in players:
-            player.abandon()
+        for one in stepped:
+            one.abandon()
 
 
-class _Player:
-    """One function, in a thread that only ever runs while `play` waits for it."""
+class _Stepped:
+    """One function, in a thread that only ever runs while `step` waits for it."""
 
     def __init__(self, function: Callable[[Ask], None]) -> None:
         self.answer: Any = None
@@ -69,7 +69,7 @@ class _Player:
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="dkrr-turns", daemon=True)
         self._has_begun = False
 
-    def play(self) -> Any:
+    def step(self) -> Any:
         """Let the function run to its next request, which is returned, or to its end."""
         if not self._has_begun:
             self._has_begun = True

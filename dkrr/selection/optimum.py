@@ -232,8 +232,8 @@ class _Objective:
 class _Log:
     """Evaluations in a store: a run that was killed repeats none of them, since the search is deterministic."""
 
-    def __init__(self, url: str | None, fingerprint: dict[str, Any]) -> None:
-        self._store, self._entries = None, list[Any]()
+    def __init__(self, url: str | None, fingerprint: dict[str, Any], tol: float) -> None:
+        self._store, self._entries, self._tol = None, list[Any](), tol
         if url is None:
             return
         self._store = RunStore(url)
@@ -242,10 +242,13 @@ class _Log:
         self._entries = self._store.note(EVALUATIONS) or []
 
     def found(self, number: int, parameters: Array) -> tuple[float, Array, float] | None:
-        """Value, gradient and excess of an earlier run's evaluation of this number, if it was of these parameters."""
+        """Value, gradient and excess of an earlier run's evaluation of this number, if it was of these parameters.
+
+        It must be as accurate as those of this run.
+        """
         if number < len(self._entries):
-            theirs, value, gradient, excess = self._entries[number]
-            if theirs == parameters.tolist():
+            theirs, tol, value, gradient, excess = self._entries[number]
+            if theirs == parameters.tolist() and tol <= self._tol:
                 return value, np.array(gradient), excess
             del self._entries[number:]
         return None
@@ -253,7 +256,7 @@ class _Log:
     def add(self, parameters: Array, value: float, gradient: Array, excess: float) -> None:
         """Write an evaluation."""
         if self._store is not None:
-            self._entries.append([parameters.tolist(), value, gradient.tolist(), excess])
+            self._entries.append([parameters.tolist(), self._tol, value, gradient.tolist(), excess])
             self._store.set_note(EVALUATIONS, self._entries)
 
 
@@ -304,7 +307,7 @@ def optimise(
     if data.fit_intercept:
         data = about_the_rows(data)
     start = np.log(np.concatenate([[alpha], lengths]))
-    log_of_run = _Log(store, _fingerprint(search, data, folds, start))
+    log_of_run = _Log(store, _fingerprint(search, data, folds, start), plan.plan.problem.tol)
     with open_context(plan.plan, None, progress) as context:
         error = HeldOutError(data, folds, plan.plan, context)
         objective = _Objective(search, error, data.kernel, d, progress, log_of_run)

@@ -1,4 +1,4 @@
-"""The fit of all rows, whose columns ride along with those of the folds."""
+"""The fit of all rows, which is solved for beside those of the folds."""
 
 from dataclasses import dataclass, field
 

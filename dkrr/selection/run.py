@@ -79,7 +79,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 
 def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
-    """The last fit by conjugate gradient, from where its columns are that rode along."""
+    """The last fit by conjugate gradient, from the solution that the run of the folds has."""
     assert isinstance(last.outputs, Targets)
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
     if start is None or (start.alphas != last.outputs.alphas).any():

@@ -51,7 +51,7 @@ class Candidate:
     all_scores: Array
     """Scores of the folds, and behind them those of a learning curve; of shape (n_alphas, n_sets, t or 1)."""
     start: DualStart | None = None
-    """Solution for all rows with the best λ of this kernel, where it rode along."""
+    """Solution for all rows with the best λ of this kernel, where the run has solved for it."""
 
     @property
     def means(self) -> Array:

@@ -3,8 +3,8 @@
 Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
 that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
 of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
-they have become worse twice in a row smaller λ are given up. The columns of a fit of all rows ride along, and are
-finished for the λ that is chosen.
+they have become worse twice in a row smaller λ are given up. A fit of all rows has columns of its own in the
+same run, which are finished for the λ that is chosen.
 """
 
 from collections.abc import Iterator

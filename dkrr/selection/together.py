@@ -53,7 +53,7 @@ class TogetherGram(MultipliedGram):
 
 
 class AskingOperator(Operator):
-    """A matrix whose products somebody else computes.
+    """A matrix whose products are made in one pass with those of others.
 
     Parameters
     ----------
