@@ -217,7 +217,7 @@ class HeldOutError:
         return np.asarray(products[:, :-1] - products[:, -1:] * constants + constants)
 
     def _wanted(self, errors: Array, targets: slice) -> float:
-        """Residual that the errors of a fold ask for (see `FoldSweep`)."""
+        """Residual that the errors of a fold ask for (see `sweep`)."""
         part = np.sqrt(np.mean(errors**2, axis=0)) / self._sizes[targets]
         return max(self._tol * min(1.0, SLACK * float(part.min())), LEAST_TOL)
 

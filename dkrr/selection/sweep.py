@@ -17,10 +17,10 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.linalg.fold_preconditioner import FoldLowRank
-from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Identity, Preconditioner
-from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
+from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Iterative, Plan
+from dkrr.selection.fold_systems import FoldSystems
 from dkrr.selection.folds import Folds
 from dkrr.selection.race import RISES, STOPPED_RESIDUAL, Race
 from dkrr.selection.refit import Refit
@@ -80,64 +80,29 @@ class FoldSweep:
         race: bool,
         refit: Refit | None = None,
     ) -> None:
-        self._refit = refit
-        self._matrix, self.folds, self.alphas, self._targets = matrix, folds, alphas, targets
-        self._sheet, self._report, self._race = sheet, report, race
-        self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()[targets]
+        self._matrix, self._sheet, self._report, self._race, self._refit = matrix, sheet, report, race, refit
         self._target_numbers = np.arange(data.targets.shape[1])[targets]
-        if refit is not None:
-            whole = data.dual_scale()
-            self._scales = np.column_stack([self._scales, np.ones(data.n) if whole is None else whole])
-        self.n_sets = self._scales.shape[1]
-        """Training sets: those of the folds, and behind them all rows, if they are fitted."""
-        y = data.targets[:, targets] - self._means
-        self._y = data.targets[:, targets]
-        counting = y if data.weights is None else y[data.weights > 0]
-        sizes = np.sqrt(np.mean(counting**2, axis=0))
-        self.sizes_of_targets = np.where(sizes > 0, sizes, 1.0)
-        """Root mean squares of the right-hand sides, of shape (t',)."""
-        self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
-        self._is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
-        self._frees_constant = data.fit_intercept
-        of_column = np.tile(np.repeat(np.arange(self.n_sets), self.width), len(alphas))
-        self.sets = TrainingSets(self._scales, of_column)
-        self.shift = np.repeat(alphas, self.n_sets * self.width)
+        self.systems = FoldSystems(data, folds, alphas, targets, sheet, with_all_rows=refit is not None)
         self._n_steps = 0
-        self._last_step = np.zeros(len(of_column), np.intp)
-        self.n_kept = len(alphas)
-
-    def columns(self, a: int, fold: int) -> slice:
-        """Columns of a λ and a fold, or the set behind the last fold."""
-        first = (a * self.n_sets + fold) * self.width
-        return slice(first, first + self.width)
-
-    def choosing_columns_of(self, a: int) -> slice:
-        """Columns of a λ, of the folds that choose."""
-        return slice(self.columns(a, 0).start, self.columns(a, self.folds.n_choosing - 1).stop)
-
-    def right_sides(self) -> Array:
-        """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
-        each = [self._right * self._scales[:, [f]] for f in range(self.n_sets)]
-        return np.tile(np.hstack(each), len(self.alphas))
+        self._last_step = np.zeros(len(self.systems.shift), np.intp)
 
     def run(self, plan: Plan, context: Context, preconditioner: Preconditioner) -> None:
         """Solve, and enter scores and what was reached."""
-        operator = TrainingSetOperator(self._matrix.operator(), self.sets)
-        right_sides = self.right_sides()
+        systems = self.systems
+        operator = TrainingSetOperator(self._matrix.operator(), systems.sets)
         iteration = iteration_of(
             plan,
             context,
             operator,
-            self.shift[None, :],
-            right_sides,
+            systems.shift[None, :],
+            systems.right_sides(),
             preconditioner,
             mixed=self._matrix.is_mixed,
         )
         iteration.estimates_condition, iteration.recurrence_fraction = False, RECURRENCE_FRACTION
-        iteration.tol = np.full(len(self.shift), plan.problem.tol)
-        self.sizes = column_sizes(right_sides)
-        races = self._race and len(self.alphas) > RISES and (self._is_whole or self._sheet.per_target)
-        watch = Race(self, operator, iteration) if races else None
+        iteration.tol = np.full(len(systems.shift), plan.problem.tol)
+        races = self._race and len(systems.alphas) > RISES and (systems.is_whole or self._sheet.per_target)
+        watch = Race(systems, operator, iteration, self._count) if races else None
 
         def start(state: State | None) -> CGOutcome:
             if state is not None:
@@ -146,23 +111,24 @@ class FoldSweep:
                 watch.begin(state)
             return iteration.run(state=state)
 
-        iteration.on_step = self.count_step if watch is None else watch.on_step
+        iteration.on_step = self._count if watch is None else watch.on_step
         # Checkpoints do not tell several runs apart.
-        outcome = resumed(context, iteration, start) if self._is_whole else start(None)
+        outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
         for _ in range(MAX_TIGHTENINGS):
             held_out, wanted = self._held_out(operator, outcome, plan.problem.tol)
             if outcome.status is not Status.CONVERGED or (wanted >= iteration.tol).all():
                 break
             iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted, np.inf))
             outcome = iteration.run(state=iteration.last)
+        n_kept = len(systems.alphas) if watch is None else watch.n_kept
         for (a, f), values in held_out.items():
-            where = self.columns(a, f)
+            where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
             self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
-            known = where if f >= self.folds.n_choosing else self.choosing_columns_of(a)
-            if a < self.n_kept or outcome.residuals[known].max() <= STOPPED_RESIDUAL:
-                self._sheet.take(a, f, values, self._targets)
-        self._report.stopped[self.n_kept :] = True
+            known = where if f >= systems.folds.n_choosing else systems.choosing_columns_of(a)
+            if a < n_kept or outcome.residuals[known].max() <= STOPPED_RESIDUAL:
+                self._sheet.take(a, f, values, systems.targets)
+        self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
         if watch is not None:
             watch.end()
@@ -171,22 +137,23 @@ class FoldSweep:
 
     def _finish(self, refit: Refit, iteration: Iteration) -> None:
         """Solve for all rows with the λ that the scores choose."""
-        means = self._sheet.means()[:, self._targets if self._sheet.per_target else slice(None)]
+        systems = self.systems
+        means = self._sheet.means()[:, systems.targets if self._sheet.per_target else slice(None)]
         if np.isnan(means).all(axis=0).any():
             return
         chosen = np.broadcast_to(np.nanargmax(means, axis=0), len(self._target_numbers))
-        numbers = np.array([self.columns(a, self.n_sets - 1).start for a in chosen.tolist()])
-        targets, constants = numbers + np.arange(len(numbers)), numbers + self.width - 1
-        used = np.concatenate([targets, constants]) if self._frees_constant else targets
-        iteration.tol = np.full(len(self.shift), np.inf)
+        numbers = np.array([systems.columns(a, systems.n_sets - 1).start for a in chosen.tolist()])
+        targets, constants = numbers + np.arange(len(numbers)), numbers + systems.width - 1
+        used = np.concatenate([targets, constants]) if systems.frees_constant else targets
+        iteration.tol = np.full(len(systems.shift), np.inf)
         iteration.tol[used] = REFIT_FRACTION * refit.tol
         outcome = iteration.run(state=iteration.last)
         if outcome.status is not Status.CONVERGED:
             return  # a fit by itself may have another solver
         x = outcome.x
         refit.iterations = max(refit.iterations, self._n_steps)
-        free = x[:, constants] if self._frees_constant else None
-        refit.take(self._target_numbers, self.alphas[chosen], x[:, targets], free)
+        free = x[:, constants] if systems.frees_constant else None
+        refit.take(self._target_numbers, systems.alphas[chosen], x[:, targets], free)
 
     def _held_out(
         self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
@@ -196,47 +163,22 @@ class FoldSweep:
         A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
         have a mean and no constant is free, or hardly any noise.
         """
-        products = operator.unmasked(outcome.x / self.sizes) * self.sizes
-        found, wanted = dict[tuple[int, int], Array](), np.full(len(self.shift), tol)
-        for a in range(len(self.alphas)):
-            for f, rows in enumerate(self.folds.test):
-                where = self.columns(a, f)
-                found[a, f] = self.predictions(products[rows, where], self._scales[:, f] @ outcome.x[:, where])
-                errors = np.sqrt(np.mean((found[a, f] - self._y[rows]) ** 2, axis=0))
-                part = float(np.min(errors / self.sizes_of_targets, initial=np.inf))
+        systems = self.systems
+        products = operator.unmasked(outcome.x / systems.sizes) * systems.sizes
+        found, wanted = dict[tuple[int, int], Array](), np.full(len(systems.shift), tol)
+        for a in range(len(systems.alphas)):
+            for f, rows in enumerate(systems.folds.test):
+                where = systems.columns(a, f)
+                found[a, f] = systems.predictions(products[rows, where], systems.scales[:, f] @ outcome.x[:, where])
+                errors = np.sqrt(np.mean((found[a, f] - systems.values[rows]) ** 2, axis=0))
+                part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
                 wanted[where] = max(tol * min(1.0, SLACK * part), LEAST_TOL)
         return found, wanted
 
-    def predictions(self, products: Array, sums: Array) -> Array:
-        """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
-        if not self._frees_constant:
-            return products + self._means
-        u, v = products[:, :-1], products[:, -1:]
-        constants = sums[:-1] / sums[-1]
-        return np.asarray(u - v * constants + constants + self._means)
-
-    def score(self, fold: int, predictions: Array) -> Array:
-        """Scores of predictions of a fold's rows, of shape (k, t')."""
-        return self._sheet.score(fold, predictions, self._targets)
-
-    @property
-    def per_target(self) -> bool:
-        """Whether every target has scores of its own."""
-        return self._sheet.per_target
-
-    @property
-    def is_squared_error(self) -> bool:
-        """Whether scores are mean squared errors."""
-        return self._sheet.is_squared_error
-
-    def count(self, columns: Numbers) -> None:
+    def _count(self, columns: Numbers, *_: Array) -> None:
         """Count a step of some columns."""
         self._n_steps += 1
         self._last_step[columns] = self._n_steps
-
-    def count_step(self, columns: Numbers, step: Array, direction: Array) -> None:  # noqa: ARG002
-        """See Iteration."""
-        self.count(columns)
 
 
 def sweep(
@@ -276,7 +218,9 @@ def sweep(
     preconditioner = _preconditioner(runs[0], matrix, strategy, plan, data)
     for run in runs:
         if isinstance(preconditioner, FoldLowRank):
-            preconditioner = preconditioner.for_columns(run.sets, run.shift)  # the last run may have fewer
+            preconditioner = preconditioner.for_columns(
+                run.systems.sets, run.systems.shift
+            )  # the last run may have fewer
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
         report.stopped[:] = np.isnan(sheet.values[:, : len(folds)]).any(axis=(1, 2))
@@ -296,6 +240,8 @@ def _preconditioner(
     if matrix.rank_limit == 0:
         return Identity()
     # Pivots are drawn for all rows: each fold keeps those that it trains on.
-    is_enough = pivot_rule(strategy, plan, float(run.shift.min()), plan.problem.tol)
+    is_enough = pivot_rule(strategy, plan, float(run.systems.shift.min()), plan.problem.tol)
     factor = matrix.partial_factor(data.weights, pivots_of(plan), is_enough)
-    return FoldLowRank(factor, run.sets, run.shift, mixed=matrix.is_mixed, n_threads=plan.resources.local_threads)
+    return FoldLowRank(
+        factor, run.systems.sets, run.systems.shift, mixed=matrix.is_mixed, n_threads=plan.resources.local_threads
+    )

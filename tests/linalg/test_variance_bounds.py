@@ -104,7 +104,7 @@ def test_variances_with_a_free_constant(constant_error):
 
 def test_what_rounding_hides_is_refused():
     K, *_ = problem()
-    with pytest.raises(InputError, match=r"alpha is 1e-12, below.*expected more than .*e-1\d: increase alpha"):
+    with pytest.raises(InputError, match=r"alpha is 1e-12, below.*expected more than .*e-\d\d: increase alpha"):
         bounds_of(K, None, None, 1e-12)
 
 

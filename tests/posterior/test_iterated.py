@@ -162,4 +162,4 @@ def test_bounds_from_a_factor(data, monkeypatch):
         lower, upper = model.predict_variance_bounds(data.X_new, scale=2.0)
         variance = model.predict(data.X_new, return_std=True, scale=2.0)[1] ** 2
         assert (lower < variance).all() and (variance < upper).all()
-        assert_allclose(upper, lower, rtol=1e-6)
+        assert_allclose(upper, lower, rtol=1e-5)  # 3 × 40,000 roundings of K over λ are 4e-6

@@ -1,0 +1,94 @@
+"""The systems of one run: a column for every λ, training set and target, and how they are scored."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.fitting.data import TrainingData
+from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.training_sets import TrainingSets
+from dkrr.selection.folds import Folds
+from dkrr.selection.scores import ScoreSheet
+
+Array = NDArray[np.float64]
+
+
+class FoldSystems:
+    """Systems (C_f K C_f + λ I) β = C_f y of some targets.
+
+    Parameters
+    ----------
+    data : TrainingData
+    folds : Folds
+    alphas : ndarray of shape (n_alphas,)
+        λ in descending order.
+    targets : slice
+        Targets of this run.
+    sheet : ScoreSheet
+        What scores them.
+    with_all_rows : bool
+        All rows are one more training set, behind those of the folds.
+    """
+
+    def __init__(
+        self, data: TrainingData, folds: Folds, alphas: Array, targets: slice, sheet: ScoreSheet, *, with_all_rows: bool
+    ) -> None:
+        self.folds, self.alphas, self.targets, self._sheet = folds, alphas, targets, sheet
+        roots = data.dual_scale()
+        self.scales, self._means = folds.scales(roots), data.target_means()[targets]
+        if with_all_rows:
+            self.scales = np.column_stack([self.scales, np.ones(data.n) if roots is None else roots])
+        self.n_sets = self.scales.shape[1]
+        self.values = data.targets[:, targets]
+        """y, of shape (n, t')."""
+        y = self.values - self._means
+        counting = y if data.weights is None else y[data.weights > 0]
+        sizes = np.sqrt(np.mean(counting**2, axis=0))
+        self.sizes_of_targets = np.where(sizes > 0, sizes, 1.0)
+        """Root mean squares of the right-hand sides, of shape (t',)."""
+        self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
+        self.is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
+        self.frees_constant = data.fit_intercept
+        of_column = np.tile(np.repeat(np.arange(self.n_sets), self.width), len(alphas))
+        self.sets = TrainingSets(self.scales, of_column)
+        self.shift = np.repeat(alphas, self.n_sets * self.width)
+        self.sizes = np.tile(column_sizes(self._of_sets()), len(alphas))
+        """Powers of two about as large as the right-hand sides, of shape (m,)."""
+
+    def columns(self, a: int, fold: int) -> slice:
+        """Columns of a λ and a fold, or the set behind the last fold."""
+        first = (a * self.n_sets + fold) * self.width
+        return slice(first, first + self.width)
+
+    def choosing_columns_of(self, a: int) -> slice:
+        """Columns of a λ, of the folds that choose."""
+        return slice(self.columns(a, 0).start, self.columns(a, self.folds.n_choosing - 1).stop)
+
+    def right_sides(self) -> Array:
+        """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
+        return np.tile(self._of_sets(), len(self.alphas))
+
+    def _of_sets(self) -> Array:
+        """Right-hand sides of one λ."""
+        return np.hstack([self._right * self.scales[:, [f]] for f in range(self.n_sets)])
+
+    def predictions(self, products: Array, sums: Array) -> Array:
+        """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
+        if not self.frees_constant:
+            return products + self._means
+        u, v = products[:, :-1], products[:, -1:]
+        constants = sums[:-1] / sums[-1]
+        return np.asarray(u - v * constants + constants + self._means)
+
+    def score(self, fold: int, predictions: Array) -> Array:
+        """Scores of predictions of a fold's rows, of shape (k, t')."""
+        return self._sheet.score(fold, predictions, self.targets)
+
+    @property
+    def per_target(self) -> bool:
+        """Whether every target has scores of its own."""
+        return self._sheet.per_target
+
+    @property
+    def is_squared_error(self) -> bool:
+        """Whether scores are mean squared errors."""
+        return self._sheet.is_squared_error
