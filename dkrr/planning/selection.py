@@ -19,7 +19,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import plural
+from dkrr.planning.strategy import Systems, plural
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import format_bytes, format_seconds
 
@@ -107,6 +107,11 @@ class SelectionPlan:
         together = f", with {plural(self.n_kernels - 1, 'other kernel')}" if self.n_kernels > 1 else ""
         return f"{how}{parts}{together}; {self.plan.chosen.summary()}"
 
+    def _memory(self) -> str:
+        if self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
+            return format_bytes(self.peak_bytes)
+        return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         return {
@@ -127,8 +132,7 @@ class SelectionPlan:
             f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns",
             f"  how         {self.summary()}",
             f"  time        about {format_seconds(self.seconds)}, and the fit with the chosen λ",
-            f"  memory      at most {format_bytes(self.peak_bytes)} per process (limit "
-            f"{format_bytes(self.plan.chosen.limit_bytes)})",
+            f"  memory      at most {self._memory()} per process (limit {format_bytes(self.plan.chosen.limit_bytes)})",
             "  because",
             *(f"    - {reason}" for reason in self.reasons),
         ]
@@ -305,8 +309,10 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     width = max(least, min(t, MAX_COLUMNS // each))
     solver = ConjugateGradient() if problem.solver is None else problem.solver
     while True:
+        systems = replace(problem, solver=solver, n_folds=sizes.n_sets, n_targets=width)
         try:
-            plan = make_plan(replace(problem, solver=solver, n_folds=sizes.n_sets, n_targets=width), resources)
+            plan = make_plan(systems, resources)
+            own = _calling_bytes(systems, plan, resources)
             break
         except MemoryLimitError:
             if width == least:
@@ -320,7 +326,29 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
         reasons.append(NOT_THE_REST)
     if sizes.curve:
         reasons.append("parts of the training rows, for the learning curve, are columns of the same run")
-    yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, plan.peak_bytes, tuple(reasons))
+    peak = max(plan.peak_bytes, own)
+    yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, peak, tuple(reasons))
+
+
+def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
+    """Memory of the calling process where workers hold tiles and factor: the columns, and small matrices of all sets.
+
+    Raises
+    ------
+    MemoryLimitError
+        If it is more than is allowed.
+    """
+    if plan.execution != "dask" or not isinstance(plan.chosen, Iterative):
+        return 0
+    systems = Systems.of_ridge(problem)
+    vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
+    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.rank**2 * (2 + systems.n_curvatures)
+    if own > resources.local_limit_bytes:
+        raise MemoryLimitError(
+            f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "
+            f"{format_bytes(resources.local_limit_bytes)} that are allowed: increase memory_limit, or give fewer folds"
+        )
+    return own
 
 
 def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:

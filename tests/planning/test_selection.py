@@ -17,9 +17,18 @@ def selection(**settings):
 def test_many_rows_take_one_run():
     found = selection(n=100_000)
     assert isinstance(found, SelectionPlan) and found.method == "sweep" and found.n_alphas == 10
-    assert found.peak_bytes == found.plan.peak_bytes and found.plan.chosen.solver == "cg"
+    assert found.peak_bytes >= found.plan.peak_bytes and found.plan.chosen.solver == "cg"
     assert "all 5 folds × 10 λ in one run" in str(found)
     assert found.to_dict()["folds"]["n_folds"] == 5
+
+
+def test_columns_are_in_the_calling_process_where_workers_have_the_tiles():
+    found = selection(n=100_000, memory_limit="4GiB")
+    n_columns = 10 * 5
+    assert found.plan.execution == "dask" and found.peak_bytes > 12 * 8 * 100_000 * n_columns
+    assert "in the calling process" in str(found) and found.peak_bytes > found.plan.peak_bytes
+    with pytest.raises(MemoryLimitError, match=r"the columns of all folds and λ need .* in the calling process"):
+        selection(n=10_000_000, solver="cg", workers=64, worker_memory="64GiB")
 
 
 def test_leave_one_out_takes_factors():
@@ -62,7 +71,7 @@ def test_targets_wait_where_memory_is_short():
 @pytest.mark.parametrize(
     ("settings", "method", "most", "fits_parts"),
     [
-        ({"n": 100_000}, "sweep", 4.0, False),
+        ({"n": 100_000, "memory_limit": "64GiB"}, "sweep", 4.0, False),
         ({"n": 20_000}, "sweep", 2.0, True),
         ({"n": 20_000, "solver": "cg"}, "sweep", 4.0, False),
         ({"n": 8000, "solver": "cholesky"}, "factors", 1.5, True),
