@@ -246,7 +246,7 @@ class FoldLowRank(Preconditioner):
         return np.asarray((residuals - c * self.factor.expand(inner / t, self.precision)) / t)
 
     def raise_shift_if_inexact(self, residuals: Array, columns: Numbers) -> bool:  # noqa: ARG002
-        """See base class; products in float64 take the place of those in float32."""
+        """See base class; products with F in float64 take the place of those in float32, small matrices stay."""
         was_low, self.precision = self.precision == "float32", "float64"
         return was_low
 

@@ -218,9 +218,8 @@ def sweep(
     preconditioner = _preconditioner(runs[0], matrix, strategy, plan, data)
     for run in runs:
         if isinstance(preconditioner, FoldLowRank):
-            preconditioner = preconditioner.for_columns(
-                run.systems.sets, run.systems.shift
-            )  # the last run may have fewer
+            # The last run may have fewer columns.
+            preconditioner = preconditioner.for_columns(run.systems.sets, run.systems.shift)
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
         report.stopped[:] = np.isnan(sheet.values[:, : len(folds)]).any(axis=(1, 2))
