@@ -27,12 +27,32 @@ class MemoryLimitError(PlanError):
     """The memory limit is too small; the message names the smallest sufficient limit."""
 
 
-class DiskSpaceError(PlanError):
-    """The store has less free space than the plan needs."""
-
-
 class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
+
+
+class DiskSpaceError(PlanError, StoreError):
+    """A disk has less free space than the plan needs, or is full."""
+
+
+class DamagedChunkError(StoreError):
+    """A part of a store is missing, truncated, or does not match its checksum.
+
+    Attributes
+    ----------
+    url : str
+        The array.
+    key : str
+        The file of the chunk, or of the array's metadata.
+    """
+
+    def __init__(self, message: str, url: str, key: str) -> None:
+        super().__init__(message)
+        self.url, self.key = url, key
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        # Exceptions travel between processes.
+        return type(self), (str(self), self.url, self.key)
 
 
 class Float32BreakdownError(DkrrError):

@@ -145,7 +145,7 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
         return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
-    matrix = TiledMatrix.create(store.at("gram"), grid)
+    matrix = TiledMatrix.create(store.place("gram"), grid)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]
     context.run_tasks("Gram matrix", tasks)

@@ -1,5 +1,6 @@
 """Description of a saved model: all that is not an array, as values of JSON; checked when it is read."""
 
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -17,23 +18,29 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
-from dkrr.rows import Rows
-from dkrr.tiles.arrays import open_group, refuse_links
+from dkrr.rows import described_rows
+from dkrr.rows.staging import StoredCopy
+from dkrr.tiles.descriptions import read_group
+from dkrr.tiles.files import refuse_links
+from dkrr.tiles.store import Place
 
 Estimator = KernelRidge | KernelLogisticRegression
 
-MODEL_FORMAT = 1
+MODEL_FORMAT = 2
 
 ARRAYS = ("coef", "dual_coef", "intercept", "intercept_shift")
 """Names of the arrays that a model may have, besides its rows and those of feature maps."""
+ROWS = "rows"
+"""Name of the training rows."""
+FEATURES = "features-"
+"""Beginning of the names of the arrays of feature maps, before their checksums."""
 
-_DIGEST = re.compile("[0-9a-f]{64}")
+_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}")
+_ID = re.compile("[0-9a-f]{32}")
 
 
-def description_of(
-    model: Estimator, fitted: FittedFunction, arrays: list[str], feature_arrays: dict[str, Rows]
-) -> dict[str, Any]:
-    """Description of a fitted model, for a store with these arrays."""
+def description_of(model: Estimator, fitted: FittedFunction) -> dict[str, Any]:
+    """Description of a fitted model, but for the arrays that its store has (``stored``, by name)."""
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
     is_changed = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
@@ -41,17 +48,15 @@ def description_of(
     return {
         "kind": "model",
         "format": MODEL_FORMAT,
+        "id": os.urandom(16).hex(),
         "estimator": type(model).__name__,
         "kernel": fitted.kernel.to_dict(),
         "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
-        "feature_arrays": {digest: _storage_of(rows) for digest, rows in feature_arrays.items()},
         "request": asked.to_dict() if is_changed else None,
         "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
         **model._description(),
-        "arrays": arrays,
-        "rows": None if fitted.rows is None else _storage_of(fitted.rows),
         "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
         "versions": {
             "python": platform.python_version(),
@@ -76,10 +81,6 @@ def _outcome_of(model: Estimator) -> dict[str, Any]:
     }
 
 
-def _storage_of(rows: Rows) -> str:
-    return "sparse" if rows.is_sparse else "dense"
-
-
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str | None) else np.asarray(value).tolist()
 
@@ -93,9 +94,10 @@ def describe_model(path: str | Path) -> dict[str, Any]:
         If the path does not hold a model of this format, or the model is damaged or leads to files elsewhere.
     """
     url = str(path)
-    refuse_links(url)
-    found = open_group(url).attrs.asdict().get("dkrr")
-    if not isinstance(found, dict):
+    found = read_group(url)
+    if found is None:
+        raise StoreError(f"{url} does not exist, or is no Zarr group; expected a model that dkrr.save wrote")
+    if not found:
         raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
     if found.get("kind") != "model":
         raise StoreError(f"{url} is a dkrr {found.get('kind')}, not a model; save one with dkrr.save(model, path)")
@@ -108,19 +110,38 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     return found
 
 
+def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
+    """Arrays of a model with a checked description, by name; only their metadata are read.
+
+    Raises
+    ------
+    StoreError
+        If one has another layout than `save` writes, or lies outside of the model.
+    """
+    stored: dict[str, StoredCopy] = {}
+    for name, description in found["stored"].items():
+        rows = described_rows(Place(url, found["id"]).at(name), description)
+        if isinstance(description, dict) and description.get("rows_per_chunk") is not None:
+            raise StoreError(f"{rows.url} has chunks of another size than dkrr.save writes: the model is damaged")
+        for array in rows.arrays:
+            refuse_links(array.url, url)
+            array.check_metadata()
+        if name != ROWS and rows.dtype != np.float64 and not name.startswith(FEATURES):
+            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
+        stored[name] = rows
+    return stored
+
+
 def _check_description(url: str, found: dict[str, Any]) -> None:
     """Refuse a description that leads out of its store, or has other types than `save` writes."""
-    arrays, of_features = found.get("arrays", []), found.get("feature_arrays", {})
-    named = isinstance(arrays, list) and all(name in ARRAYS for name in arrays)
-    named = named and isinstance(of_features, dict) and all(_DIGEST.fullmatch(digest) for digest in of_features)
-    kinds = [found.get("rows"), *(of_features.values() if isinstance(of_features, dict) else ())]
-    if not named or any(kind not in (None, "dense", "sparse") for kind in kinds):
+    stored = found.get("stored")
+    if not isinstance(stored, dict) or any(not _STORED.fullmatch(name) for name in stored):
         raise StoreError(
-            f"the model {url} is damaged: its description names arrays that dkrr.save does not write "
-            f"(arrays {arrays!r}, feature_arrays {of_features!r}, rows {found.get('rows')!r})"
+            f"the model {url} is damaged: its description names arrays that dkrr.save does not write: {stored!r}"
         )
     kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
     is_wrong = {
+        "id": not _ID.fullmatch(str(found.get("id"))),
         "kernel": not isinstance(kernel, dict)
         or any(not isinstance(part.get("name"), str) for part in custom_parts(kernel)),
         "parameters": not isinstance(found.get("parameters"), dict),
@@ -140,6 +161,15 @@ def custom_parts(description: Any) -> Iterator[dict[str, Any]]:
             yield description
         for value in description.values():
             yield from custom_parts(value)
+
+
+def patterns_of(description: Any) -> Iterator[Any]:
+    """Regular expressions in the description of a kernel."""
+    for value in description.values() if isinstance(description, dict) else description:
+        if isinstance(value, dict | list):
+            yield from patterns_of(value)
+    if isinstance(description, dict) and "token_pattern" in description:
+        yield description["token_pattern"]
 
 
 def named_objects(description: Any, given: Any) -> dict[str, Any]:

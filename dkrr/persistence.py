@@ -12,11 +12,28 @@ import numpy as np
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
+from dkrr.features.descriptions import parts_of
+from dkrr.kernels import BagOfWords, Kernel
+from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
-from dkrr.model_description import ARRAYS, Estimator, custom_parts, describe_model, description_of, named_objects
-from dkrr.rows import MemoryRows, Rows, SparseRows, ZarrRows, write_rows
-from dkrr.tiles.arrays import create_array, create_group, open_array, open_group
+from dkrr.model_description import (
+    ARRAYS,
+    FEATURES,
+    ROWS,
+    Estimator,
+    custom_parts,
+    describe_model,
+    description_of,
+    named_objects,
+    patterns_of,
+    stored_rows,
+)
+from dkrr.rows import MemoryRows, Rows, write_rows
+from dkrr.rows.staging import StoredCopy
 from dkrr.tiles.aside import check_free, written_aside
+from dkrr.tiles.descriptions import NAME, read_json, write_group
+from dkrr.tiles.files import make_folder
+from dkrr.tiles.store import Place
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -64,22 +81,18 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
     found = dict(zip(ARRAYS, (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift), strict=True))
     arrays = {name: np.asarray(array, np.float64) for name, array in found.items() if array is not None}
-    feature_arrays: dict[str, Rows] = {digest: MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
-    description = description_of(model, fitted, sorted(arrays), feature_arrays)
+    arrays = {k: a.reshape(-1, fitted.n_targets) if k.endswith("coef") else a[:, None] for k, a in arrays.items()}
+    parts: dict[str, Rows] = {name: MemoryRows(array) for name, array in arrays.items()}
+    parts |= {f"{FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
+    if fitted.rows is not None:
+        parts[ROWS] = fitted.rows
+    description = description_of(model, fitted)
     json.dumps(description)  # fails before anything is written
     with written_aside(str(path), overwrite=overwrite) as url:
-        try:
-            create_group(url, {})
-        except (ValueError, OSError) as error:
-            raise InputError(f"cannot create {path}: {error}") from error
-        for name, array in arrays.items():
-            array = array.reshape(-1, fitted.n_targets) if name.endswith("coef") else array
-            create_array(f"{url}/{name}", array.shape, np.float64)[...] = array
-        if fitted.rows is not None:
-            write_rows(fitted.rows, f"{url}/rows")
-        for digest, rows in feature_arrays.items():
-            write_rows(rows, f"{url}/features-{digest}")
-        open_group(url, mode="r+").attrs["dkrr"] = description
+        place = Place(url, description["id"])
+        make_folder(url)
+        stored = {name: write_rows(rows, place.at(name)).describe() for name, rows in parts.items()}
+        write_group(url, {**description, "stored": stored})
 
 
 def check_model_path(path: str | Path, *, overwrite: bool) -> None:
@@ -94,11 +107,13 @@ def check_model_path(path: str | Path, *, overwrite: bool) -> None:
 
 
 def _is_model(url: str) -> bool:
+    # Also a damaged one: to replace it is what its owner would do.
     try:
-        found = open_group(url).attrs.asdict().get("dkrr")
-    except StoreError:
+        found = read_json(f"{url}/{NAME}")
+        description = (found or {})["attributes"]["dkrr"]
+        return bool(description["kind"] == "model")
+    except (StoreError, KeyError, TypeError):
         return False
-    return isinstance(found, dict) and found.get("kind") == "model"
 
 
 def load(path: str | Path, *, kernel: Any = None) -> Estimator:
@@ -134,34 +149,42 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     found = describe_model(url)
     custom = named_objects(found["kernel"], kernel)
     with _damage_reported(url):
-        stored = found.get("feature_arrays", {})
-        arrays = {digest: _whole(_stored(f"{url}/features-{digest}", kind)) for digest, kind in stored.items()}
+        stored = stored_rows(url, found)
+        arrays = {
+            name.removeprefix(FEATURES): _whole(rows) for name, rows in stored.items() if name.startswith(FEATURES)
+        }
+    _check_patterns(found["kernel"], kernel)
     _check_given(found["kernel"], kernel, custom, arrays)
     with _damage_reported(url):
-        return _loaded(url, found, custom, arrays)
+        return _loaded(found, stored, custom, arrays)
 
 
-def _loaded(url: str, found: dict[str, Any], custom: dict[str, Any], feature_arrays: dict[str, Any]) -> Estimator:
+def _loaded(
+    found: dict[str, Any], stored: dict[str, StoredCopy], custom: dict[str, Any], feature_arrays: dict[str, Any]
+) -> Estimator:
     """Estimator that a checked description and its store make."""
     value = kernel_from_dict(found["kernel"], custom, feature_arrays)
-    arrays = {name: _coefficients(f"{url}/{name}") for name in found["arrays"]}
+    arrays = {name: _whole(stored[name]) for name in ARRAYS if name in stored}
     coef, dual_coef, map_description = arrays.get("coef"), arrays.get("dual_coef"), found["feature_map"]
+    rows = stored.get(ROWS)
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],
         coef=coef,
         feature_map=None if map_description is None else feature_map_from_dict(map_description, custom, feature_arrays),
         dual_coef=None if coef is not None else dual_coef,
-        rows=_rows(f"{url}/rows", found["rows"]),
-        intercept=arrays["intercept"],
-        intercept_shift=arrays.get("intercept_shift"),
+        rows=rows if rows is None or rows.n_bytes > IN_MEMORY_BYTES else MemoryRows(_whole(rows)),
+        intercept=arrays["intercept"][:, 0],
+        intercept_shift=arrays["intercept_shift"][:, 0] if "intercept_shift" in arrays else None,
     )
     _check_shapes(fitted)
+    kind = _ESTIMATORS[found["estimator"]]
     # The kernel value holds what gamma, degree and coef0 specified.
-    settings = {k: v for k, v in found["parameters"].items() if k not in ("gamma", "degree", "coef0")}
+    names = set(kind.saved_parameters) - {"gamma", "degree", "coef0"}
+    settings = {name: value for name, value in found["parameters"].items() if name in names}
     request = found.get("request")
     asked = value if request is None else kernel_from_dict(request, custom)
-    model = _ESTIMATORS[found["estimator"]](kernel=asked, **settings)
+    model = kind(kernel=asked, **settings)
     model._restore(fitted, dual_coef, found)
     model.n_features_in_ = fitted.n_features
     if found.get("feature_names") is not None:
@@ -173,8 +196,22 @@ def _loaded(url: str, found: dict[str, Any], custom: dict[str, Any], feature_arr
 def _damage_reported(url: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except StoreError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
         raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
+
+
+def _check_patterns(description: Any, kernel: Any) -> None:
+    """Refuse a regular expression that the user does not give again: one from elsewhere may never come to an end."""
+    given = parts_of(kernel) if isinstance(kernel, Kernel | FeatureMap) else ()
+    known = {TOKEN_PATTERN, *(part.token_pattern for part in given if isinstance(part, BagOfWords))}
+    for pattern in patterns_of(description):
+        if pattern not in known:
+            raise InputError(
+                f"the model has token_pattern={pattern!r}, a regular expression that may take for ever on some texts; "
+                f"expected kernel=BagOfWords(token_pattern=...) with it, as fit was given, where you trust it"
+            )
 
 
 def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -195,26 +232,14 @@ def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: 
             raise InputError(f"kernel is {kernel!r}; expected what makes {part['name']!r}: {error!r}") from error
 
 
-def _coefficients(url: str) -> Any:
-    array = open_array(url)
-    if array.dtype != np.float64:
-        raise StoreError(f"{url} is an array of {array.dtype}; expected float64: the model is damaged")
-    return np.asarray(array[...])
-
-
-def _rows(url: str, kind: str | None) -> Rows | None:
-    if kind is None:
-        return None
-    rows = _stored(url, kind)
-    return MemoryRows(_whole(rows)) if rows.n_bytes <= IN_MEMORY_BYTES else rows
-
-
-def _whole(rows: Rows) -> Any:
-    return rows.read(0, rows.shape[0])
-
-
-def _stored(url: str, kind: str) -> Rows:
-    return SparseRows(url) if kind == "sparse" else ZarrRows(url)
+def _whole(rows: StoredCopy) -> Any:
+    """Rows in memory, once all of their chunks have been found."""
+    for array in rows.arrays:
+        array.check_complete()
+    try:
+        return rows.read(0, rows.shape[0])
+    except MemoryError as error:
+        raise StoreError(f"an array of the model has shape {rows.shape}, for which memory does not suffice") from error
 
 
 def _check_shapes(fitted: FittedFunction) -> None:

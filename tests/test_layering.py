@@ -14,8 +14,8 @@ PACKAGE = Path(dkrr.__file__).parent
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
     {"errors"},
-    {"units", "cost", "blas", "sparse"},
-    {"config", "tiles", "kernels"},
+    {"units", "cost", "blas", "sparse", "config"},
+    {"tiles", "kernels"},
     {"features", "runtime"},
     {"rows"},
     {"linalg"},

@@ -22,6 +22,7 @@ from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
 from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.rows import MemoryRows, as_rows, write_rows
+from tests.stores import place
 
 MIB = 2**20
 
@@ -100,7 +101,7 @@ def test_lazy_predictions_of_many_targets():
 
 def test_training_rows_of_many_columns(tmp_path):
     n, d = 400, 20_000
-    stored = write_rows(MemoryRows(np.random.default_rng(1).normal(size=(n, d))), str(tmp_path / "rows"))
+    stored = write_rows(MemoryRows(np.random.default_rng(1).normal(size=(n, d))), place(tmp_path / "rows"))
     model, X = fitted(n, d, 1, stored), MemoryRows(np.random.default_rng(2).normal(size=(20, d)))
     # 61 MiB of training rows, and as much again for the kernel, if they are read at once.
     assert peak(lambda: predict(model, X)) < 80 * MIB
@@ -162,7 +163,7 @@ def test_messages_number_rows_from_the_first_of_all(tmp_path, where):
     rows = {
         "memory": lambda: MemoryRows(X),
         "Dask": lambda: as_rows(da.from_array(X, chunks=(1000, 2))),
-        "Zarr": lambda: write_rows(MemoryRows(X), str(tmp_path / "rows")),
+        "Zarr": lambda: write_rows(MemoryRows(X), place(tmp_path / "rows")),
     }[where]
 
     def predicted(model):

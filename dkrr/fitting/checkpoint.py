@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.errors import StoreError
 from dkrr.solvers.iteration_state import State
-from dkrr.tiles import ChunkedArray, RunStore
+from dkrr.tiles import RunStore
 
 Array = NDArray[np.float64]
 
@@ -41,8 +41,7 @@ class Snapshots:
         self._turn = 1 - found["turn"]
         try:
             arrays = {
-                name: ChunkedArray.open(self.store.at(f"checkpoint-{found['turn']}/{name}")).load()
-                for name in found["arrays"]
+                name: self.store.open_array(f"checkpoint-{found['turn']}/{name}").load() for name in found["arrays"]
             }
         except StoreError as error:
             # The error's own advice is about tiles, which are computed again one by one.
@@ -61,14 +60,14 @@ class Snapshots:
         self.store.create_group(group)
         for name, array in arrays.items():
             shape = (array.shape[0], array.shape[1])
-            stored = ChunkedArray.create(self.store.at(f"{group}/{name}"), shape, (min(CHUNK_ROWS, shape[0]), shape[1]))
+            stored = self.store.create_array(f"{group}/{name}", shape, (min(CHUNK_ROWS, shape[0]), shape[1]))
             stored.fill(np.ascontiguousarray(array))
 
     def kept(self, name: str) -> dict[str, Array] | None:
         """Arrays that `keep` saved; None if it did not, or they are damaged."""
         keys = self.store.note(name)
         try:
-            return None if keys is None else {k: ChunkedArray.open(self.store.at(f"{name}/{k}")).load() for k in keys}
+            return None if keys is None else {k: self.store.open_array(f"{name}/{k}").load() for k in keys}
         except StoreError as error:
             self.damage = f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it restarts"
             return None
@@ -112,7 +111,7 @@ class Checkpoints(Snapshots):
         if name is None:
             return None
         try:
-            index = ChunkedArray.open(self.store.at(name)).load()[:, 0].astype(np.intp)
+            index = self.store.open_array(name).load()[:, 0].astype(np.intp)
         except StoreError:
             return None
         self._n_pivots = len(index)
@@ -125,7 +124,7 @@ class Checkpoints(Snapshots):
         name = f"pivots-{len(index)}"
         self.store.delete(name)
         # Whole numbers up to 2⁵³ are themselves in float64, whose chunks have checksums.
-        array = ChunkedArray.create(self.store.at(name), (len(index), 1), (len(index), 1))
+        array = self.store.create_array(name, (len(index), 1), (len(index), 1))
         array.fill(index.astype(np.float64)[:, None])
         self.store.set_note("pivots", name)
         self._n_pivots = len(index)

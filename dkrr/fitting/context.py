@@ -13,18 +13,20 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cost import Stage
+from dkrr.errors import InputError, StoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
-from dkrr.rows import DaskRows, MemoryRows, Rows, SparseRows, ZarrRows, scan, scan_tasks, stage
+from dkrr.rows import CheckedRows, DaskRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
 from dkrr.rows.checks import combine
+from dkrr.rows.staging import StoredCopy
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.files import local_path
 
 Array = NDArray[np.float64]
 
@@ -51,6 +53,8 @@ class Context:
     temporary: TemporaryFolder | None = None
     peak_bytes: int = 0
     """Highest resident memory of any process that did the work, once it is done."""
+    notices: list[str] = field(default_factory=list)
+    """Messages about what was found in the store."""
     record: RunRecord = field(default_factory=RunRecord)
     meter: Meter = field(default_factory=Meter)
     """Bytes moved outside of tasks: the copy of X, and rows that processes read once and keep."""
@@ -204,18 +208,40 @@ class Context:
             raise
         if rows.is_shared and name is None:
             return rows
-        earlier = store.staged_rows()
-        if earlier is not None:
+        copy = self._earlier_copy(checksum)
+        if copy is not None:
             if name is not None:
                 store.delete(name)
-            url = store.at(earlier)
-            return SparseRows(url) if rows.is_sparse else ZarrRows(url)
+            return copy
         if name is None:
             name = "rows"
             store.delete(name)  # a copy that was never finished
             rows = self._stage(rows, name, rows_per_chunk)
-        store.set_staged_rows(name)
+        assert isinstance(rows, CheckedRows | SparseRows)
+        store.set_staged_rows(name, rows.describe(rows_per_chunk))
         return rows
+
+    def _earlier_copy(self, checksum: str) -> StoredCopy | None:
+        """Copy of X that an earlier run left, if it is X: residuals are to be of the rows that were given."""
+        store = self.stored.store
+        found = store.staged_rows()
+        if found is None:
+            return None
+        name, described = found
+        copy = described_rows(store.place(name), described)
+        try:
+            for array in copy.arrays:
+                array.check_complete()
+            if self._scan(copy) == checksum:
+                return copy
+            why = "its rows are others"
+        except (InputError, StoreError) as error:  # NaN, a damaged structure or chunk
+            why = str(error).split(": ")[0]
+        self.notices.append(f"the copy of X in the store is not the X of this run ({why}): X is copied again")
+        self.progress.note(self.notices[-1])
+        store.set_staged_rows(None)
+        store.delete(name)
+        return None
 
     def _scan(self, rows: Rows) -> str:
         """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store)."""
@@ -230,7 +256,7 @@ class Context:
 
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
         with self.progress.stage("copying X", 1.0):
-            copy = stage(rows, self.stored.store.at(name), rows_per_chunk, self.client)
+            copy = stage(rows, self.stored.store.place(name), rows_per_chunk, self.client)
         self.meter.bytes_written += 0 if copy is rows else copy.n_bytes
         return copy
 

@@ -70,7 +70,8 @@ class Solved:
 
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
     """Report of a solution: how good it is, and what the run took; `facts` are other fields of SolveResult."""
-    record, outcome, messages = context.record, solution.outcome, solution.messages
+    record, outcome = context.record, solution.outcome
+    messages = (*context.notices, *solution.messages)
     reported: dict[str, Any] = {"status": direct_status(solution.residual), "iterations": 0} | facts
     if outcome is not None:
         messages += outcome.messages

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
+from dkrr.fitting.repair import with_repairs
 from dkrr.fitting.results import Solved
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.planning import Plan
@@ -79,7 +80,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
-        solved = loss.carry_out(request, data, plan, _progress(show_progress, plan))
+        solved = _carried_out(request, data, plan, _progress(show_progress, plan))
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
@@ -118,9 +119,21 @@ def _with_solver(
     plan = plan_of(request)
     progress = _progress(show_progress, plan)
     progress.note(message)
-    solved = LOSSES[plan.problem.loss].carry_out(request, data, plan, progress)
-    noted = [replace(one.result, messages=(message, *one.result.messages)) for one in solved]
-    return plan, tuple(replace(one, result=result) for one, result in zip(solved, noted, strict=True))
+    return plan, _noted(_carried_out(request, data, plan, progress), (message,))
+
+
+def _carried_out(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
+    """Models of a plan; what is damaged in the store that was given is computed again."""
+    carry_out = LOSSES[plan.problem.loss].carry_out
+    solved, repairs = with_repairs(request.settings.store, lambda: carry_out(request, data, plan, progress))
+    for text in repairs:
+        progress.note(text)
+    return _noted(solved, repairs)
+
+
+def _noted(solved: tuple[Solved, ...], messages: tuple[str, ...]) -> tuple[Solved, ...]:
+    results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in solved]
+    return tuple(replace(one, result=result) for one, result in zip(solved, results, strict=True))
 
 
 def _progress(show: bool | None, plan: Plan) -> Progress:

@@ -152,7 +152,7 @@ def by_name(value: Value, context: Context) -> Value:
             # A name that holds the checksum: a process never takes the arrays of one run for those of another.
             name = f"features-{digest}"
             store.delete(name)  # of an earlier call, which may not have finished it
-            places.append(write_rows(MemoryRows(array), store.at(name)))
+            places.append(write_rows(MemoryRows(array), store.place(name)))
         return _StoredMap(part.base, *places)
 
     return _replaced(value, stored)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.linalg.sources import Vectors
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.files import local_path
 
 
 class Storage(ABC):
@@ -74,7 +74,7 @@ class StoredArrays(Storage):
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> ChunkedArray:
         """See base class; what an earlier run has written is kept unless `data` is given."""
         self._begin(group)
-        array = ChunkedArray.create(self.store.at(f"{group}/{name}"), (grid.n, width), (grid.tile, width))
+        array = self.store.create_array(f"{group}/{name}", (grid.n, width), (grid.tile, width))
         if data is not None:
             array.fill(np.asarray(data, np.float64).reshape(grid.n, width))
         return array
@@ -82,7 +82,7 @@ class StoredArrays(Storage):
     def matrix(self, group: str, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
         """Lower triangle in tiles."""
         self._begin(group)
-        return TiledMatrix.create(self.store.at(f"{group}/{name}"), grid, dtype)
+        return TiledMatrix.create(self.store.place(f"{group}/{name}"), grid, dtype)
 
     def _begin(self, group: str) -> None:
         if group not in self._groups:

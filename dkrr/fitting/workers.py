@@ -15,7 +15,7 @@ from dkrr.planning import Plan
 from dkrr.runtime import Executor
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.files import local_path
 from dkrr.units import format_bytes
 
 MUCH_LESS = 1.1

@@ -131,7 +131,7 @@ class SharedFactor:
         cuts = block_cuts(grid.n_tiles, self.slots)
 
         def vectors(of: str, rows: int = grid.n) -> ChunkedArray:
-            return ChunkedArray.create(self.store.at(f"{name}/{of}"), (rows, m), (grid.tile, m))
+            return self.store.create_array(f"{name}/{of}", (rows, m), (grid.tile, m))
 
         def job(of: str, right_sides: ChunkedArray, solution: ChunkedArray, *, transpose: bool) -> Substitution:
             n_sums = len(cuts) - 3

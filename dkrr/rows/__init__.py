@@ -5,17 +5,20 @@ from dkrr.rows.dask_arrays import DaskRows, is_dask_frame, unframed
 from dkrr.rows.memory import MemoryRows
 from dkrr.rows.open import as_rows, load_array, load_labels, open_path
 from dkrr.rows.sources import Rows
-from dkrr.rows.staging import stage, write_rows
+from dkrr.rows.staging import described_rows, stage, write_rows
+from dkrr.rows.stored import CheckedRows
 from dkrr.rows.stored_csr import SparseRows
 from dkrr.rows.zarr_arrays import ZarrRows
 
 __all__ = [
+    "CheckedRows",
     "DaskRows",
     "MemoryRows",
     "Rows",
     "SparseRows",
     "ZarrRows",
     "as_rows",
+    "described_rows",
     "is_dask_frame",
     "load_array",
     "load_labels",

@@ -82,10 +82,11 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
         with meter.time("digest"):
             if sha is None:
                 height = blocks[bisect_right(blocks, where.start)] - where.start
-                sha = hashlib.sha256(str(((height, block.shape[1]), np.dtype(block.dtype).str)).encode())
+                dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
+                sha = hashlib.sha256(str(((height, block.shape[1]), dtype.str)).encode())
             # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
             for array in _arrays_of(block):
-                sha.update(np.ascontiguousarray(array).data)
+                sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)
             if where.stop in ends:
                 digests.append(sha.hexdigest())
                 sha = None

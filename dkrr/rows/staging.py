@@ -1,4 +1,4 @@
-"""Rows written into a store, so that every worker can read any block of them."""
+"""Rows written into a store, so that every worker can read any block of them; and found there again."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,70 +6,129 @@ from typing import Any
 import dask
 import numpy as np
 
+from dkrr.errors import StoreError
 from dkrr.rows.dask_arrays import DaskRows, row_major
 from dkrr.rows.sources import Rows, cuts_by_entries, dense
-from dkrr.rows.stored_csr import SparseRows
-from dkrr.rows.zarr_arrays import ZarrRows
-from dkrr.tiles.arrays import create_array, create_group, open_array
+from dkrr.rows.stored import CheckedRows
+from dkrr.rows.stored_csr import CHUNK_ENTRIES, SparseRows
+from dkrr.tiles import ChunkedArray
+from dkrr.tiles.chunks import DTYPES
+from dkrr.tiles.descriptions import write_group
+from dkrr.tiles.store import Place
 
-_SPARSE_CHUNK = 2**20
+StoredCopy = CheckedRows | SparseRows
 
 
-def stage(rows: Rows, url: str, rows_per_chunk: int, client: Any = None) -> Rows:
-    """Rows that other processes can read: these rows, or a copy of them at `url`.
+def stage(rows: Rows, place: Place, rows_per_chunk: int, client: Any = None) -> Rows:
+    """Rows that other processes can read: these rows, or a copy of them at a place.
 
-    `rows_per_chunk` is to divide the blocks that will be read: a chunk is read whole. The client computes the blocks
-    of a Dask array; without one Dask's own scheduler does.
+    The client computes the blocks of a Dask array; without one Dask's own scheduler does.
     """
-    return rows if rows.is_shared else write_rows(rows, url, rows_per_chunk, client)
+    return rows if rows.is_shared else write_rows(rows, place, rows_per_chunk, client)
 
 
-def write_rows(rows: Rows, url: str, rows_per_chunk: int | None = None, client: Any = None) -> Rows:
-    """Write a copy of rows into a store, in their own dtype (whole numbers and booleans too)."""
+def write_rows(rows: Rows, place: Place, rows_per_chunk: int | None = None, client: Any = None) -> StoredCopy:
+    """Write a copy of rows into a store, in their own dtype (whole numbers and booleans too).
+
+    Raises
+    ------
+    StoreError
+        If it cannot be written, or Zarr has no such dtype.
+    """
+    if np.dtype(rows.dtype).name not in DTYPES:
+        raise StoreError(
+            f"rows of {rows.dtype} cannot be kept in a store; expected one of {', '.join(DTYPES)}: convert X"
+        )
+    if rows.is_sparse and not isinstance(rows, DaskRows):
+        return _write_sparse(rows, place)
+    array = ChunkedArray.of_rows(place.url, rows.shape, rows.dtype, place.identity, rows_per_chunk).create_anew()
     if isinstance(rows, DaskRows):
-        return _write_dask(rows, url, rows_per_chunk, client)
-    if rows.is_sparse:
-        return _write_sparse(rows, url)
-    out = create_array(url, rows.shape, rows.dtype, rows_per_chunk)
-    for start in range(0, rows.shape[0], out.chunks[0]):
-        stop = min(start + out.chunks[0], rows.shape[0])
-        out[start:stop] = dense(rows.read(start, stop))
-    return ZarrRows(url)
+        _write_dask(rows, array, client)
+    else:
+        copied = _Appended(array)
+        for _, block in rows.blocks(0, rows.shape[0], array.chunks[0]):
+            copied.append(dense(block))
+        copied.finish()
+    return CheckedRows(array)
 
 
-def _write_sparse(rows: Rows, url: str) -> SparseRows:
-    n, d = rows.shape
-    create_group(url, {})
+def _write_sparse(rows: Rows, place: Place) -> SparseRows:
+    write_group(place.url)
     assert rows.pointers is not None, "sparse rows in memory or in a store have pointers"
     indptr = rows.pointers.astype(np.int64)
-    n_values = int(indptr[-1])
-    data = create_array(f"{url}/data", (n_values,), rows.dtype, _SPARSE_CHUNK)
-    # As wide as SciPy itself makes indices; it keeps those of int64 pointers, at twice the memory of every block.
-    index = np.int32 if max(n_values, d) < 2**31 else np.int64
-    indices = create_array(f"{url}/indices", (n_values,), index, _SPARSE_CHUNK)
-    create_array(f"{url}/indptr", (n + 1,), index, _SPARSE_CHUNK, {"n_columns": d})[:] = indptr
+    copy = SparseRows.at(place, rows.shape, int(indptr[-1]), rows.dtype)
+    for array in copy.arrays:
+        array.create_anew()
+    copy.indptr.array.fill(indptr)
     # By entries and not by rows: dense rows may be consecutive.
-    for start, stop in pairwise(cuts_by_entries(indptr, _SPARSE_CHUNK)):
-        block, inside = rows.read(start, stop), slice(indptr[start], indptr[stop])
-        if block.nnz:
-            data[inside], indices[inside] = block.data, block.indices
-    return SparseRows(url)
+    data, indices = _Appended(copy.values.array), _Appended(copy.columns.array)
+    for start, stop in pairwise(cuts_by_entries(indptr, CHUNK_ENTRIES)):
+        block = rows.read(start, stop)
+        data.append(block.data)
+        indices.append(block.indices)
+    data.finish()
+    indices.finish()
+    return copy
 
 
-def _write_dask(rows: DaskRows, url: str, rows_per_chunk: int | None, client: Any) -> ZarrRows:
-    out = create_array(url, rows.shape, rows.dtype, rows_per_chunk)
-    height = out.chunks[0]
+class _Appended:
+    """An array of whole rows that is written piece by piece, in whole chunks."""
+
+    def __init__(self, array: ChunkedArray) -> None:
+        self._array, self._buffer = array, np.zeros(array.chunks, array.dtype)
+        self._held, self._chunk = 0, 0
+
+    def append(self, values: Any) -> None:
+        while len(values):
+            n = min(len(values), len(self._buffer) - self._held)
+            self._buffer[self._held : self._held + n] = values[:n]
+            self._held, values = self._held + n, values[n:]
+            if self._held == len(self._buffer):
+                self.finish()
+
+    def finish(self) -> None:
+        if self._held:
+            rest = (0,) * (self._buffer.ndim - 1)
+            self._array.write((self._chunk, *rest), self._buffer[: self._held])
+        self._chunk, self._held = self._chunk + 1, 0
+
+
+def _write_dask(rows: DaskRows, array: ChunkedArray, client: Any) -> None:
     # Each task writes one whole chunk of the store, whatever the chunks of the array were.
-    blocks = rows.array.rechunk((height, -1)).to_delayed()[:, 0]
+    blocks = rows.array.rechunk((array.chunks[0], -1)).to_delayed()[:, 0]
     write = dask.delayed(_write_block, pure=False)
-    tasks = [write(block, url, k * height) for k, block in enumerate(blocks)]
+    tasks = [write(block, array, k) for k, block in enumerate(blocks)]
     if client is not None:
         client.gather(client.compute(tasks))
     else:
         dask.compute(*tasks)
-    return ZarrRows(url)
 
 
-def _write_block(block: Any, url: str, start: int) -> None:
-    block = dense(row_major(block))
-    open_array(url, mode="r+")[start : start + block.shape[0]] = block
+def _write_block(block: Any, array: ChunkedArray, number: int) -> None:
+    array.write((number, 0), dense(row_major(block)))
+
+
+def described_rows(place: Place, description: Any) -> StoredCopy:
+    """Rows that a checked store describes, at their place; nothing is read.
+
+    Raises
+    ------
+    StoreError
+        If the description is not one that dkrr writes.
+    """
+    try:
+        kind, shape, dtype = description["kind"], tuple(description["shape"]), description["dtype"]
+        number = description["n_entries" if kind == "sparse" else "rows_per_chunk"]
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write") from error
+    numbers = (*shape, 1 if number is None else number)
+    is_layout = kind in ("dense", "sparse") and len(shape) == 2 and dtype in DTYPES
+    if (
+        not is_layout
+        or any(type(k) is not int or not 0 <= k < 2**62 for k in numbers)
+        or (kind == "sparse" and number is None)
+    ):
+        raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write")
+    if kind == "sparse":
+        return SparseRows.at(place, shape, number, dtype)
+    return CheckedRows(ChunkedArray.of_rows(place.url, shape, dtype, place.identity, number))

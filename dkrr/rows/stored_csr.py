@@ -1,6 +1,6 @@
-"""CSR rows in a store: a group of the arrays `data`, `indices` and `indptr`."""
+"""CSR rows in a store: arrays `data`, `indices` and `indptr` that dkrr wrote."""
 
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,39 +8,69 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, StoreError
-from dkrr.rows.sources import ALL, Block, StoredRows
-from dkrr.rows.zarr_arrays import ZarrRows
+from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.stored import SCRATCH_BYTES, CheckedRows
 from dkrr.sparse import check_structure
+from dkrr.tiles import ChunkedArray
+from dkrr.tiles.store import Place
+
+CHUNK_ENTRIES = 2**20
+"""Entries of a chunk."""
 
 
-class SparseRows(StoredRows):
+@dataclass(frozen=True)
+class SparseRows(Rows):
     """CSR rows in a store."""
 
+    values: CheckedRows
+    columns: CheckedRows
+    indptr: CheckedRows
+    n_columns: int
+
     is_sparse = True
+    is_shared = True
 
-    @cached_property
-    def _arrays(self) -> dict[str, ZarrRows]:
-        return {name: ZarrRows(f"{self.url}/{name}") for name in ("data", "indices", "indptr")}
+    @classmethod
+    def at(cls, place: Place, shape: tuple[int, int], n_entries: int, dtype: Any) -> "SparseRows":
+        """Rows at a place; nothing is read or written."""
+        # As wide as SciPy itself makes indices; it keeps those of int64 pointers, at twice the memory of every block.
+        index = np.int32 if max(n_entries, shape[1]) < 2**31 else np.int64
 
-    @cached_property
+        def part(name: str, size: int, kind: Any) -> CheckedRows:
+            here = place.at(name)
+            return CheckedRows(ChunkedArray.of_rows(here.url, (size,), kind, here.identity, CHUNK_ENTRIES))
+
+        parts = part("data", n_entries, dtype), part("indices", n_entries, index), part("indptr", shape[0] + 1, index)
+        return cls(*parts, shape[1])
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the group."""
+        return self.values.url.rpartition("/")[0]
+
+    @property
+    def arrays(self) -> tuple[ChunkedArray, ...]:
+        """The three arrays."""
+        return (self.values.array, self.columns.array, self.indptr.array)
+
+    @property
     def shape(self) -> tuple[int, int]:
-        indptr = self._arrays["indptr"]
-        return (indptr.shape[0] - 1, int(indptr.attributes["n_columns"]))
+        return (self.indptr.shape[0] - 1, self.n_columns)
 
-    @cached_property
+    @property
     def dtype(self) -> Any:
-        return self._arrays["data"].dtype
+        return self.values.dtype
 
     @property
     def pointers(self) -> NDArray[Any] | None:
         return self._pointers_of(slice(0, self.shape[0]))
 
-    def _pointers_of(self, rows: slice) -> NDArray[Any]:
-        return np.asarray(self._arrays["indptr"].read(rows.start, rows.stop + 1)[:, 0])
-
     @property
     def indices(self) -> Any:
-        return self._arrays["indices"]
+        return self.columns
+
+    def _pointers_of(self, rows: slice) -> NDArray[Any]:
+        return np.asarray(self.indptr.read(rows.start, rows.stop + 1)[:, 0])
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         n_entries, pointers = self.indices.shape[0], self._pointers_of(slice(start, stop))
@@ -48,18 +78,22 @@ class SparseRows(StoredRows):
         try:
             if not 0 <= first <= last <= n_entries:
                 raise InputError(f"rows {start} to {stop - 1} lie outside of the {n_entries} stored indices")
-            data, indices = (self._arrays[name].read(first, last)[:, 0] for name in ("data", "indices"))
+            data, indices = (part.read(first, last)[:, 0] for part in (self.values, self.columns))
             block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
         except ValueError as error:  # SciPy's own, and ours
-            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Rewrite them") from error
+            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Write them again") from error
         return block if columns == ALL else block[:, columns]
 
     @property
     def n_bytes(self) -> int:
-        return sum(array.n_bytes for array in self._arrays.values())
+        return sum(part.n_bytes for part in (self.values, self.columns, self.indptr))
 
     @property
     def read_overhead_bytes(self) -> int:
-        # Chunks that are files are read into the block itself.
-        return max((array.read_overhead_bytes for array in self._arrays.values() if not array.is_plain), default=0)
+        return SCRATCH_BYTES
+
+    def describe(self, rows_per_chunk: int | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """Values of JSON from which `described_rows` makes these rows again, at their place."""
+        n_entries, dtype = self.indices.shape[0], self.values.array.dtype
+        return {"kind": "sparse", "shape": list(self.shape), "dtype": dtype, "n_entries": n_entries}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import StoreError
 from dkrr.rows.sources import ALL, Block, StoredRows
-from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 
 NAME = "gram"
 """Name of the matrix in its store."""
@@ -20,7 +20,7 @@ class StoredGramRows(StoredRows):
     @cached_property
     def matrix(self) -> TiledMatrix:
         """Tiles of the lower triangle."""
-        array = ChunkedArray.open(RunStore(self.url).at(NAME))
+        array = RunStore(self.url).open_array(NAME)
         return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
 
     @cached_property

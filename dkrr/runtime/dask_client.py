@@ -18,7 +18,7 @@ from distributed.protocol.pickle import dumps, loads
 
 from dkrr.errors import InputError, StoreError
 from dkrr.runtime import process
-from dkrr.tiles.chunks import zarr_store
+from dkrr.tiles.arrays import zarr_store
 
 
 def ambient_client() -> Client | None:

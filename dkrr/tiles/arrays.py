@@ -1,15 +1,22 @@
-"""Ordinary Zarr arrays: the user's, and the rows that dkrr stages or saves."""
+"""Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import zarr
+from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import StoreError
-from dkrr.tiles.chunks import local_path, zarr_store
+from dkrr.tiles.files import local_path
+
+
+def zarr_store(url: str) -> Any:
+    """Zarr store behind a URL or path."""
+    path = local_path(url)
+    return zarr.storage.LocalStore(path) if path is not None else zarr.storage.FsspecStore.from_url(url)
+
 
 CHUNK_BYTES = 16 * 2**20
 """Size of a chunk of staged rows: large enough to read fast, small beside any worker's memory."""
@@ -62,9 +69,8 @@ def create_array(
     shape: tuple[int, ...],
     dtype: Any,
     rows_per_chunk: int | None = None,
-    attributes: dict[str, Any] | None = None,
 ) -> Any:
-    """Create an uncompressed Zarr array, replacing an existing one.
+    """Create a Zarr array of uncompressed chunks with checksums, replacing an existing one.
 
     Parameters
     ----------
@@ -73,7 +79,6 @@ def create_array(
     dtype : dtype
     rows_per_chunk : int, optional
         Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
-    attributes : dict, optional
     """
     at_most = chunk_rows(shape, dtype)
     rows_per_chunk = at_most if rows_per_chunk is None else min(rows_per_chunk, at_most)
@@ -83,10 +88,10 @@ def create_array(
         shape=shape,
         chunks=chunks,
         dtype=dtype,
-        compressors=None,
-        fill_value=0,
+        compressors=Crc32cCodec(),
+        # A missing chunk must not pass for zeros.
+        fill_value=np.nan if np.dtype(dtype).kind == "f" else 0,
         overwrite=True,
-        attributes=attributes or {},
         config={"write_empty_chunks": True},
     )
 
@@ -95,44 +100,3 @@ def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
     """Rows of a chunk of about CHUNK_BYTES."""
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
     return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), 2**20)))
-
-
-def open_group(url: str, mode: Literal["r", "r+"] = "r") -> Any:
-    """Open a Zarr group.
-
-    Raises
-    ------
-    StoreError
-        If it does not exist.
-    """
-    path = local_path(url)
-    if path is not None and not path.exists():
-        raise StoreError(f"{url} does not exist")
-    try:
-        return zarr.open_group(zarr_store(url), mode=mode)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{url} is not a Zarr store ({error})") from error
-
-
-def refuse_links(url: str) -> None:
-    """Refuse a store on this machine in which a symbolic link leads out of it.
-
-    Raises
-    ------
-    StoreError
-        Naming the link.
-    """
-    root = local_path(url)
-    if root is None or not root.is_dir():
-        return
-    whole = root.resolve()
-    for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(whole):
-                raise StoreError(f"{path} is a link out of {url}, and is not followed; copy what it leads to there")
-
-
-def create_group(url: str, attributes: dict[str, Any]) -> None:
-    """Create a Zarr group with attributes."""
-    zarr.create_group(zarr_store(url), attributes=attributes, overwrite=False)

@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 
 from dkrr.errors import InputError
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.files import local_path
 
 
 def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], bool]) -> None:

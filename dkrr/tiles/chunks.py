@@ -1,55 +1,62 @@
-"""Whole chunks of a Zarr array, read and written raw.
+"""Whole chunks of an array, and blocks of their rows, read and written raw; each has checksums.
 
-Zarr's array interface copies a chunk several times and decodes it on one event-loop thread. Gram tiles are
-incompressible, so their arrays are stored without compression (bytes + CRC-32C), and a chunk is one file whose
-bytes go straight into the caller's buffer. The arrays stay valid Zarr v3: any reader opens them.
+An array is a Zarr v3 array whose chunks are shards (the codec ``sharding_indexed``) of uncompressed blocks of rows with
+their CRC-32C, as any Zarr reader opens them. Behind the checksum of a block, in bytes that Zarr does not read, lies a
+second one that goes on with the name of the array, its layout and the block's position: a block at another place, of
+another array or of another run does not pass for the right one. A chunk is one file whose bytes go straight into the
+caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 """
 
 import contextlib
 import mmap
 import os
-import uuid
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+import struct
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import google_crc32c
 import numpy as np
-import zarr
 from numpy.typing import NDArray
-from zarr.codecs import BytesCodec, Crc32cCodec
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.tiles import remote
+from dkrr.tiles.descriptions import NAME, read_json, write_json
+from dkrr.tiles.files import (
+    AT_ONCE,
+    delete,
+    local_path,
+    make_folder,
+    names,
+    open_for_reading,
+    unreadable,
+    write_file,
+)
+
+BLOCK_BYTES = 256 * 2**10
+"""Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
+CHUNK_BYTES = 16 * 2**20
+"""Size of a chunk of rows: large enough to read fast, small beside any worker's memory."""
+MAX_CHUNK_ROWS = 2**20
+
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bool",
+    *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8)),
+)
 
 _CRC_BYTES = 4
+_TAIL_BYTES = 2 * _CRC_BYTES
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""
 
 
-def local_path(url: str) -> Path | None:
-    """Path of a URL on this machine's file system, or None for a remote one."""
-    if url.startswith("file://"):
-        return Path(url.removeprefix("file://"))
-    return None if "://" in url else Path(url)
-
-
-def zarr_store(url: str) -> Any:
-    """Zarr store behind a URL or path."""
-    path = local_path(url)
-    return zarr.storage.LocalStore(path) if path is not None else zarr.storage.FsspecStore.from_url(url)
-
-
-@lru_cache(maxsize=64)
-def _remote(url: str) -> Any:
-    return zarr_store(url)
-
-
 @dataclass(frozen=True)
 class ChunkedArray:
-    """A Zarr array whose chunks are written once, whole, and read whole. Travels between processes by name.
+    """An array whose chunks are written once, whole, and read whole or by rows. Travels between processes by name.
 
     A chunk that lies across the array's edge is stored in full; what is outside the array is zero.
     """
@@ -59,55 +66,185 @@ class ChunkedArray:
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: str = "float64"
+    block_rows: int = 0
+    """Rows of a block with a checksum; 0: a chunk is one block."""
+    identity: str = ""
+    """Name of the array that its checksums hold: of the run or model, and within it."""
 
     @classmethod
     def create(
-        cls, url: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
+        cls, url: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64", identity: str = ""
     ) -> "ChunkedArray":
-        """Create an empty array, or take an existing one of this very layout.
+        """Create an empty array of chunks of one block each, or take an existing one of this very layout.
 
         Raises
         ------
         StoreError
-            If an array of another layout exists.
+            If an array of another layout exists, or it cannot be written.
         """
-        chunks = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
-        array = cls(url, shape, chunks, dtype)
-        path = local_path(url)
-        if path is not None and not path.exists():
-            _create(array)  # asking Zarr for a missing array takes longer than creating it
-            return array
-        try:
-            found = cls.open(url)
-        except StoreError:
-            _create(array)
-            return array
-        if found != array:
+        chunks = tuple(max(1, min(c, s)) for c, s in zip(chunks, shape, strict=True))
+        return cls(url, shape, chunks, dtype, 0, identity)._created()
+
+    @classmethod
+    def of_rows(
+        cls, url: str, shape: tuple[int, ...], dtype: Any, identity: str = "", rows_per_chunk: int | None = None
+    ) -> "ChunkedArray":
+        """Array of whole rows in a layout that follows from these arguments; `create_anew` writes it.
+
+        Parameters
+        ----------
+        url : str
+        shape : tuple of int
+        dtype : dtype
+        identity : str
+        rows_per_chunk : int, optional
+            A chunk has as many rows, or slightly more so that its blocks are alike, of at most about CHUNK_BYTES;
+            default: as many as that.
+        """
+        row_bytes = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
+        n = max(1, shape[0])
+        most = max(1, min(CHUNK_BYTES // row_bytes, MAX_CHUNK_ROWS, n))
+        height = most if rows_per_chunk is None else max(1, min(rows_per_chunk, most))
+        n_blocks = -(-height // max(1, min(BLOCK_BYTES // row_bytes, height)))
+        block = -(-height // n_blocks)
+        chunks = (block * n_blocks, *(max(1, s) for s in shape[1:]))
+        return cls(url, tuple(shape), chunks, np.dtype(dtype).name, 0 if n_blocks == 1 else block, identity)
+
+    def create_anew(self) -> "ChunkedArray":
+        """Write the array's metadata, and return it; chunks of an earlier one are to be deleted before."""
+        make_folder(self.url)
+        write_json(f"{self.url}/{NAME}", self.metadata)
+        return self
+
+    def _created(self) -> "ChunkedArray":
+        path = local_path(self.url)
+        found = None
+        if path is None or path.exists():
+            with contextlib.suppress(DamagedChunkError):  # written again: checksums of chunks hold the layout
+                found = self.open(self.url, self.identity)
+        if found is None:
+            return self.create_anew()
+        if found != self:
             raise StoreError(
-                f"{url} holds an array of shape {found.shape}, chunks {found.chunks}, {found.dtype}; "
-                f"expected shape {shape}, chunks {chunks}, {dtype}. Give another store= or delete this one"
+                f"{self.url} holds an array of shape {found.shape}, chunks {found.chunks}, {found.dtype}; "
+                f"expected shape {self.shape}, chunks {self.chunks}, {self.dtype}. Give another store= or "
+                f"delete this one"
             )
         return found
 
     @classmethod
-    def open(cls, url: str) -> "ChunkedArray":
-        """Open an array written by `create`.
+    def open(cls, url: str, identity: str = "") -> "ChunkedArray":
+        """Open an array that dkrr wrote.
 
         Raises
         ------
+        DamagedChunkError
+            If it does not exist, or its metadata are damaged.
         StoreError
-            If it does not exist or cannot be read.
+            If something else is there, or it cannot be read.
         """
         try:
-            array = zarr.open_array(zarr_store(url), mode="r")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"no readable Zarr array at {url}: {error}") from error
-        return cls(url, tuple(array.shape), tuple(array.chunks), str(array.dtype))
+            found = read_json(f"{url}/{NAME}")
+        except StoreError as error:
+            raise DamagedChunkError(f"no readable array of dkrr at {url}: {error}", url, NAME) from error
+        if found is None:
+            raise DamagedChunkError(f"no readable array of dkrr at {url}: it has no {NAME}", url, NAME)
+        array = _of_metadata(url, found, identity)
+        if array is None and found.get("node_type") == "group":
+            raise StoreError(f"{url} is a group and no array; expected an array that dkrr wrote")
+        if array is None:
+            raise DamagedChunkError(
+                f"no readable array of dkrr at {url}: its {NAME} is not one that dkrr writes", url, NAME
+            )
+        return array
+
+    def check_metadata(self) -> None:
+        """Compare the metadata in the store, which other readers of Zarr go by, with this layout.
+
+        Raises
+        ------
+        DamagedChunkError
+            If they are missing or differ.
+        """
+        try:
+            found = read_json(f"{self.url}/{NAME}")
+        except StoreError as error:
+            raise DamagedChunkError(str(error), self.url, NAME) from error
+        if found != self.metadata:
+            what = "is not there" if found is None else "describes another layout or other codecs than dkrr wrote"
+            raise DamagedChunkError(f"{self.url} is damaged: its {NAME} {what}", self.url, NAME)
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the array for readers of Zarr v3."""
+        dtype = np.dtype(self.dtype)
+        number = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})
+        index = {"name": "bytes", "configuration": {"endian": "little"}}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": self.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunks)}},
+            # One flat folder: a single directory listing finds the complete chunks.
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            # A missing chunk must never pass for zeros.
+            "fill_value": "NaN" if dtype.kind == "f" else False if dtype.kind == "b" else 0,
+            "codecs": [
+                {
+                    "name": "sharding_indexed",
+                    "configuration": {
+                        "chunk_shape": [self._height, *self.chunks[1:]],
+                        "codecs": [number, {"name": "crc32c"}],
+                        "index_codecs": [index, {"name": "crc32c"}],
+                        "index_location": "end",
+                    },
+                }
+            ],
+            "attributes": {},
+            "storage_transformers": [],
+        }
+
+    @property
+    def _height(self) -> int:
+        return self.block_rows or self.chunks[0]
+
+    @cached_property
+    def _block_bytes(self) -> int:
+        return int(self._height * prod(self.chunks[1:]) * np.dtype(self.dtype).itemsize)
+
+    @cached_property
+    def _n_blocks(self) -> int:
+        return self.chunks[0] // self._height
+
+    @cached_property
+    def _index(self) -> bytes:
+        """Index of a shard: position and length of every block, as Zarr reads them, and its checksum."""
+        stride, length = self._block_bytes + _TAIL_BYTES, self._block_bytes + _CRC_BYTES
+        index = b"".join(struct.pack("<QQ", k * stride, length) for k in range(self._n_blocks))
+        return index + struct.pack("<I", google_crc32c.value(index))
+
+    @cached_property
     def chunk_bytes(self) -> int:
-        """Bytes of one stored chunk, checksum included."""
-        return int(np.prod(self.chunks)) * np.dtype(self.dtype).itemsize + _CRC_BYTES
+        """Bytes of one stored chunk, checksums and index included."""
+        return self._n_blocks * (self._block_bytes + _TAIL_BYTES + 16) + _CRC_BYTES
+
+    @cached_property
+    def _label(self) -> bytes:
+        return f"{self.identity}|{self.shape}|{self.chunks}|{self._height}|{self.dtype}|".encode()
+
+    def _tail(self, key: str, block: int, data: Any) -> bytes:
+        """Checksum of a block, and the one that goes on with its name and position."""
+        plain = google_crc32c.value(data)
+        return struct.pack("<II", plain, google_crc32c.extend(plain, self._label + f"{key}|{block}".encode()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Chunks along each dimension."""
+        return tuple(-(-s // k) for s, k in zip(self.shape, self.chunks, strict=True))
 
     def read(self, coordinates: tuple[int, ...], out: NDArray[Any]) -> int:
         """Read one whole chunk into `out`, check it, and return the number of bytes read.
@@ -121,26 +258,101 @@ class ChunkedArray:
 
         Raises
         ------
-        StoreError
+        DamagedChunkError
             If the chunk is missing, truncated or damaged.
+        StoreError
+            If it cannot be read.
         """
         if out.shape != self.chunks or out.dtype != self.dtype or not out.flags.c_contiguous:
             raise ValueError(f"buffer of shape {out.shape} {out.dtype} for a chunk {self.chunks} {self.dtype}")
-        key = _key(coordinates)
-        path = local_path(self.url)
-        crc = bytearray(_CRC_BYTES)
-        if path is not None:
-            n_read = _read_file(path / key, out.reshape(-1).view(np.uint8).data, crc)
+        self._read_blocks(coordinates, 0, out)
+        return self.chunk_bytes
+
+    def read_rows(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Rows start ... stop − 1 of an array whose chunks have whole rows; blocks are checked.
+
+        Parameters
+        ----------
+        start, stop : int
+        out : ndarray of shape (stop − start, ...), optional
+            C-contiguous buffer of the array's dtype.
+
+        Raises
+        ------
+        DamagedChunkError, StoreError
+            As `read`.
+        """
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype) if out is None else out
+        row, scratch = start, None
+        while row < stop:
+            chunk, inside = divmod(row, self.chunks[0])
+            n = min(stop - row, self.chunks[0] - inside)
+            block, skip = divmod(inside, self._height)
+            target = out[row - start : row - start + n]
+            coordinates = (chunk, *(0 for _ in self.shape[1:]))
+            whole = 0 if skip else n // self._height * self._height
+            if whole:
+                self._read_blocks(coordinates, block, target[:whole])
+            else:  # a part of a block, which is read and checked as a whole
+                whole = min(n, self._height - skip)
+                if scratch is None:
+                    scratch = np.empty((self._height, *self.shape[1:]), self.dtype)
+                self._read_blocks(coordinates, block, scratch)
+                target[:whole] = scratch[skip : skip + whole]
+            row += whole
+        return out
+
+    def _read_blocks(self, coordinates: tuple[int, ...], first: int, out: NDArray[Any]) -> None:
+        """Read consecutive blocks of a chunk into `out`, and compare their checksums."""
+        key, size = _key(coordinates), self._block_bytes
+        content = out.reshape(-1).view(np.uint8)
+        blocks = [content[k : k + size] for k in range(0, len(content), size)]
+        tails = [bytearray(_TAIL_BYTES) for _ in blocks]
+        path, offset = local_path(self.url), first * (size + _TAIL_BYTES)
+        if path is None:
+            self._fetch(key, offset, blocks, tails)
         else:
-            n_read = self._read_remote(key, out, crc)
-        if n_read != self.chunk_bytes:
-            raise StoreError(self._truncated(key, n_read))
-        if int.from_bytes(crc, "little") != google_crc32c.value(out):
-            raise StoreError(self._damaged(key))
-        return n_read
+            self._read_file(key, offset, blocks, tails)
+        for k, (block, tail) in enumerate(zip(blocks, tails, strict=True)):
+            if tail != self._tail(key, first + k, block):
+                raise self._damaged(key)
+
+    def _read_file(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
+        path = f"{local_path(self.url)}/{key}"
+        try:
+            descriptor = open_for_reading(path)
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != self.chunk_bytes:
+                raise self._truncated(key, found)
+            _read_all(descriptor, [part for pair in zip(blocks, tails, strict=True) for part in pair], offset)
+        except StoreError:
+            raise
+        except EOFError:
+            raise self._truncated(key, os.fstat(descriptor).st_size) from None
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            os.close(descriptor)
+
+    def _fetch(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
+        stride, is_whole = self._block_bytes + _TAIL_BYTES, len(blocks) == self._n_blocks
+        raw = remote.get(self.url, key, None if is_whole else (offset, offset + len(blocks) * stride))
+        if raw is None:
+            raise self._missing(key)
+        if len(raw) != (self.chunk_bytes if is_whole else len(blocks) * stride):
+            raise self._truncated(key, offset + len(raw))
+        for k, (block, tail) in enumerate(zip(blocks, tails, strict=True)):
+            at = k * stride
+            block[:] = np.frombuffer(raw, np.uint8, self._block_bytes, at)
+            tail[:] = raw[at + self._block_bytes : at + stride]
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
-        """One whole chunk, checked, where it lies in the system's cache: nothing is copied. None for a remote store.
+        """One whole chunk of one block, checked, where it lies in the system's cache; None for a remote store.
+
+        Nothing is copied.
 
         Parameters
         ----------
@@ -151,48 +363,50 @@ class ChunkedArray:
 
         Raises
         ------
-        StoreError
+        DamagedChunkError, StoreError
             As `read`.
         """
+        assert self._n_blocks == 1, "blocks of a chunk do not lie together"
         path = local_path(self.url)
         if path is None:
             return None
         key = _key(coordinates)
         try:
-            with (path / key).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != self.chunk_bytes:
-                    raise StoreError(self._truncated(key, size))
-                flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
-                content = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ, flags=flags)
+            descriptor = open_for_reading(path / key)
         except FileNotFoundError:
-            raise StoreError(_missing(self.url, key)) from None
-        chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(np.prod(self.chunks))).reshape(self.chunks)
-        if check and int.from_bytes(content[-_CRC_BYTES:], "little") != google_crc32c.value(chunk):
-            raise StoreError(self._damaged(key))
+            raise self._missing(key) from None
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != self.chunk_bytes:
+                raise self._truncated(key, size)
+            flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
+            content = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags)
+        except StoreError:
+            raise
+        except OSError as error:
+            raise unreadable(path / key, error) from error
+        finally:
+            os.close(descriptor)
+        chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
+        tail = content[self._block_bytes : self._block_bytes + _TAIL_BYTES]
+        if check and tail != self._tail(key, 0, chunk):
+            raise self._damaged(key)
         return chunk
 
-    def _truncated(self, key: str, n_bytes: int) -> str:
-        return (
+    def _missing(self, key: str) -> DamagedChunkError:
+        text = f"chunk {key} of {self.url} is not there: the store is incomplete. {_REMEDY}"
+        return DamagedChunkError(text, self.url, key)
+
+    def _truncated(self, key: str, n_bytes: int) -> DamagedChunkError:
+        text = (
             f"chunk {key} of {self.url} has {n_bytes} bytes instead of {self.chunk_bytes}: the store is damaged or "
-            f"incomplete. Delete this chunk and run again with the same store to recompute it"
+            f"incomplete. {_REMEDY}"
         )
+        return DamagedChunkError(text, self.url, key)
 
-    def _damaged(self, key: str) -> str:
-        return (
-            f"chunk {key} of {self.url} does not match its checksum: the store is damaged. Delete this chunk and run "
-            f"again with the same store to recompute it"
-        )
-
-    def _read_remote(self, key: str, out: NDArray[Any], crc: bytearray) -> int:
-        buffer = sync(_remote(self.url).get(key, default_buffer_prototype()))
-        if buffer is None:
-            raise StoreError(_missing(self.url, key))
-        raw = buffer.as_numpy_array().view(np.uint8)
-        if raw.size == self.chunk_bytes:
-            out.reshape(-1).view(np.uint8)[:] = raw[:-_CRC_BYTES]
-            crc[:] = raw[-_CRC_BYTES:].tobytes()
-        return int(raw.size)
+    def _damaged(self, key: str) -> DamagedChunkError:
+        text = f"chunk {key} of {self.url} does not match its checksum: the store is damaged. {_REMEDY}"
+        return DamagedChunkError(text, self.url, key)
 
     def write(self, coordinates: tuple[int, ...], data: NDArray[Any]) -> int:
         """Write one whole chunk and return the number of bytes written.
@@ -205,49 +419,99 @@ class ChunkedArray:
             Position of the chunk in the grid of chunks.
         data : ndarray
             The chunk; may be smaller than `chunks` at the array's edge.
+
+        Raises
+        ------
+        StoreError
+            If it cannot be written; a DiskSpaceError where space is short.
         """
         block = data
         if data.shape != self.chunks or data.dtype != self.dtype or not data.flags.c_contiguous:
             block = np.zeros(self.chunks, self.dtype)
             block[tuple(slice(0, s) for s in data.shape)] = data
-        crc = int(google_crc32c.value(block)).to_bytes(_CRC_BYTES, "little")
-        key = _key(coordinates)
-        path = local_path(self.url)
-        if path is not None:
-            _write_file(path / key, block.reshape(-1).view(np.uint8).data, crc)
-        else:
-            raw = np.concatenate([block.reshape(-1).view(np.uint8), np.frombuffer(crc, np.uint8)])
-            sync(_remote(self.url).set(key, default_buffer_prototype().buffer.from_array_like(raw)))
+        key, size = _key(coordinates), self._block_bytes
+        content, parts = block.reshape(-1).view(np.uint8), list[Any]()
+        for k in range(self._n_blocks):
+            part = content[k * size : (k + 1) * size]
+            parts += [part, self._tail(key, k, part)]
+        write_file(f"{self.url}/{key}", [*parts, self._index])
         return self.chunk_bytes
 
     def present(self) -> set[tuple[int, ...]]:
-        """Positions of the complete chunks, by one listing. Left-overs of killed writers are removed."""
+        """Positions of the chunks that are there with their full size, by one listing.
+
+        Raises
+        ------
+        StoreError
+            If the folder cannot be read.
+        """
         path = local_path(self.url)
         if path is None:
-            return {c for key in sync(_list(_remote(self.url))) if (c := _coordinates(key)) is not None}
+            return {c for key in names(self.url) if (c := _coordinates(key)) is not None}
         found = set()
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".partial"):
-                    with contextlib.suppress(FileNotFoundError):
-                        Path(entry.path).unlink()
-                    continue
-                c = _coordinates(entry.name)
-                if c is not None and entry.stat().st_size == self.chunk_bytes:
-                    found.add(c)
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    c = _coordinates(entry.name)
+                    if c is not None and entry.stat(follow_symlinks=False).st_size == self.chunk_bytes:
+                        found.add(c)
+        except OSError as error:
+            raise unreadable(path, error) from error
         return found
+
+    def discard(self, coordinates: tuple[int, ...]) -> None:
+        """Delete a chunk."""
+        delete(f"{self.url}/{_key(coordinates)}")
+
+    def check_complete(self) -> None:
+        """Refuse an array without all of its chunks, before memory is taken for it.
+
+        Raises
+        ------
+        DamagedChunkError
+            Naming a chunk that is missing.
+        """
+        if 0 in self.grid:
+            return
+        # At once, whatever number of chunks is claimed.
+        self._check_file(tuple(k - 1 for k in self.grid))
+        present = self.present()
+        if len(present) < prod(self.grid):
+            missing = next(c for c in np.ndindex(*self.grid) if c not in present)
+            self._check_file(missing)
+            raise self._missing(_key(missing))
+
+    def _check_file(self, coordinates: tuple[int, ...]) -> None:
+        """Refuse a chunk on this machine that is not there, is no file, or has another size."""
+        path, key = local_path(self.url), _key(coordinates)
+        if path is None:
+            return
+        try:
+            descriptor = open_for_reading(path / key)
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if size != self.chunk_bytes:
+            raise self._truncated(key, size)
 
     def load(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Whole array in memory, in `out` if that is given.
 
         Raises
         ------
-        StoreError
-            If a chunk is missing or damaged.
+        DamagedChunkError, StoreError
+            As `read`; also if memory does not suffice.
         """
-        out = np.empty(self.shape, self.dtype) if out is None else out
-        buffer = np.empty(self.chunks, self.dtype)
-        for c in np.ndindex(*(-(-s // k) for s, k in zip(self.shape, self.chunks, strict=True))):
+        self.check_complete()
+        try:
+            out = np.empty(self.shape, self.dtype) if out is None else out
+            buffer = np.empty(self.chunks, self.dtype)
+        except (MemoryError, ValueError) as error:
+            raise StoreError(
+                f"{self.url} has shape {self.shape}, for which memory does not suffice: {error}"
+            ) from error
+        for c in np.ndindex(*self.grid):
             self.read(c, buffer)
             where = tuple(slice(i * k, min(s, (i + 1) * k)) for i, k, s in zip(c, self.chunks, self.shape, strict=True))
             out[where] = buffer[tuple(slice(0, w.stop - w.start) for w in where)]
@@ -255,30 +519,79 @@ class ChunkedArray:
 
     def fill(self, data: NDArray[Any]) -> None:
         """Write every chunk from an array in memory."""
-        for c in np.ndindex(*(-(-s // k) for s, k in zip(self.shape, self.chunks, strict=True))):
+        for c in np.ndindex(*self.grid):
             self.write(c, data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))])
 
-    def lazy(self) -> Any:
-        """Zarr array (read only), for readers that want numpy-style indexing."""
-        return zarr.open_array(zarr_store(self.url), mode="r")
+    def damaged_chunks(self) -> list[DamagedChunkError]:
+        """Read every chunk that is there, and return the errors of those that are damaged.
+
+        A file of a chunk that has another size counts; one that is missing does not: the array may be incomplete.
+        """
+        found, buffer = [], np.empty(self.chunks, self.dtype)
+        for key in sorted(names(self.url)):
+            c = _coordinates(key)
+            if c is None or len(c) != len(self.grid):
+                continue
+            try:
+                self.read(c, buffer)
+                self._check_index(key)
+            except DamagedChunkError as error:
+                found.append(error)
+        return found
+
+    def _check_index(self, key: str) -> None:
+        """Compare a chunk's index, which only other readers of Zarr use."""
+        path = local_path(self.url)
+        if path is None:
+            raw = remote.get(self.url, key, (self.chunk_bytes - len(self._index), self.chunk_bytes))
+        else:
+            with (path / key).open("rb") as file:
+                file.seek(-len(self._index), os.SEEK_END)
+                raw = file.read()
+        if raw != self._index:
+            raise self._damaged(key)
 
 
-def _create(array: ChunkedArray) -> None:
+_REMEDY = "Run again with the same store and the same data to compute it again"
+
+
+def _of_metadata(url: str, found: dict[str, Any], identity: str) -> ChunkedArray | None:
+    """Array that metadata describe; None if dkrr does not write such metadata."""
     try:
-        zarr.create_array(
-            zarr_store(array.url),
-            shape=array.shape,
-            chunks=array.chunks,
-            dtype=array.dtype,
-            fill_value=np.nan,  # a missing chunk must never pass for zeros
-            serializer=BytesCodec(endian="little"),
-            compressors=Crc32cCodec(),
-            # One flat folder: a single directory listing finds the complete chunks.
-            chunk_key_encoding={"name": "default", "separator": "."},
-            config={"write_empty_chunks": True},
-        )
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot create an array at {array.url}: {error}") from error
+        shape = tuple(found["shape"])
+        chunks = tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
+        (codec,) = found["codecs"]
+        height = codec["configuration"]["chunk_shape"][0]
+        numbers, dtype = (*shape, *chunks, height), found["data_type"]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers) or dtype not in DTYPES:
+        return None
+    if not shape or len(shape) != len(chunks) or 0 in chunks or not 0 < height <= chunks[0] or chunks[0] % height:
+        return None
+    array = ChunkedArray(url, shape, chunks, dtype, 0 if height == chunks[0] else height, identity)
+    return array if array.metadata == found else None
+
+
+def _read_all(descriptor: int, parts: list[Any], offset: int) -> None:
+    """Fill buffers with consecutive bytes of a file."""
+    while parts:
+        # One call reads at most 2 GiB.
+        n = _read_once(descriptor, parts[:AT_ONCE], offset)
+        if n == 0:
+            raise EOFError
+        offset += n
+        while parts and n >= len(parts[0]):
+            n -= len(parts.pop(0))
+        if n:
+            parts[0] = memoryview(parts[0])[n:]
+
+
+def _read_once(descriptor: int, parts: list[Any], offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, parts, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
+    return os.readv(descriptor, parts)
 
 
 def _key(coordinates: tuple[int, ...]) -> str:
@@ -287,49 +600,8 @@ def _key(coordinates: tuple[int, ...]) -> str:
 
 def _coordinates(key: str) -> tuple[int, ...] | None:
     head, *rest = key.split(".")
-    return tuple(map(int, rest)) if head == "c" and rest and all(part.isdigit() for part in rest) else None
-
-
-async def _list(store: Any) -> list[str]:
-    return [key async for key in store.list_dir("")]
-
-
-def _missing(url: str, key: str) -> str:
-    return f"chunk {key} of {url} is not there: the store is incomplete. Run again with the same store to compute it"
-
-
-def _read_file(path: Path, out: memoryview, crc: bytearray) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise StoreError(_missing(str(path.parent), path.name)) from None
-    try:
-        n_read = 0
-        while n_read < len(out):  # one call reads at most 2 GiB
-            n = os.readv(descriptor, [out[n_read:], crc] if n_read == 0 else [out[n_read:]])
-            if n == 0:
-                return n_read
-            n_read += n
-        if n_read == len(out):
-            n_read += os.readv(descriptor, [crc])
-        return n_read + len(os.read(descriptor, 1))
-    finally:
-        os.close(descriptor)
-
-
-def _write_file(path: Path, data: memoryview, crc: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("wb", buffering=0) as file:
-            for part in (data, memoryview(crc)):
-                written = 0
-                while written < len(part):  # a nearly full disk takes what fits, and says so
-                    written += file.write(part[written:])
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise StoreError(
-            f"cannot write {path}: {error.strerror or error}. Finished tiles are kept: "
-            f"fix this and run again with the same store"
-        ) from error
+    return (
+        tuple(map(int, rest))
+        if head == "c" and rest and all(part.isdecimal() and len(part) < 19 for part in rest)
+        else None
+    )

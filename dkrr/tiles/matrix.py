@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dkrr.tiles.chunks import ChunkedArray
 from dkrr.tiles.grid import TileGrid
 from dkrr.tiles.padded import empty_tile
+from dkrr.tiles.store import Place
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,18 @@ class TiledMatrix:
     """Reading and writing wait for a disk, and others may read what is written."""
 
     @classmethod
-    def create(cls, url: str, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
+    def create(cls, place: Place, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
         """Create an empty matrix, or take an existing one of this very layout (see ChunkedArray).
 
         Parameters
         ----------
-        url : str
+        place : Place
         grid : TileGrid
         dtype : {"float64", "float32"}
             Type of the entries, and of the arithmetic of a factorisation that writes them.
         """
-        return cls(ChunkedArray.create(url, (grid.n, grid.n), (grid.tile, grid.panel), dtype), grid)
+        shape, chunks = (grid.n, grid.n), (grid.tile, grid.panel)
+        return cls(ChunkedArray.create(place.url, shape, chunks, dtype, place.identity), grid)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -1,32 +1,120 @@
 """The store of one run: what problem it belongs to, and the arrays in it."""
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import zarr
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.tiles import files
+from dkrr.tiles.chunks import ChunkedArray
+from dkrr.tiles.descriptions import NAME, read_group, write_group
 
-from dkrr.errors import StoreError
-from dkrr.tiles.chunks import local_path, zarr_store
-
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _COPY = re.compile("rows(-[0-9a-z]+)?")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_ID = re.compile("[0-9a-f]{32}")
+_CHUNK = re.compile(r"c(\.[0-9]+)+")
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where an array or a group of arrays lies, and the name that their checksums hold."""
+
+    url: str
+    identity: str
+
+    def at(self, name: str) -> "Place":
+        """Place within this one.
+
+        Raises
+        ------
+        StoreError
+            If the name leads elsewhere.
+        """
+        if not _NAME.fullmatch(name):
+            raise StoreError(
+                f"{name!r} is no name in {self.url}; expected letters, digits, and folders between slashes"
+            )
+        return Place(f"{self.url.rstrip('/')}/{name}", f"{self.identity}/{name}")
+
+
+@dataclass
 class RunStore:
     """A Zarr group that holds everything one fit keeps on disk."""
 
     url: str
+    _id: str | None = field(default=None, repr=False, compare=False)
 
     def at(self, name: str) -> str:
         """URL of something inside the store."""
         return f"{self.url.rstrip('/')}/{name}"
+
+    def place(self, name: str) -> Place:
+        """Place of something inside the store, under a name that no other run has."""
+        if self._id is None:
+            self._id = self._attributes()["id"]
+        return Place(self.url, self._id).at(name)
+
+    def create_array(
+        self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
+    ) -> ChunkedArray:
+        """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
+        place = self.place(name)
+        files.refuse_links(place.url, self.url)
+        return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
+
+    def open_array(self, name: str) -> ChunkedArray:
+        """Open an array of the store; see `ChunkedArray.open`."""
+        place = self.place(name)
+        files.refuse_links(place.url, self.url)
+        return ChunkedArray.open(place.url, place.identity)
+
+    def arrays(self) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
+        """Names of all arrays in the store, each with the array, or with what is wrong with its metadata.
+
+        Raises
+        ------
+        StoreError
+            If the store cannot be read, or has a link in it.
+        """
+        yield from self._arrays_below("")
+
+    def _arrays_below(self, folder: str) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
+        for name in sorted(files.names(self.at(folder) if folder else self.url)):
+            inner = f"{folder}/{name}".lstrip("/")
+            if not _NAME.fullmatch(inner) or _CHUNK.fullmatch(name) or not files.is_folder(self.at(inner)):
+                continue
+            held = files.names(self.at(inner))
+            if any(_CHUNK.fullmatch(one) for one in held) or not _is_group(self.at(inner), held):
+                try:
+                    yield inner, self.open_array(inner)
+                except DamagedChunkError as error:
+                    yield inner, error
+            else:
+                yield from self._arrays_below(inner)
+
+    def damage(self) -> list[DamagedChunkError]:
+        """Read all that is in the store, and return what is damaged."""
+        found = []
+        for _, array in self.arrays():
+            found += array.damaged_chunks() if isinstance(array, ChunkedArray) else [array]
+        return found
+
+    def discard(self, url: str, key: str) -> None:
+        """Delete a damaged part of the store: a chunk, or metadata; a copy of X is copied again as a whole."""
+        name = url.removeprefix(self.url).strip("/")
+        if _COPY.fullmatch(name.split("/")[0]):
+            self.set_staged_rows(None)
+            self.delete(name.split("/")[0])
+        else:
+            files.delete(f"{self.place(name).url}/{key}")
 
     def open(self) -> None:
         """Begin a run here, or take the existing one; it belongs to no problem until `claim`.
@@ -37,8 +125,7 @@ class RunStore:
             If something else exists here.
         """
         if self.description() is None:
-            attributes = {"dkrr": {"kind": "run", "format": FORMAT_VERSION, "fingerprint": None}}
-            zarr.create_group(zarr_store(self.url), attributes=attributes)
+            self._write({"kind": "run", "format": FORMAT_VERSION, "id": os.urandom(16).hex(), "fingerprint": None})
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
         """Take the open store for the problem with this fingerprint, or resume its run.
@@ -72,25 +159,30 @@ class RunStore:
     def _attributes(self) -> dict[str, Any]:
         found = self.description()
         if found is None:
-            raise StoreError(f"the store {self.url} was deleted during the run")
+            raise StoreError(f"the store {self.url} was deleted during the run; run again to begin a new one")
         return found
 
     def _update(self, **changes: Any) -> None:
-        group = zarr.open_group(zarr_store(self.url), mode="r+")
-        group.attrs["dkrr"] = {**self._attributes(), **changes}
+        self._write({**self._attributes(), **changes})
 
-    def staged_rows(self) -> str | None:
-        """Name of the copy of X in the store, if it is complete."""
-        name: str | None = self._attributes()["rows"]
-        if name is not None and not _COPY.fullmatch(name):
+    def _write(self, description: dict[str, Any]) -> None:
+        write_group(self.url, description)
+        self._id = description["id"]
+
+    def staged_rows(self) -> tuple[str, dict[str, Any]] | None:
+        """Name and description of the copy of X in the store, if it is complete."""
+        found = self._attributes()["rows"]
+        if found is None:
+            return None
+        if not isinstance(found, dict) or not _COPY.fullmatch(str(found.get("name"))):
             raise StoreError(
-                f"the store {self.url} is damaged: it names {name!r} as its copy of X. Give another store="
+                f"the store {self.url} is damaged: it names {found!r} as its copy of X. Give another store="
             )
-        return name
+        return found["name"], found
 
-    def set_staged_rows(self, name: str) -> None:
-        """Remember that the copy of X is complete."""
-        self._update(rows=name)
+    def set_staged_rows(self, name: str | None, described: dict[str, Any] | None = None) -> None:
+        """Remember that the copy of X is complete; without a name, that there is none."""
+        self._update(rows=None if name is None else {**(described or {}), "name": name})
 
     def note(self, name: str) -> Any:
         """Value noted in the description under a name; None if nothing was noted."""
@@ -102,7 +194,10 @@ class RunStore:
 
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
-        zarr.open_group(zarr_store(self.at(name)), mode="a")
+        url = self.place(name).url
+        files.refuse_links(url, self.url)
+        if NAME not in files.names(url):
+            write_group(url)
 
     def description(self) -> dict[str, Any] | None:
         """Description that an earlier run wrote of this store; None if nothing exists here.
@@ -110,43 +205,47 @@ class RunStore:
         Raises
         ------
         StoreError
-            If something else exists here.
+            If something else exists here, or the description is damaged.
         """
-        path = local_path(self.url)
-        if path is not None and not path.exists():
-            return None
-        if path is not None and path.is_dir() and not any(path.iterdir()):
-            return None
+        path = files.local_path(self.url)
+        if path is not None and path.exists() and not path.is_dir():
+            raise StoreError(_foreign(self.url))
         try:
-            found = zarr.open_group(zarr_store(self.url), mode="r").attrs.asdict().get("dkrr")
-        except FileNotFoundError as error:
-            if path is None:
-                return None
-            raise StoreError(_foreign(self.url)) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = read_group(self.url)
+        except StoreError as error:
             raise StoreError(f"{_foreign(self.url)} ({error})") from error
-        if not isinstance(found, dict):
+        if found is None:
+            # Locks and what killed writers left have names with a dot or an end of their own.
+            if any(not name.startswith(".") for name in files.names(self.url)):
+                raise StoreError(_foreign(self.url))
+            return None
+        if not found:
             raise StoreError(_foreign(self.url))
         if found.get("kind") != "run" or found.get("format") != FORMAT_VERSION:
             raise StoreError(
                 f"{self.url} is a dkrr {found.get('kind')} of format {found.get('format')}, not a run of format "
                 f"{FORMAT_VERSION}. Give another store= or delete this one"
             )
+        if not _ID.fullmatch(str(found.get("id"))):
+            raise StoreError(f"the store {self.url} is damaged: its id is {found.get('id')!r}. Give another store=")
         return found
 
     def delete(self, name: str = "") -> None:
         """Remove the store, or one thing in it."""
-        url = self.at(name) if name else self.url
-        path = local_path(url)
-        if path is not None:
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            zarr.core.sync.sync(zarr_store(url).delete_dir(""))
+        files.delete(self.place(name).url if name else self.url)
+
+
+def _is_group(url: str, held: list[str]) -> bool:
+    """Whether a folder without chunks is a group: damaged metadata are those of an array."""
+    try:
+        return NAME not in held or read_group(url) is not None
+    except StoreError:
+        return False
 
 
 def free_bytes(url: str) -> int | None:
     """Free space where a store is (or would be); None where that is not known (remote stores)."""
-    path = local_path(url)
+    path = files.local_path(url)
     if path is None:
         return None
     with suppress(OSError):  # mostly it exists

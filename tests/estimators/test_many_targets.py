@@ -10,6 +10,7 @@ from dkrr import KernelRidge
 from dkrr.rows import as_rows, write_rows
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles.mapped import is_mapped
+from tests.stores import place
 
 N, D, T = 61, 3, 40
 
@@ -54,7 +55,7 @@ def test_targets_in_a_file(tmp_path, way, fit_intercept):
     X, y, w = samples()
     np.save(tmp_path / "y.npy", y)
     settings = {"form": "primal", "fit_intercept": fit_intercept, **WAYS[way]}
-    rows = write_rows(as_rows(X), str(tmp_path / "X.zarr"), 16)
+    rows = write_rows(as_rows(X), place(tmp_path / "X.zarr"), 16)
     here, mapped = KernelRidge(**settings).fit(rows, y, w), KernelRidge(**settings)
     mapped.fit(rows, tmp_path / "y.npy", w)
     assert is_mapped(mapped.dual_coef_) and not is_mapped(here.dual_coef_)

@@ -13,7 +13,8 @@ from dkrr.linalg.tile_steps import n_update_parts
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
-from dkrr.tiles.chunks import local_path
+from dkrr.tiles.files import local_path
+from tests.stores import place
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)
 """Four tiles, the last with eleven rows, and its last panel with three columns."""
@@ -82,7 +83,7 @@ def empty_vectors(folder, grid, m):
 
 def empty_tiles(folder, grid, dtype="float64"):
     """Stored matrix with no tile yet."""
-    return TiledMatrix.create(f"{folder}/{uuid.uuid4().hex}", grid, dtype)
+    return TiledMatrix.create(place(f"{folder}/{uuid.uuid4().hex}"), grid, dtype)
 
 
 def tiles_of(folder, grid, A, dtype="float64"):

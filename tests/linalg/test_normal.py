@@ -29,6 +29,7 @@ from tests.linalg.systems import RowsElsewhere, empty_tiles, empty_vectors, file
 from tests.linalg.test_sources import whole
 from tests.oracles import naive_normal
 from tests.rows.sources import KINDS, table
+from tests.stores import place
 
 N, D = 29, 3
 MAP = PolynomialMap(degree=2, gamma=0.7, coef0=1.0)
@@ -100,7 +101,7 @@ def test_strips_of_any_height(tmp_path, monkeypatch, height, stored, weighted, c
     if stored:
         by_rows = TileGrid(N, 5, 5)
         targets, weights = vectors(tmp_path, by_rows, y), None if w is None else vectors(tmp_path, by_rows, w)
-    rows = write_rows(as_rows(X), str(tmp_path / "rows"), 4)
+    rows = write_rows(as_rows(X), place(tmp_path / "rows"), 4)
     segment = Segment(rows, 2, 27, 5, targets, weights)
     here = slice(2, 27)
     part = phi[here] - (0.0 if centre is None else centre)
@@ -132,7 +133,7 @@ def test_residuals_in_a_store(tmp_path, monkeypatch, strip, block):
     monkeypatch.setattr(segments, "STRIP_BYTES", 0)
     X, y, w, phi = samples()
     by_rows, coef = TileGrid(N, block, block), np.random.default_rng(3).standard_normal((DIMENSION, 3))
-    rows = write_rows(as_rows(X), str(tmp_path / "rows"), 6)
+    rows = write_rows(as_rows(X), place(tmp_path / "rows"), 6)
     targets, weights, found = (
         vectors(tmp_path, by_rows, y),
         vectors(tmp_path, by_rows, w),

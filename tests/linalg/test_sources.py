@@ -44,6 +44,7 @@ from tests.linalg.systems import (
 )
 from tests.oracles import naive_gram
 from tests.rows.sources import KINDS, numbers, table
+from tests.stores import place
 
 
 def whole(source, grid):
@@ -310,7 +311,7 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path, stored):
     X = sp.csr_array((rng.random(pointers[-1]), indices, pointers), shape=(300, 40_000))
     rows: Rows = MemoryRows(X)
     if stored:
-        rows = write_rows(rows, str(tmp_path / "rows"))
+        rows = write_rows(rows, place(tmp_path / "rows"))
     kernel, parts = RBF(gamma=1e-4), rows.parts(slice(0, 300))
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
     problem = Problem.of_rows(rows, kernel, n_targets=1)

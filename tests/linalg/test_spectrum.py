@@ -12,6 +12,7 @@ from dkrr.kernels import RBF, Laplacian, Linear
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
 from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.tiles.arrays import create_array
+from tests.stores import place
 
 
 @pytest.mark.parametrize("kernel", [RBF(gamma=1 / 12), Laplacian(gamma=1 / 12)], ids=["rbf", "laplacian"])
@@ -47,7 +48,7 @@ def test_rows_in_a_store(tmp_path):
 def test_sparse_rows_in_a_store_stay_sparse(tmp_path):
     """A sample of 1,024 rows of 400,000 columns has 3 GiB where it is dense."""
     X = sp.random_array((3 * SAMPLE, 400_000), density=2e-5, format="csr", random_state=np.random.default_rng(0))
-    stored = write_rows(as_rows(X), str(tmp_path / "X.zarr"))
+    stored = write_rows(as_rows(X), place(tmp_path / "X.zarr"))
     tracemalloc.start()
     found = estimated_spectrum(RBF(gamma=0.5), stored)
     peak = tracemalloc.get_traced_memory()[1]

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import zarr
 
 from dkrr.rows import MemoryRows, as_rows, write_rows
+from tests.stores import place
 
 KINDS = [
     "ndarray",
@@ -140,6 +141,6 @@ _MAKERS = {
     "npy": _npy,
     "npz": _npz,
     "sparse npz": _sparse_npz,
-    "staged": lambda X, folder: write_rows(MemoryRows(X), f"{folder}/staged-{uuid.uuid4().hex}"),
-    "staged csr": lambda X, folder: write_rows(as_rows(sp.csr_array(X)), f"{folder}/staged-{uuid.uuid4().hex}"),
+    "staged": lambda X, folder: write_rows(MemoryRows(X), place(f"{folder}/staged-{uuid.uuid4().hex}")),
+    "staged csr": lambda X, folder: write_rows(as_rows(sp.csr_array(X)), place(f"{folder}/staged-{uuid.uuid4().hex}")),
 }

@@ -14,6 +14,7 @@ from dkrr.rows import as_rows, checks, scan, scan_tasks, write_rows
 from dkrr.rows.checks import check_finite, combine, digest_of
 from dkrr.runtime import Progress, SerialExecutor
 from tests.rows.sources import KINDS, SPARSE, numbers, table
+from tests.stores import place
 
 VALUES = {"NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf}
 
@@ -142,7 +143,7 @@ class TestDigest:
     def test_staged_copy(self, tmp_path):
         for X in (numbers(), numbers(dtype="float32"), sp.csr_array(numbers())):
             rows = as_rows(X)
-            copy = write_rows(rows, str(tmp_path / f"{type(X).__name__}-{rows.dtype}"))
+            copy = write_rows(rows, place(tmp_path / f"{type(X).__name__}-{rows.dtype}"))
             assert digest(copy) == digest(rows)
 
     def test_array(self):

@@ -18,6 +18,7 @@ from dkrr.rows import MemoryRows, Rows, ZarrRows, as_rows, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
 from dkrr.rows.sources import WINDOW_ROWS, dense, n_bytes
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
+from tests.stores import place
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -87,7 +88,7 @@ def test_shared_rows_travel_by_name(kind, tmp_path, monkeypatch):
     rows.read(0, 1)  # so that what is cached would travel as well, if it did
     assert rows.shape == (23, 7)
     message = pickle.dumps(rows)
-    assert len(message) < 400
+    assert len(message) < 900, "names and layouts, not numbers"
     monkeypatch.chdir("/")
     arrived = pickle.loads(message)
     assert arrived == rows and arrived.shape == rows.shape and arrived.dtype == rows.dtype
@@ -206,7 +207,7 @@ def test_the_heaviest_block_of_sparse_rows_is_known(tmp_path, stored, order):
     indices = np.concatenate([np.arange(count) for count in counts])
     rows: Rows = MemoryRows(sp.csr_array((np.ones(len(indices)), indices, indptr), shape=(2000, 500)))
     if stored:
-        rows = write_rows(rows, str(tmp_path / "rows"))
+        rows = write_rows(rows, place(tmp_path / "rows"))
     for height in (WINDOW_ROWS, 700):
         most = max(n_bytes(rows.read(k, min(k + height, 2000))) for k in range(0, 2000, 50))
         assert most <= 2 * height * rows.heavy_row_bytes

@@ -1,7 +1,10 @@
 """Chunks on disk and in an object store: what is written is read, and nothing damaged passes for data."""
 
 import itertools
+import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import uuid
@@ -13,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import ChunkedArray
-from dkrr.tiles.chunks import local_path, zarr_store
+from dkrr.tiles import chunks as format_of_chunks
+from dkrr.tiles.arrays import zarr_store
+from dkrr.tiles.files import delete_partial, local_path
 
 SHAPE, CHUNKS = (11, 7), (4, 3)
-CRC_BYTES = 4
+TAIL_BYTES = 8 + 16 + 4
+"""Two checksums, and the index of a shard with one block."""
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -33,7 +39,7 @@ def url(request, tmp_path):
 
 def filled(url, dtype="float64"):
     data = np.random.default_rng(0).standard_normal(SHAPE).astype(dtype)
-    array = ChunkedArray.create(url, SHAPE, CHUNKS, dtype)
+    array = ChunkedArray.create(url, SHAPE, CHUNKS, dtype, "run/a")
     array.fill(data)
     return array, data
 
@@ -57,7 +63,7 @@ class TestRoundTrip:
     def test_one_chunk(self, url):
         array, data = filled(url)
         out = np.full(CHUNKS, np.nan)
-        assert array.read((1, 1), out) == array.chunk_bytes == 8 * 4 * 3 + CRC_BYTES
+        assert array.read((1, 1), out) == array.chunk_bytes == 8 * 4 * 3 + TAIL_BYTES
         assert_array_equal(out, data[4:8, 3:6])
 
     def test_mapped(self, url):
@@ -112,15 +118,15 @@ class TestRoundTrip:
         array = ChunkedArray.create(str(tmp_path_factory.mktemp("shape") / "a"), shape, chunks)
         array.fill(values)
         assert_array_equal(array.load(), values)
-        assert_array_equal(array.lazy()[...], values)
+        assert_array_equal(zarr.open_array(array.url, mode="r")[...], values)
 
 
 class TestOtherReaders:
     def test_zarr_reads_it(self, url):
-        array, data = filled(url)
+        _, data = filled(url)
         theirs = zarr.open_array(zarr_store(url), mode="r")
         assert_array_equal(theirs[...], data)
-        assert_array_equal(array.lazy()[2:9, 1:5], data[2:9, 1:5])
+        assert_array_equal(theirs[2:9, 1:5], data[2:9, 1:5])
         assert theirs.metadata.fill_value != theirs.metadata.fill_value, "a missing chunk must not read as numbers"
 
     def test_zarr_checks_the_checksum(self, tmp_path):
@@ -132,16 +138,9 @@ class TestOtherReaders:
     def test_zarr_reads_nan_where_a_chunk_is_missing(self, tmp_path):
         array, data = filled(str(tmp_path / "a"))
         chunk_file(array, 0, 0).unlink()
-        found = array.lazy()[...]
+        found = zarr.open_array(array.url, mode="r")[...]
         assert np.isnan(found[:4, :3]).all()
         assert_array_equal(found[4:], data[4:])
-
-    def test_what_zarr_writes_is_read(self, url):
-        array = ChunkedArray.create(url, SHAPE, CHUNKS)
-        data = np.random.default_rng(2).standard_normal(SHAPE)
-        writer = zarr.open_array(zarr_store(url), mode="r+")
-        writer[...] = data
-        assert_array_equal(array.load(), data)
 
 
 class TestDamage:
@@ -149,8 +148,8 @@ class TestDamage:
         "change",
         [
             lambda raw: raw[:-1],
-            lambda raw: raw[:-CRC_BYTES],
-            lambda raw: raw[: -CRC_BYTES - 8],
+            lambda raw: raw[:-TAIL_BYTES],
+            lambda raw: raw[: -TAIL_BYTES - 8],
             lambda raw: raw[: len(raw) // 2],
             lambda raw: b"",
             lambda raw: raw + b"x",
@@ -168,7 +167,7 @@ class TestDamage:
         assert (1, 2) not in array.present()
         assert len(array.present()) == 8
 
-    @pytest.mark.parametrize("at", [0, 50, 95, 96, 99], ids="byte {}".format)
+    @pytest.mark.parametrize("at", [0, 50, 95, 96, 99, 100, 103], ids="byte {}".format)
     def test_flipped_bit(self, tmp_path, at):
         array, _ = filled(str(tmp_path / "a"))
         overwrite(chunk_file(array, 2, 0), lambda raw: raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
@@ -180,7 +179,7 @@ class TestDamage:
     def test_missing(self, url):
         array = ChunkedArray.create(url, SHAPE, CHUNKS)
         array.write((0, 0), np.zeros(CHUNKS))
-        with pytest.raises(StoreError, match=r"chunk c\.0\.1 of .* is not there"):
+        with pytest.raises(StoreError, match=r"chunk c\.\d\.\d of .* is not there"):
             array.load()
         if local_path(url) is not None:
             with pytest.raises(StoreError, match=r"chunk c\.0\.1 of .* is not there"):
@@ -194,17 +193,56 @@ class TestDamage:
         fs.sync_fs.pipe_file(path, raw[:-2])
         with pytest.raises(StoreError, match=r"c\.1\.1 of memory://.* bytes"):
             array.load()
-        fs.sync_fs.pipe_file(path, raw[:-1] + bytes([raw[-1] ^ 1]))
+        fs.sync_fs.pipe_file(path, raw[:96] + bytes([raw[96] ^ 1]) + raw[97:])
         with pytest.raises(StoreError, match=r"c\.1\.1 of memory://.* checksum"):
             array.load()
 
-    def test_present_removes_what_killed_writers_left(self, tmp_path):
+    def test_what_writers_left_is_no_chunk(self, tmp_path):
         array, data = filled(str(tmp_path / "a"))
         for name in ("c.0.0.0123abcd.partial", "c.9.9.89ef.partial"):
             (tmp_path / "a" / name).write_bytes(b"half a chunk")
         assert array.present() == set(itertools.product(range(3), range(3)))
-        assert not list((tmp_path / "a").glob("*.partial"))
         assert_array_equal(array.load(), data)
+        delete_partial(str(tmp_path))
+        assert not list((tmp_path / "a").glob("*.partial"))
+
+    @pytest.mark.parametrize("other", ["another place", "another array", "another run", "another layout"])
+    def test_a_whole_chunk_from_elsewhere(self, tmp_path, other):
+        array, data = filled(str(tmp_path / "a"))
+        elsewhere = array
+        if other in ("another array", "another run"):
+            name = {"another array": "run/b", "another run": "run2/a"}[other]
+            elsewhere = ChunkedArray.create(str(tmp_path / "b"), SHAPE, CHUNKS, identity=name)
+        elif other == "another layout":
+            elsewhere = ChunkedArray.create(str(tmp_path / "b"), (7, 11), CHUNKS, identity="run/a")
+        elsewhere.fill(data.reshape(elsewhere.shape))
+        at = (0, 1) if other == "another place" else (0, 0)
+        shutil.copy(chunk_file(elsewhere, *at), chunk_file(array, 0, 0))
+        for use in (array.load, lambda: array.mapped((0, 0)), lambda: array.read((0, 0), np.empty(CHUNKS))):
+            with pytest.raises(DamagedChunkError, match=r"chunk c\.0\.0 of .* checksum") as caught:
+                use()
+            assert (caught.value.url, caught.value.key) == (array.url, "c.0.0")
+        assert [error.key for error in array.damaged_chunks()] == ["c.0.0"]
+
+    def test_all_damage_is_found(self, tmp_path):
+        array, _ = filled(str(tmp_path / "a"))
+        assert array.damaged_chunks() == []
+        overwrite(chunk_file(array, 0, 1), lambda raw: raw[:-3] + b"abc")  # the index, for other readers
+        overwrite(chunk_file(array, 1, 1), lambda raw: bytes(len(raw)))
+        overwrite(chunk_file(array, 2, 1), lambda raw: raw[:-1])
+        chunk_file(array, 2, 2).unlink()
+        assert [error.key for error in array.damaged_chunks()] == ["c.0.1", "c.1.1", "c.2.1"]
+        again = pickle.loads(pickle.dumps(array.damaged_chunks()[0]))
+        assert (again.key, again.url, str(again)) == ("c.0.1", array.url, str(array.damaged_chunks()[0]))
+
+    @pytest.mark.parametrize("made", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+    def test_what_is_no_file(self, tmp_path, made):
+        array, _ = filled(str(tmp_path / "a"))
+        chunk_file(array, 0, 0).unlink()
+        made(chunk_file(array, 0, 0))
+        for use in (array.load, lambda: array.mapped((0, 0))):
+            with pytest.raises(StoreError, match=r"c\.0\.0 is (not a file|a link)"):
+                use()
 
     def test_wrong_buffer(self, tmp_path):
         array, _ = filled(str(tmp_path / "a"))
@@ -216,8 +254,8 @@ class TestDamage:
 class TestOpenAndCreate:
     def test_create_again_keeps_the_chunks(self, url):
         _, data = filled(url)
-        again = ChunkedArray.create(url, SHAPE, CHUNKS)
-        assert again == ChunkedArray.open(url)
+        again = ChunkedArray.create(url, SHAPE, CHUNKS, identity="run/a")
+        assert again == ChunkedArray.open(url, "run/a")
         assert_array_equal(again.load(), data)
 
     @pytest.mark.parametrize(
@@ -231,7 +269,7 @@ class TestOpenAndCreate:
         assert_array_equal(array.load(), data)
 
     def test_nothing_there(self, url):
-        with pytest.raises(StoreError, match="no readable Zarr array"):
+        with pytest.raises(StoreError, match="no readable array"):
             ChunkedArray.open(url)
 
     def test_something_else_there(self, tmp_path):
@@ -246,16 +284,93 @@ class TestOpenAndCreate:
         assert (tmp_path / "file").read_text() == "mine"
 
     def test_broken_metadata(self, tmp_path):
-        array, _ = filled(str(tmp_path / "a"))
+        array, data = filled(str(tmp_path / "a"))
         overwrite(tmp_path / "a" / "zarr.json", lambda raw: raw[:40])
-        with pytest.raises(StoreError, match="no readable Zarr array"):
+        with pytest.raises(DamagedChunkError, match="no readable array"):
             ChunkedArray.open(array.url)
+        again = ChunkedArray.create(array.url, SHAPE, CHUNKS, identity="run/a")  # writes them again
+        assert_array_equal(again.load(), data)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("shape", [10**15, 7]),
+            ("shape", [True, 7]),
+            ("data_type", "object"),
+            ("codecs", [{"name": "pickle"}]),
+            ("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}]),
+            ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [0, 3]}}),
+            ("fill_value", 0),
+            ("zarr_format", 2),
+            ("node_type", "link"),
+        ],
+    )
+    def test_metadata_of_others(self, tmp_path, name, value):
+        array, _ = filled(str(tmp_path / "a"))
+        file = tmp_path / "a" / "zarr.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+        with pytest.raises(DamagedChunkError, match=r"zarr\.json describes another layout or other codecs"):
+            array.check_metadata()
+        with pytest.raises(StoreError):  # a shape that may be right lacks chunks, before memory is taken
+            ChunkedArray.open(array.url, "run/a").load()
+
+
+class TestRows:
+    def stored(self, url, n, n_blocks=3, dtype="float64", d=4):
+        data = (100 * np.random.default_rng(n).standard_normal((n, d))).astype(dtype)
+        array = ChunkedArray(url, (n, d), (3 * n_blocks, d), dtype, 3, "m/rows").create_anew()
+        array.fill(data)
+        return array, data
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.data())
+    def test_any_rows(self, tmp_path_factory, data):
+        n = data.draw(st.integers(1, 40))
+        array, values = self.stored(str(tmp_path_factory.mktemp("rows") / "a"), n, data.draw(st.integers(1, 4)))
+        start = data.draw(st.integers(0, n))
+        stop = data.draw(st.integers(start, n))
+        assert_array_equal(array.read_rows(start, stop), values[start:stop])
+        assert_array_equal(zarr.open_array(array.url, mode="r")[start:stop], values[start:stop])
+
+    def test_in_an_object_store(self, url):
+        array, values = self.stored(url, 23, dtype="int16")
+        for start, stop in ((0, 23), (2, 3), (8, 19), (5, 5)):
+            assert_array_equal(array.read_rows(start, stop), values[start:stop])
+        assert_array_equal(zarr.open_array(zarr_store(url), mode="r")[...], values)
+
+    def test_only_the_block_that_is_damaged(self, tmp_path):
+        array, values = self.stored(str(tmp_path / "a"), 20)
+        stride = 3 * 4 * 8 + 8
+        overwrite(chunk_file(array, 1, 0), lambda raw: raw[:stride] + b"x" + raw[stride + 1 :])
+        assert_array_equal(array.read_rows(0, 12), values[:12])
+        assert_array_equal(array.read_rows(15, 20), values[15:])
+        with pytest.raises(DamagedChunkError, match=r"c\.1\.0"):
+            array.read_rows(14, 16)
+        overwrite(chunk_file(array, 0, 0), lambda raw: raw[stride : 2 * stride] + raw[:stride] + raw[2 * stride :])
+        with pytest.raises(DamagedChunkError, match=r"c\.0\.0"):  # two blocks of a chunk have changed places
+            array.read_rows(0, 3)
+
+    @pytest.mark.parametrize(
+        ("shape", "rows_per_chunk"), [((10**7, 13), None), ((10, 3), None), ((0, 3), None), ((999, 70), 250), ((5,), 1)]
+    )
+    def test_layout(self, shape, rows_per_chunk):
+        array = ChunkedArray.of_rows("a", shape, "float64", "", rows_per_chunk)
+        height = array.block_rows or array.chunks[0]
+        assert array.chunks[0] % height == 0
+        row_bytes = 8 * (shape[1] if len(shape) == 2 else 1)
+        assert height * row_bytes <= max(format_of_chunks.BLOCK_BYTES, row_bytes)
+        assert (
+            array.chunks[0]
+            <= min(format_of_chunks.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + array.chunks[0] // height
+        )
+        if rows_per_chunk is not None:
+            assert rows_per_chunk <= array.chunks[0] <= rows_per_chunk + array.chunks[0] // height
 
 
 WRITE_UNTIL_FULL = """
 import os, pathlib, resource, signal, sys
 import numpy as np
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import ChunkedArray
 folder, limit, side = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 array = ChunkedArray.create(str(folder / "a"), (side * 40, side), (side, side))

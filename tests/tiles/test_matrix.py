@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
+from tests.stores import place
 from tests.tiles.test_grid import grids
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)
@@ -21,7 +22,7 @@ def symmetric(n, seed=0):
 
 
 def stored(folder, grid, A, dtype="float64"):
-    matrix = TiledMatrix.create(str(folder / "m"), grid, dtype)
+    matrix = TiledMatrix.create(place(folder / "m"), grid, dtype)
     for i, j in grid.lower():
         matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
     return matrix
@@ -77,7 +78,7 @@ def test_two_lazy_matrices_are_not_confused(tmp_path, scheduler):
 
 def test_panels(tmp_path):
     A = symmetric(23)
-    matrix = TiledMatrix.create(str(tmp_path / "m"), RAGGED)
+    matrix = TiledMatrix.create(place(tmp_path / "m"), RAGGED)
     buffer = matrix.panel_buffer()
     assert buffer.shape == (10, 5)
     tile = A[20:23, 10:20]
@@ -91,12 +92,12 @@ def test_float32(tmp_path):
     A = symmetric(23)
     matrix = stored(tmp_path, RAGGED, A, "float32")
     assert matrix.dtype == matrix.panel_buffer().dtype == np.float32
-    assert matrix.array.chunk_bytes == 4 * 10 * 5 + 4
+    assert matrix.array.chunk_bytes == 4 * 10 * 5 + 28
     for dtype in (np.float32, np.float64):
         out = np.empty((3, 10), dtype)
         matrix.read_tile(2, 1, out)
         assert_array_equal(out, A[20:23, 10:20].astype(np.float32))
-    assert ChunkedArray.open(matrix.array.url) == matrix.array
+    assert ChunkedArray.open(matrix.array.url, "test") == matrix.array
     theirs = zarr.open_array(str(tmp_path / "m"), mode="r")
     assert theirs.dtype == np.float32 and np.isnan(theirs.fill_value)
     assert_array_equal(theirs[10:, :10], A[10:, :10].astype(np.float32))
@@ -105,11 +106,11 @@ def test_float32(tmp_path):
 def test_another_dtype_is_refused(tmp_path):
     stored(tmp_path, RAGGED, symmetric(23))
     with pytest.raises(StoreError, match="float64; expected .* float32"):
-        TiledMatrix.create(str(tmp_path / "m"), RAGGED, "float32")
+        TiledMatrix.create(place(tmp_path / "m"), RAGGED, "float32")
 
 
 def test_a_tile_is_complete_when_all_of_its_panels_are(tmp_path):
-    matrix = TiledMatrix.create(str(tmp_path / "m"), RAGGED)
+    matrix = TiledMatrix.create(place(tmp_path / "m"), RAGGED)
     tile = np.ones((10, 10))
     matrix.write_panel(1, 1, tile)
     assert matrix.complete_tiles() == set()
@@ -120,13 +121,13 @@ def test_a_tile_is_complete_when_all_of_its_panels_are(tmp_path):
 
 
 def test_reading_a_tile_that_is_not_there(tmp_path):
-    matrix = TiledMatrix.create(str(tmp_path / "m"), RAGGED)
+    matrix = TiledMatrix.create(place(tmp_path / "m"), RAGGED)
     with pytest.raises(StoreError, match=r"c\.1\.0 .* not there"):
         matrix.read_tile(1, 0, np.empty((10, 10)))
 
 
 def test_another_grid_is_refused(tmp_path):
-    TiledMatrix.create(str(tmp_path / "m"), RAGGED)
+    TiledMatrix.create(place(tmp_path / "m"), RAGGED)
     for grid in (TileGrid(24, 10, 5), TileGrid(23, 15, 5), TileGrid(23, 10, 2)):
         with pytest.raises(StoreError, match="expected shape"):
-            TiledMatrix.create(str(tmp_path / "m"), grid)
+            TiledMatrix.create(place(tmp_path / "m"), grid)

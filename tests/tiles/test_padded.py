@@ -5,6 +5,7 @@ import pytest
 
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.tiles.padded import empty_tile, padded_width
+from tests.stores import place
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -19,7 +20,7 @@ def test_rows_are_never_whole_pages_apart(width, dtype):
 
 def test_tiles_are_padded_in_memory_and_on_the_way_to_a_store(tmp_path):
     grid = TileGrid(1024, 512, 512)
-    for matrix in (MemoryMatrix(grid), TiledMatrix.create(f"{tmp_path}/a.zarr", grid)):
+    for matrix in (MemoryMatrix(grid), TiledMatrix.create(place(f"{tmp_path}/a.zarr"), grid)):
         for i, j in grid.lower():
             tile = matrix.tile_buffer(i, j)
             assert tile.strides[0] % 4096 != 0

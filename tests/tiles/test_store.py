@@ -8,7 +8,7 @@ import zarr
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
-from dkrr.tiles import ChunkedArray, RunStore
+from dkrr.tiles import RunStore
 from dkrr.tiles.store import FORMAT_VERSION, free_bytes
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
@@ -139,11 +139,13 @@ class TestContents:
     def test_staged_rows(self, store):
         claimed(store)
         assert store.staged_rows() is None
-        store.set_staged_rows("rows-1")
-        assert store.staged_rows() == "rows-1"
+        store.set_staged_rows("rows-1", {"kind": "dense"})
+        assert store.staged_rows() == ("rows-1", {"kind": "dense", "name": "rows-1"})
         assert store.description()["fingerprint"] == PROBLEM, "the rest of the description stays"
         claimed(store)
-        assert store.staged_rows() == "rows-1"
+        assert store.staged_rows()[0] == "rows-1"
+        store.set_staged_rows(None)
+        assert store.staged_rows() is None
 
     def test_names(self):
         assert RunStore("s3://bucket/run/").at("a/b") == "s3://bucket/run/a/b"
@@ -153,12 +155,12 @@ class TestContents:
         for group in ("system-0", "system-1"):
             store.create_group(group)
             store.create_group(group)
-            ChunkedArray.create(store.at(f"{group}/x"), (4,), (2,)).fill(np.arange(4.0))
+            store.create_array(f"{group}/x", (4,), (2,)).fill(np.arange(4.0))
         store.delete("system-0")
-        kept = ChunkedArray.open(store.at("system-1/x"))
+        kept = store.open_array("system-1/x")
         assert_array_equal(kept.load(), np.arange(4.0))
         with pytest.raises(StoreError):
-            ChunkedArray.open(store.at("system-0/x"))
+            store.open_array("system-0/x")
         assert store.description()["fingerprint"] == PROBLEM
 
     def test_delete_everything(self, store):
@@ -171,8 +173,8 @@ class TestContents:
     def test_the_store_is_one_zarr_hierarchy(self, store):
         claimed(store)
         store.create_group("system-0")
-        ChunkedArray.create(store.at("system-0/x"), (4,), (2,)).fill(np.arange(4.0))
-        from dkrr.tiles.chunks import zarr_store
+        store.create_array("system-0/x", (4,), (2,)).fill(np.arange(4.0))
+        from dkrr.tiles.arrays import zarr_store
 
         group = zarr.open_group(zarr_store(store.url), mode="r")
         assert_array_equal(group["system-0/x"][:], np.arange(4.0))

@@ -1,0 +1,21 @@
+"""Places for arrays of tests, and stores changed by someone who knows the format: checksums included."""
+
+from dkrr.tiles.descriptions import read_group, write_group
+from dkrr.tiles.store import Place
+
+
+def place(path):
+    """A place outside of any run."""
+    return Place(str(path), "test")
+
+
+def edit(path, **changes):
+    """Change the description of a run or model, which then matches its checksum."""
+    write_group(str(path), {**read_group(str(path)), **changes})
+
+
+def put(array, at, value):
+    """Change a number of an array that dkrr wrote, whose checksums then match."""
+    numbers = array.load()
+    numbers[at] = value
+    array.fill(numbers)
