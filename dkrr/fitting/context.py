@@ -26,7 +26,7 @@ from dkrr.rows.staging import StoredCopy
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
-from dkrr.tiles.files import local_path
+from dkrr.tiles.files import delete_partial, local_path
 
 Array = NDArray[np.float64]
 
@@ -276,6 +276,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
                 stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)
             run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else absolute_url(store or ""))
             run_store.open()
+            delete_partial(run_store.url)
             context = _opened(plan, StoredArrays(run_store, keeps=store is not None), stack, progress)
             context.temporary = temporary
         stack.callback(context.executor.forget, context.run)

@@ -33,6 +33,7 @@ from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
 from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_key, tile_steps
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.tiles.chunks import OVERHEAD_BYTES
 from dkrr.tiles.padded import padded_width
 
 Matrix = TiledMatrix | MemoryMatrix
@@ -311,7 +312,7 @@ def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: in
 
 def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
     """Bytes on disk of one panel, checksum included."""
-    return itemsize * grid.tile * grid.panel + 4
+    return itemsize * grid.tile * grid.panel + OVERHEAD_BYTES
 
 
 def partial_bytes(grid: TileGrid, n_right_sides: int, columns_per_task: int, itemsize: int = 8) -> int:

@@ -21,6 +21,7 @@ from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitutio
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.runtime.task import execute
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid
+from dkrr.tiles.chunks import OVERHEAD_BYTES
 
 Array = NDArray[np.float64]
 
@@ -180,7 +181,7 @@ def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int
         # Rows of tiles: every block's solution, and the sums of all blocks before the one next to it.
         sizes = [b - a for a, b in pairwise(cuts)]
         chunks = sum(s * (1 + max(0, q - 1)) for order in (sizes, sizes[::-1]) for q, s in enumerate(order))
-        written = chunks * (8 * min(grid.tile, grid.n) * n_right_sides + 4)
+        written = chunks * (8 * min(grid.tile, grid.n) * n_right_sides + OVERHEAD_BYTES)
     return Cost(
         gemm_flops=4.0 * grid.n**2 * n_right_sides,
         element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2,

@@ -47,6 +47,7 @@ from dkrr.solvers.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
+from dkrr.tiles.chunks import OVERHEAD_BYTES
 
 MAX_ITERATIONS_PLANNED = 1_000_000
 
@@ -281,7 +282,7 @@ class GramIteration:
         p, place, rates = self.problem, self.place, self.resources.rates
         tile = min(formed.tile, STORED_TILE)
         n_tiles = ceil(p.n / tile)
-        disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + 4)
+        disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + OVERHEAD_BYTES)
         peak = max(s.peak_bytes for s in stages) + place.threads * 2 * 8 * tile**2
         cold = cold_fraction(disk, cache_bytes(self.resources, place, peak))
         form_seconds = self.pass_seconds("float64", 1, 0.0) / place.slots

@@ -50,6 +50,10 @@ DTYPES = (
 
 _CRC_BYTES = 4
 _TAIL_BYTES = 2 * _CRC_BYTES
+_ENTRY_BYTES = 16
+"""Of a block in the index of a shard."""
+OVERHEAD_BYTES = _TAIL_BYTES + _ENTRY_BYTES + _CRC_BYTES
+"""Bytes of a chunk of one block besides its numbers."""
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""
 
@@ -227,7 +231,7 @@ class ChunkedArray:
     @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of one stored chunk, checksums and index included."""
-        return self._n_blocks * (self._block_bytes + _TAIL_BYTES + 16) + _CRC_BYTES
+        return self._n_blocks * (self._block_bytes + _TAIL_BYTES + _ENTRY_BYTES) + _CRC_BYTES
 
     @cached_property
     def _label(self) -> bytes:

@@ -40,7 +40,9 @@ NINE = TileGrid(n=52, tile=6, panel=2)
 
 def preconditioner(way, factor, folder):
     if way == "tasks":
-        return SharedFactor(factor, SerialExecutor(), RunStore(str(folder / "run.zarr")), "system-0", 1)
+        store = RunStore(str(folder / "run.zarr"))
+        store.open()
+        return SharedFactor(factor, SerialExecutor(), store, "system-0", 1)
     return LocalFactor(factor, 1 if way == "one thread" else 3)
 
 
