@@ -15,6 +15,7 @@ from dkrr import config as config
 if TYPE_CHECKING:
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
     from dkrr.gram_matrix import gram
+    from dkrr.inspection import status, verify
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
     from dkrr.plans import plan
@@ -32,6 +33,8 @@ _HOMES = {
     "load": "dkrr.persistence",
     "plan": "dkrr.plans",
     "save": "dkrr.persistence",
+    "status": "dkrr.inspection",
+    "verify": "dkrr.inspection",
 }
 
 __all__ = [
@@ -45,6 +48,8 @@ __all__ = [
     "load",
     "plan",
     "save",
+    "status",
+    "verify",
 ]
 
 

@@ -20,6 +20,7 @@ from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
 from dkrr.rows import described_rows
 from dkrr.rows.staging import StoredCopy
+from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.files import refuse_links
 from dkrr.tiles.store import Place
@@ -119,17 +120,30 @@ def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
         If one has another layout than `save` writes, or lies outside of the model.
     """
     stored: dict[str, StoredCopy] = {}
+    for name, rows in _described(url, found):
+        for array in rows.arrays:
+            array.check_metadata()
+        if name != ROWS and rows.dtype != np.float64 and not name.startswith(FEATURES):
+            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
+        stored[name] = rows
+    return stored
+
+
+def model_arrays(url: str, found: dict[str, Any]) -> Iterator[tuple[str, ChunkedArray]]:
+    """All arrays of a model with a checked description, by name; nothing of them is read."""
+    for name, rows in _described(url, found):
+        for array in rows.arrays:
+            yield name if len(rows.arrays) == 1 else f"{name}/{array.url.rsplit('/', maxsplit=1)[-1]}", array
+
+
+def _described(url: str, found: dict[str, Any]) -> Iterator[tuple[str, StoredCopy]]:
     for name, description in found["stored"].items():
         rows = described_rows(Place(url, found["id"]).at(name), description)
         if isinstance(description, dict) and description.get("rows_per_chunk") is not None:
             raise StoreError(f"{rows.url} has chunks of another size than dkrr.save writes: the model is damaged")
         for array in rows.arrays:
             refuse_links(array.url, url)
-            array.check_metadata()
-        if name != ROWS and rows.dtype != np.float64 and not name.startswith(FEATURES):
-            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
-        stored[name] = rows
-    return stored
+        yield name, rows
 
 
 def _check_description(url: str, found: dict[str, Any]) -> None:

@@ -73,7 +73,17 @@ def test_every_dependency_earns_its_place():
 
 def test_exported_names():
     estimators = ["KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"]
-    assert sorted(dkrr.__all__) == [*estimators, "__version__", "calibrate", "gram", "load", "plan", "save"]
+    assert sorted(dkrr.__all__) == [
+        *estimators,
+        "__version__",
+        "calibrate",
+        "gram",
+        "load",
+        "plan",
+        "save",
+        "status",
+        "verify",
+    ]
     for name in dkrr.__all__:
         assert getattr(dkrr, name) is not None
     for name in ("kernels", "features", "solvers", "planning"):

@@ -28,7 +28,7 @@ LEVELS = [
     {"posterior", "selection"},
     {"estimators", "gram_matrix", "preload"},
     {"model_description"},
-    {"persistence"},
+    {"persistence", "inspection"},
     {"cli"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}

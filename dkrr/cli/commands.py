@@ -355,6 +355,31 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
 
 
 @dkrr.command()
+@click.argument("path", metavar="RUN|MODEL")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(path: str, as_json: bool) -> None:
+    """Read a run's store or a model whole, and compare it with its checksums; exit status 1 if it is damaged."""
+    import dkrr as library
+
+    with _readable_errors():
+        found = library.verify(path)
+        click.echo(json.dumps(found.to_dict()) if as_json else str(found))
+        sys.exit(0 if found.is_whole else 1)
+
+
+@dkrr.command()
+@click.argument("path", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def status(path: str, as_json: bool) -> None:
+    """Say what the store of a run holds, how far the run is, and what is left."""
+    import dkrr as library
+
+    with _readable_errors():
+        found = library.status(path)
+        click.echo(json.dumps(found.to_dict()) if as_json else str(found))
+
+
+@dkrr.command()
 @click.option("--folder", help="Folder on the file system to measure.  [default: the temporary directory]")
 @click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
 @click.option("--scheduler", metavar="ADDRESS", help="Measure the workers of a running Dask cluster.")

@@ -50,6 +50,17 @@ class Snapshots:
             return None
         return arrays, json.loads(found["plain"])
 
+    def complete(self) -> list[str]:
+        """Names of the arrays of the last complete checkpoint, and of the pivots."""
+        found, pivots = self.store.note("checkpoint"), self.store.note("pivots")
+        names = [] if found is None else [f"checkpoint-{found['turn']}/{name}" for name in found["arrays"]]
+        return names if pivots is None else [*names, pivots]
+
+    def plain(self) -> dict[str, Any] | None:
+        """Plain values of the last complete checkpoint; None without any."""
+        found = self.store.note("checkpoint")
+        return None if found is None else json.loads(found["plain"])
+
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
         """Save arrays that do not change any more."""
         self._fill(name, arrays)

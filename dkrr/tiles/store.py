@@ -171,7 +171,7 @@ class RunStore:
 
     def staged_rows(self) -> tuple[str, dict[str, Any]] | None:
         """Name and description of the copy of X in the store, if it is complete."""
-        found = self._attributes()["rows"]
+        found = self._attributes().get("rows")
         if found is None:
             return None
         if not isinstance(found, dict) or not _COPY.fullmatch(str(found.get("name"))):
