@@ -23,7 +23,7 @@ from dkrr.rows import DaskRows, Rows
 from dkrr.rows.open import open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.objective import Point
-from dkrr.tiles import RunStore
+from dkrr.tiles import RunStore, TileGrid
 from dkrr.tiles.mapped import is_mapped
 
 Array = NDArray[np.float64]
@@ -240,8 +240,10 @@ def stored_layout(store: str) -> Layout | None:
     if found["layout"].get("form") not in get_args(Form):
         raise StoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
-        return Layout(**found["layout"])
-    except TypeError as error:
+        layout = Layout(**found["layout"])
+        TileGrid(1, layout.tile, layout.panel)
+        return layout
+    except (TypeError, ValueError) as error:
         raise StoreError(f"the run in {store} was started by another version of dkrr; give another store=") from error
 
 

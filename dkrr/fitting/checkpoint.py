@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from dkrr.tiles import RunStore
 Array = NDArray[np.float64]
 
 CHUNK_ROWS = 65536
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -33,22 +35,24 @@ class Snapshots:
     """Message about what could not be read of an earlier run; empty where nothing was damaged."""
     _turn: int = 0
 
-    def read(self) -> tuple[dict[str, Array], dict[str, Any]] | None:
-        """Last complete ones; None without any, or if they are damaged: nothing else depends on them."""
+    def read(self, parse: Callable[[dict[str, Array], dict[str, Any]], Value]) -> Value | None:
+        """State that `parse` makes of the last complete ones; None without any.
+
+        Also None if they are damaged, or not such a state: nothing else depends on them.
+        """
         found = self.store.note("checkpoint")
         if found is None:
             return None
-        self._turn = 1 - found["turn"]
         try:
-            arrays = {
-                name: self.store.open_array(f"checkpoint-{found['turn']}/{name}").load() for name in found["arrays"]
-            }
-        except StoreError as error:
+            turn = int(found["turn"])
+            self._turn = 1 - turn
+            arrays = {name: self.store.open_array(f"checkpoint-{turn}/{name}").load() for name in found["arrays"]}
+            return parse(arrays, json.loads(found["plain"]))
+        except (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             # The error's own advice is about tiles, which are computed again one by one.
             what = str(error).split(": ")[0]
             self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration restarts"
             return None
-        return arrays, json.loads(found["plain"])
 
     def complete(self) -> list[str]:
         """Names of the arrays of the last complete checkpoint, and of the pivots."""
@@ -101,8 +105,7 @@ class Checkpoints(Snapshots):
 
     def load(self) -> State | None:
         """Last complete checkpoint; None without one, or if it is damaged."""
-        found = self.read()
-        return None if found is None else State.from_arrays(*found)
+        return self.read(State.from_arrays)
 
     def save_in_time(self, state: State) -> None:
         """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""

@@ -75,10 +75,15 @@ class PathState:
     @classmethod
     def resumed(cls, checkpoints: Checkpoints | None, tol: float, max_iter: int) -> "PathState":
         """Read the last checkpoint, for a run with these settings; what is damaged is computed again."""
-        read = None if checkpoints is None else checkpoints.read()
-        if checkpoints is None or read is None:
-            return cls(newton=None if checkpoints is None else _told_of(checkpoints.damage))
-        arrays, plain = read
+        if checkpoints is None:
+            return cls()
+        found = checkpoints.read(lambda arrays, plain: cls._of(checkpoints, arrays, plain, tol, max_iter))
+        return cls(newton=_told_of(checkpoints.damage)) if found is None else found
+
+    @classmethod
+    def _of(
+        cls, checkpoints: Checkpoints, arrays: dict[str, Array], plain: dict[str, Any], tol: float, max_iter: int
+    ) -> "PathState":
         done = _read_done(checkpoints, plain["done"])
         references = arrays["references"][0]
         for k, one in enumerate(done):
