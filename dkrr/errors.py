@@ -55,6 +55,10 @@ class DamagedChunkError(StoreError):
         return type(self), (str(self), self.url, self.key)
 
 
+class BusyStoreError(StoreError):
+    """A store belongs to another run at the moment; the message says whose, where and since when."""
+
+
 class Float32BreakdownError(DkrrError):
     """A factor in float32 does not serve; the fit is planned again without it, so that users do not see this."""
 

@@ -20,6 +20,8 @@ from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import Executor, Progress, SerialExecutor, Task
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
+from dkrr.tiles.files import delete_partial
+from dkrr.tiles.lock import owned
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""
@@ -136,20 +138,29 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
         check_store_is_shared(client, absolute_url(url))
     slots = 1 if client is None else sum(client.nthreads().values())
     store = RunStore(absolute_url(url))
-    store.open()
-    grid = TileGrid(rows.shape[0], min(tile, rows.shape[0]), min(tile, rows.shape[0]))
-    layout = {"form": "gram", "tile": grid.tile}
-    context = Context(StoredArrays(store, keeps=True), executor, Progress(), client, slots, layout=layout)
+    store.description()  # what is not a run is refused before a lock is written there
+    with owned(store.url):
+        delete_partial(store.url)
+        store.open()
+        stored = StoredArrays(store, keeps=True)
+        grid = TileGrid(rows.shape[0], min(tile, rows.shape[0]), min(tile, rows.shape[0]))
+        layout = {"form": "gram", "tile": grid.tile}
+        context = Context(stored, executor, Progress(), client, slots, layout=layout)
+        return _written(rows, kernel, grid, context).as_dask(symmetric=True)
+
+
+def _written(rows: Rows, kernel: Kernel, grid: TileGrid, context: Context) -> TiledMatrix:
+    """All tiles of the lower triangle, of which those of an earlier call are reused."""
 
     def fingerprint(digest: str) -> dict[str, Any]:
         return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
-    matrix = TiledMatrix.create(store.place("gram"), grid)
+    matrix = TiledMatrix.create(context.stored.store.place("gram"), grid)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]
     context.run_tasks("Gram matrix", tasks)
-    return matrix.as_dask(symmetric=True)
+    return matrix
 
 
 def _blocks(rows: Rows, heights: tuple[int, ...], name: str) -> Any:

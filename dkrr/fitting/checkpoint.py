@@ -13,6 +13,7 @@ from dkrr.config import setting
 from dkrr.errors import StoreError
 from dkrr.solvers.iteration_state import State
 from dkrr.tiles import RunStore
+from dkrr.tiles.lock import check_owned
 
 Array = NDArray[np.float64]
 
@@ -71,6 +72,7 @@ class Snapshots:
         self.store.set_note(name, sorted(arrays))
 
     def _fill(self, group: str, arrays: dict[str, Array]) -> None:
+        check_owned(self.store.url)
         self.store.delete(group)
         self.store.create_group(group)
         for name, array in arrays.items():

@@ -27,6 +27,7 @@ from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, T
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
 from dkrr.tiles.files import delete_partial, local_path
+from dkrr.tiles.lock import owned
 
 Array = NDArray[np.float64]
 
@@ -105,6 +106,7 @@ class Context:
         detail : str
             Which part of the stage this is, for the display.
         """
+        self.storage.check()
         total = done_flops + sum(t.flops for t in tasks)
         with self.progress.stage(stage_name, total, done_flops, detail):
             record = self.executor.run(tasks, self.progress)
@@ -117,6 +119,7 @@ class Context:
 
     def total(self, tasks: list[Task], shared: Any) -> Array:
         """Sum of the values of tasks that are called with `shared` (vectors)."""
+        self.storage.check()
         value, record = self.executor.total(tasks, shared)
         self.record.add(record)
         return np.asarray(value)
@@ -275,8 +278,11 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
             if temporary is not None:
                 stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)
             run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else absolute_url(store or ""))
+            if store is not None:
+                run_store.description()  # what is not a run is refused before a lock is written there
+                stack.enter_context(owned(run_store.url))
+                delete_partial(run_store.url)
             run_store.open()
-            delete_partial(run_store.url)
             context = _opened(plan, StoredArrays(run_store, keeps=store is not None), stack, progress)
             context.temporary = temporary
         stack.callback(context.executor.forget, context.run)

@@ -16,6 +16,7 @@ from dkrr.config import setting
 from dkrr.linalg.sources import Vectors
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import local_path
+from dkrr.tiles.lock import check_owned
 
 
 class Storage(ABC):
@@ -40,6 +41,16 @@ class Storage(ABC):
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types."""
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if another run has taken it.
+
+        Raises
+        ------
+        BusyStoreError
+            Naming the new owner.
+        """
+
 
 class MemoryStorage(Storage):
     """Storage in this process's memory."""
@@ -60,6 +71,9 @@ class MemoryStorage(Storage):
 
     def set_note(self, name: str, value: Any) -> None:
         self._notes[name] = value
+
+    def check(self) -> None:
+        """See base class; the memory of this process is its own."""
 
 
 @dataclass
@@ -84,12 +98,17 @@ class StoredArrays(Storage):
         self._begin(group)
         return TiledMatrix.create(self.store.place(f"{group}/{name}"), grid, dtype)
 
+    def check(self) -> None:
+        check_owned(self.store.url)
+
     def _begin(self, group: str) -> None:
+        self.check()
         if group not in self._groups:
             self.store.create_group(group)
             self._groups.add(group)
 
     def delete(self, name: str) -> None:
+        self.check()
         self.store.delete(name)
         self._groups.discard(name)
 
@@ -97,6 +116,7 @@ class StoredArrays(Storage):
         return self.store.note(name)
 
     def set_note(self, name: str, value: Any) -> None:
+        self.check()
         self.store.set_note(name, value)
 
 

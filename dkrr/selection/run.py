@@ -1,6 +1,7 @@
 """From a request to the chosen λ and kernel: score every candidate, go on from the best, and fit all rows."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
+from dkrr.fitting.storage import absolute_url
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Targets
@@ -17,6 +19,7 @@ from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, all_scored
 from dkrr.solvers import ConjugateGradient
+from dkrr.tiles.lock import owned
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -64,6 +67,12 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     request.folds.check_weights(request.weights)
     if request.search is not None:
         _check_search(request, request.search)
+    store = request.settings[0].store
+    with nullcontext() if store is None else owned(absolute_url(store)):
+        return _selected(request, show_progress)
+
+
+def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected:
     candidates = all_scored(request, show_progress)
     found = best_of(candidates, request.values.shape[1])
     settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.descriptions import NAME, read_json, write_json
+from dkrr.tiles.faults import unreadable
 from dkrr.tiles.files import (
     AT_ONCE,
     delete,
@@ -30,7 +31,6 @@ from dkrr.tiles.files import (
     make_folder,
     names,
     open_for_reading,
-    unreadable,
     write_file,
 )
 

@@ -1,7 +1,6 @@
 """Files of a store, on this machine's disk or in an object store: read with bounds, written at once or not at all."""
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.config import setting
-from dkrr.errors import DiskSpaceError, StoreError
+from dkrr.errors import StoreError
 from dkrr.tiles import remote
+from dkrr.tiles.faults import unreadable, unwritable
 
 Buffer = Any
 """Bytes, or what has their interface."""
@@ -21,7 +21,6 @@ PARTIAL = ".partial"
 """End of the name of a file that is being written."""
 AT_ONCE = 512
 """Buffers that one call of the system takes; POSIX allows for 1,024 on Linux and macOS."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def local_path(url: str) -> Path | None:
@@ -51,28 +50,6 @@ def open_for_reading(path: Path | str) -> int:
         os.close(descriptor)
         raise StoreError(f"{path} is not a file; expected one that dkrr wrote: the store is damaged")
     return descriptor
-
-
-def unreadable(path: Path | str, error: OSError) -> StoreError:
-    """Error for a file that the system does not let this process read."""
-    if error.errno in (errno.ELOOP, errno.EMLINK):
-        return StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StoreError(f"cannot read {path}: {error.strerror}. Allow more open files (ulimit -n) and run again")
-    return StoreError(f"cannot read {path}: {error.strerror or error}. Make it readable, and run again")
-
-
-def unwritable(path: Path | str, error: OSError) -> StoreError:
-    """Error for a file that cannot be written, with what to do."""
-    reason = error.strerror or str(error)
-    if error.errno in _FULL:
-        return DiskSpaceError(
-            f"cannot write {path}: {reason}. {_KEPT}: free some space and run again with the same store"
-        )
-    return StoreError(f"cannot write {path}: {reason}. {_KEPT}: fix this and run again with the same store")
-
-
-_KEPT = "Finished tiles are kept"
 
 
 def read_file(url: str, max_bytes: int) -> bytes | None:

@@ -1,0 +1,355 @@
+"""One owner of a store at a time: a lock in the store, with a heartbeat.
+
+The lock is a small document, LOCK_NAME, that names the owner (`Owner`). On a disk of this machine or of the network it
+is read and written under `flock`. A lock whose owner no longer lives is stale and taken over: at once if its process
+ran on this machine, otherwise when the heartbeat is older than STALE_SECONDS. A process that is suspended keeps its
+lock on its own machine; for another one it is stale after that time, and the process stops when it goes on.
+
+Object stores have nothing like `flock`: two clients that begin within moments of each other are told apart by reading
+the document again after SETTLE_SECONDS. That is not a guarantee: if a write is delayed for longer, both begin, and one
+of them finds the other's name at its next heartbeat and stops. What they have written until then is from the same
+tasks, whose results do not depend on who does them. The same holds for file systems without `flock`.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from dkrr.errors import BusyStoreError, StoreError
+from dkrr.tiles import remote
+from dkrr.tiles.faults import faults_of
+from dkrr.tiles.files import local_path
+from dkrr.tiles.owner import MAX_BYTES, Owner, this_owner
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = ".dkrr-lock"
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+"""Heartbeats that are older are of a dead process: several were missed."""
+SETTLE_SECONDS = 0.5
+"""Time in which two clients of an object store see each other."""
+_FLOCK_SECONDS = 10.0
+"""Others hold `flock` for milliseconds; one that is suspended just then must not stop all."""
+
+_tokens: set[str] = set()
+"""Ownerships that this process holds: a lock with another one of its own is left over."""
+_in_this_process = threading.Lock()
+
+
+class Ownership:
+    """Exclusive use of a store, until the end of `owned`."""
+
+    lost = ""
+    """Message about who has it now; empty while it is ours."""
+
+    def check(self) -> None:
+        """Raise if another process has taken the store.
+
+        Raises
+        ------
+        BusyStoreError
+            Naming the new owner.
+        """
+        if self.lost:
+            raise BusyStoreError(self.lost)
+
+
+_around: ContextVar[Mapping[str, Ownership]] = ContextVar("dkrr_owned_stores", default=MappingProxyType({}))
+"""Stores that the code around owns."""
+
+
+@contextmanager
+def owned(url: str) -> Iterator[Ownership]:
+    """Own a store in the block; one within another for the same store, in one thread, is the same ownership.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of a store. A folder that does not exist is created.
+
+    Yields
+    ------
+    Ownership
+
+    Raises
+    ------
+    BusyStoreError
+        If another process, or another thread of this one, owns the store.
+    StoreError
+        If no lock can be written there.
+    """
+    path, name = local_path(url), _name(url)
+    around = _around.get()
+    if name in around:
+        yield around[name]
+        return
+    lock: _Lock = _ObjectLock(name) if path is None else _FileLock(Path(name))
+    ownership, mine, stop = Ownership(), this_owner(), threading.Event()
+    beating = threading.Thread(target=_beat, args=(lock, mine, ownership, stop), name="dkrr-heartbeat", daemon=True)
+    try:
+        _take(lock, mine, url)
+        beating.start()
+        before = _around.set({**around, name: ownership})
+        try:
+            yield ownership
+        finally:
+            with suppress(ValueError):  # of a generator that is closed elsewhere
+                _around.reset(before)
+    finally:
+        stop.set()
+        try:
+            if mine.process == os.getpid():  # not in a fork of the owner, which leaves the block too
+                if beating.ident is not None:
+                    beating.join(timeout=2 * STALE_SECONDS)
+                lock.release(mine)
+        finally:
+            _tokens.discard(mine.token)
+
+
+def check_owned(url: str) -> None:
+    """Raise if the code around has owned a store, and another process has taken it since.
+
+    Raises
+    ------
+    BusyStoreError
+        Naming the new owner.
+    """
+    around = _around.get()
+    if around and (ownership := around.get(_name(url))) is not None:
+        ownership.check()
+
+
+def _name(url: str) -> str:
+    path = local_path(url)
+    return url.rstrip("/") if path is None else os.path.realpath(path)
+
+
+def _take(lock: "_Lock", mine: Owner, url: str) -> None:
+    _tokens.add(mine.token)  # before the lock names it, so that no other thread takes it for left over
+    found = lock.take(mine)
+    if found is None:
+        return
+    earlier, is_stale = found
+    who = "an unreadable lock" if earlier is None else str(earlier)
+    if not is_stale:
+        raise BusyStoreError(
+            f"the store {url} is in use by {who}; expected one run at a time. Wait for its end, or give another store= "
+            f"(a lock without a living owner is taken over within {STALE_SECONDS:.0f} seconds; it is {lock.place})"
+        )
+    logger.warning("took over the store %s from %s, which has ended without releasing it", url, who)
+
+
+def _beat(lock: "_Lock", mine: Owner, ownership: Ownership, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS):
+        try:
+            other = lock.beat(mine)
+        except (OSError, StoreError) as error:
+            logger.debug("no heartbeat at %s: %s", lock.place, error)  # the work itself meets what is wrong with it
+            continue
+        if other:
+            ownership.lost = f"this run has lost its store, {lock.place.removesuffix(LOCK_NAME)}: {other}"
+            logger.warning("%s", ownership.lost)
+            return
+
+
+class _Lock(ABC):
+    """A document that names the owner."""
+
+    place: str
+    """Path or URL of the document."""
+
+    @abstractmethod
+    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
+        """Write `mine`, unless a living owner is named; who was named, and whether that is stale (and replaced)."""
+
+    @abstractmethod
+    def beat(self, mine: Owner) -> str:
+        """Show that the owner lives; a message if the lock is no longer its own."""
+
+    @abstractmethod
+    def release(self, mine: Owner) -> None:
+        """Delete the document, if it names `mine`."""
+
+
+def _is_held_here(owner: Owner) -> bool:
+    """Whether an owner of this machine is alive; its own process knows what it holds."""
+    return owner.token in _tokens if owner.is_this_process() else owner.is_running()
+
+
+def _taken_by(found: Owner | None) -> str:
+    return "its lock was deleted, or cannot be read" if found is None else f"it belongs to {found} now"
+
+
+class _FileLock(_Lock):
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / LOCK_NAME
+        self._made_folder = False
+        self.place = str(self._path)
+
+    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
+        with faults_of(f"lock the store {self._folder}"):
+            self._made_folder = not self._folder.exists()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with _flocked(self._path, create=True) as descriptor:
+                document = _content(descriptor)
+                found = Owner.from_bytes(document) if document else None
+                if document and self._is_alive(found, descriptor):
+                    return found, False
+                try:
+                    _replace(descriptor, mine.to_bytes())
+                except OSError:
+                    with suppress(OSError):
+                        self._path.unlink()
+                    raise
+                return (found, True) if document else None
+
+    def _is_alive(self, owner: Owner | None, descriptor: int) -> bool:
+        if owner is not None and owner.is_here():
+            return _is_held_here(owner)
+        # Both times are of the clock of the disk, or of its server, so that other machines' clocks do not matter.
+        probe = self._folder / f"{LOCK_NAME}-{uuid.uuid4().hex}"
+        try:
+            with probe.open("xb") as file:
+                now = os.fstat(file.fileno()).st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+        return abs(now - os.fstat(descriptor).st_mtime) < STALE_SECONDS
+
+    def beat(self, mine: Owner) -> str:
+        try:
+            with _flocked(self._path) as descriptor:
+                found = Owner.from_bytes(_content(descriptor))
+                if found is not None and found.token == mine.token:
+                    os.utime(self._path)
+                    return ""
+                return _taken_by(found)
+        except FileNotFoundError:
+            return _taken_by(None)
+
+    def release(self, mine: Owner) -> None:
+        try:
+            with _flocked(self._path) as descriptor:
+                found = Owner.from_bytes(_content(descriptor))
+                if found is not None and found.token == mine.token:
+                    self._path.unlink()
+        except (OSError, StoreError) as error:  # deleted with its store, or its disk is gone
+            logger.debug("cannot delete %s: %s", self._path, error)
+        if self._made_folder:
+            with suppress(OSError):
+                self._folder.rmdir()  # nothing was written
+
+
+@contextmanager
+def _flocked(path: Path, *, create: bool = False) -> Iterator[int]:
+    """Descriptor of a file that no other process has open in this way."""
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | (os.O_CREAT if create else 0)
+    last = time.monotonic() + _FLOCK_SECONDS
+    while True:
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreError(f"{path} is not a file; expected the lock of a store: delete it")
+            if _is_locked(descriptor) and _is_at(path, descriptor):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+        if time.monotonic() > last:
+            raise BusyStoreError(
+                f"another process has {path} open for more than {_FLOCK_SECONDS:.0f} seconds; try again"
+            )
+        time.sleep(0.01)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # Some file systems of networks have none: then the owner's name alone decides, as in object stores.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether a file still has its name: the owner deletes it at the end."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _content(descriptor: int) -> bytes:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, MAX_BYTES + 1)
+
+
+def _replace(descriptor: int, document: bytes) -> None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.ftruncate(descriptor, 0)
+    if os.write(descriptor, document) != len(document):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _ObjectLock(_Lock):
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.place = f"{url}/{LOCK_NAME}"
+        self._is_shared = not url.startswith("memory:")  # with other processes
+
+    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
+        with nullcontext() if self._is_shared else _in_this_process:
+            document = remote.get(self._url, LOCK_NAME)
+            found = Owner.from_bytes(document) if document else None
+            if document and self._is_alive(found, document):
+                return found, False
+            remote.put(self._url, LOCK_NAME, replace(mine, beat=time.time()).to_bytes())
+        if self._is_shared:
+            time.sleep(SETTLE_SECONDS)
+            other = self._found()
+            if other is None or other.token != mine.token:
+                return other, False
+        return (found, True) if document else None
+
+    def _found(self) -> Owner | None:
+        document = remote.get(self._url, LOCK_NAME)
+        return Owner.from_bytes(document) if document else None
+
+    def _is_alive(self, owner: Owner | None, document: bytes) -> bool:
+        if owner is not None and owner.is_here():
+            return _is_held_here(owner)
+        if owner is not None and abs(time.time() - owner.beat) < STALE_SECONDS:
+            return True
+        # The clocks may differ, or the document is damaged: a living owner writes it again.
+        time.sleep(2.5 * HEARTBEAT_SECONDS)
+        return remote.get(self._url, LOCK_NAME) not in (document, None)
+
+    def beat(self, mine: Owner) -> str:
+        found = self._found()
+        if found is None or found.token != mine.token:
+            return _taken_by(found)
+        remote.put(self._url, LOCK_NAME, replace(mine, beat=time.time()).to_bytes())
+        return ""
+
+    def release(self, mine: Owner) -> None:
+        try:
+            found = self._found()
+            if found is not None and found.token == mine.token:
+                remote.delete(self.place)
+        except StoreError as error:
+            logger.debug("cannot delete %s: %s", self.place, error)
