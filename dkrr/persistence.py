@@ -44,9 +44,10 @@ _ESTIMATORS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in (Kern
 def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     """Save a fitted model.
 
-    It is written to a temporary folder and renamed to `path` when complete; until then an earlier model stays
-    unchanged. Replacing a folder takes two renames: a process that is killed between them leaves no model at `path`,
-    but the old and the new one beside it, named as `path` with a dot and eight hexadecimal digits in front.
+    It is written beside `path` and takes its place in one step when it is complete: a process that is killed leaves the
+    earlier model or the new one. Where the file system cannot exchange two folders (NFS, object stores, macOS), a kill
+    in the moment of the exchange leaves neither at `path`, but both beside it. What killed processes leave has a name
+    that begins with ``.dkrr-new-`` or ``.dkrr-old-``, and can be deleted.
 
     Parameters
     ----------

@@ -1,21 +1,39 @@
-"""Files and stores written aside: what is at a path is what was there before, or whole.
+"""Files and folders written aside: what is at a path is what was there before, or whole, also after a kill.
 
-A file is exchanged in one step. A folder, or anything in an object store, is not: a process that is killed between
-taking the old one away and moving the new one in leaves nothing at the path (see `written_aside`).
+A file takes the place of another in one step of the system, and so does a folder, on Linux and where the file system
+can exchange two names (ext4, XFS, Btrfs, tmpfs, overlays). Elsewhere (NFS, macOS) a folder is replaced by two renames,
+and in an object store the old one is deleted before the new one is copied: a process that is killed in between leaves
+nothing at the path, and all that it wrote under a name beside it.
+
+Such names begin with NEW or, for what was there before, with OLD, followed by eight hexadecimal digits and the name of
+the path. They are left only by processes that were killed, and may be deleted when no process writes there.
 """
 
+import ctypes
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fsspec
+from dkrr.config import setting
+from dkrr.errors import InputError, StoreError
+from dkrr.tiles import remote
+from dkrr.tiles.faults import faults_of
+from dkrr.tiles.files import local_path, sync_folder
 
-from dkrr.errors import InputError
-from dkrr.tiles.files import local_path
+NEW = ".dkrr-new-"
+OLD = ".dkrr-old-"
+
+_AT_FDCWD = -100
+_NOREPLACE = 1
+_EXCHANGE = 2
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+"""Answers of systems and file systems that have only plain renames; a filter of a container's system calls forbids."""
 
 
 def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], bool]) -> None:
@@ -36,26 +54,25 @@ def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], 
     ------
     InputError
         If something exists and may not be replaced.
+    StoreError
+        If it cannot be seen whether something exists.
     """
-    if not _exists(url):
-        return
-    if not overwrite:
-        raise InputError(f"{url} exists already; delete it, give another path, or ask for it to be overwritten")
-    path = local_path(url)
-    is_empty = path is not None and path.is_dir() and not any(path.iterdir())
-    if not is_empty and not is_one(url):
-        raise InputError(f"{url} is not {what}, and only such a one is overwritten; delete it or give another path")
+    with faults_of(f"look for {url}", "Fix this, or give another path"):
+        if not _exists(url):
+            return
+        if not overwrite:
+            raise _exists_already(url)
+        path = local_path(url)
+        is_empty = path is not None and path.is_dir() and not any(path.iterdir())
+        if not is_empty and not is_one(url):
+            raise InputError(f"{url} is not {what}, and only such a one is overwritten; delete it or give another path")
 
 
 @contextmanager
 def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
     """Yield a place to write at; its content is moved to `url` after the block has ended without an error.
 
-    After an error in the block it is deleted, and what was at `url` before is untouched. A process that is killed
-    leaves a file or folder beside it, whose name has a dot and eight hexadecimal digits before it. If that happens
-    while a folder is replaced, between two renames, nothing is at `url`, and both folders have such names. In an object
-    store the old one is deleted before the new one is copied: after a kill or an error in between, what was written is
-    under such a name, which the error says.
+    After an error in the block it is deleted, and what was at `url` before is untouched.
 
     Parameters
     ----------
@@ -73,35 +90,64 @@ def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
     ------
     InputError
         If something has come to be at `url` and is not to be overwritten.
+    DiskSpaceError
+        If the disk is full.
+    StoreError
+        If it cannot be written for another reason.
     """
     path = local_path(url)
-    if path is None:
-        folder, name = url.rstrip("/").rsplit("/", 1)
-        place = f"{folder}/.{uuid.uuid4().hex[:8]}-{name}"
-    else:
+    with faults_of(f"write {url}", "What was there before is unchanged; fix this and try again"):
+        if path is None:
+            with _written_remote(url, overwrite=overwrite) as place:
+                yield place
+            return
         path = Path(os.path.realpath(path))  # of a link, what it leads to
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = str(path.with_name(f".{uuid.uuid4().hex[:8]}-{path.name}"))
-    try:
-        yield place
-        if not overwrite and _exists(url):
-            raise InputError(f"{url} has come to exist in the meantime; delete it or give another path")
-        if path is not None:
-            _move(Path(place), path)
-    except BaseException:
-        with suppress(Exception):  # this error would hide the other one
-            _delete(place)
-        raise
-    if path is None:
-        _move_remote(place, url)
+        place = str(_beside(path, NEW))
+        try:
+            yield place
+            if setting("durable"):
+                _bring_to_disk(Path(place))
+            _move(Path(place), path, overwrite=overwrite)
+        except BaseException:
+            with suppress(Exception):  # this error would hide the other one
+                _delete(Path(place))
+            raise
+        if setting("durable"):
+            sync_folder(path.parent)
 
 
-def _move(place: Path, path: Path) -> None:
-    if not path.is_dir():
+def _exists_already(url: str) -> InputError:
+    return InputError(f"{url} exists already; delete it, give another path, or ask for it to be overwritten")
+
+
+def _beside(path: Path, prefix: str) -> Path:
+    return path.with_name(f"{prefix}{uuid.uuid4().hex[:8]}-{path.name}")
+
+
+def _move(place: Path, path: Path, *, overwrite: bool) -> None:
+    """Move a file or folder to `path`, in one step if the system has one."""
+    if not overwrite:
+        try:
+            if _renamed(place, path, _NOREPLACE):
+                return
+        except FileExistsError:
+            raise _exists_already(str(path)) from None
+        if os.path.lexists(path):
+            raise _exists_already(str(path))
+    if not (path.is_dir() and any(path.iterdir())):
         place.replace(path)
         return
-    # Folders cannot be exchanged in one step; the old one comes back if the second does not succeed.
-    old = path.with_name(f".{uuid.uuid4().hex[:8]}-{path.name}")
+    if not _renamed(place, path, _EXCHANGE):
+        _replace_folder(place, path)
+        return
+    with suppress(Exception):  # what was asked for is done
+        _delete(place)
+
+
+def _replace_folder(place: Path, path: Path) -> None:
+    """Replace a folder by two renames; the old one comes back if the second does not succeed."""
+    old = _beside(path, OLD)
     path.rename(old)
     try:
         place.rename(path)
@@ -109,44 +155,76 @@ def _move(place: Path, path: Path) -> None:
         try:
             old.rename(path)
         except OSError:
-            error.add_note(f"what was at {path} is now at {old}")
+            raise StoreError(
+                f"{path} could not be replaced ({error}), and what was there is at {old} now: rename it to {path}"
+            ) from error
         raise
-    _delete(str(old))
+    with suppress(Exception):
+        _delete(old)
 
 
-def _move_remote(place: str, url: str) -> None:
-    system, new = _remote(place)
-    old = _remote(url)[1]
-    if system.exists(old):
-        system.rm(old, recursive=True)
+def _renamed(source: Path, target: Path, flag: int) -> bool:
+    """Rename in one step by Linux's renameat2; False if the system or the file system does not have it."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    ctypes.set_errno(0)
+    if rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_SUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+
+@cache
+def _renameat2() -> Any:
+    """The function of the C library; None without one (macOS, old libraries)."""
     try:
-        system.mv(new, old, recursive=True)
-    except BaseException as error:
-        error.add_note(f"what was written is at {place}; what was at {url} before is deleted")
-        raise
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _bring_to_disk(place: Path) -> None:
+    """Have all that was written on the disk before it takes the place of what is there."""
+    folders = [Path(folder) for folder, _, _ in os.walk(place)] if place.is_dir() else []
+    for folder in folders:
+        sync_folder(folder)
+    for file in [file for folder in folders for file in folder.iterdir() if file.is_file()] or [place]:
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
 
 
 def _exists(url: str) -> bool:
     path = local_path(url)
-    if path is not None:
-        return os.path.lexists(path)
-    system, name = _remote(url)
-    return bool(system.exists(name))
+    return remote.exists(url) if path is None else os.path.lexists(path)
 
 
-def _delete(url: str) -> None:
-    path = local_path(url)
-    if path is None:
-        system, name = _remote(url)
-        if system.exists(name):
-            system.rm(name, recursive=True)
-    elif path.is_dir():
+def _delete(path: Path) -> None:
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
-def _remote(url: str) -> tuple[Any, str]:
-    """File system of a URL, and the path in it."""
-    system, name = fsspec.core.url_to_fs(url)
-    return system, str(name)
+@contextmanager
+def _written_remote(url: str, *, overwrite: bool) -> Iterator[str]:
+    folder, name = url.rstrip("/").rsplit("/", 1)
+    place = f"{folder}/{NEW}{uuid.uuid4().hex[:8]}-{name}"
+    try:
+        yield place
+        if not overwrite and _exists(url):
+            raise _exists_already(url)
+    except BaseException:
+        with suppress(Exception):
+            remote.delete(place)
+        raise
+    try:
+        remote.move(place, url)
+    except BaseException as error:
+        error.add_note(f"what was written is at {place}; what was at {url} before may be deleted")
+        raise

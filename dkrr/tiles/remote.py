@@ -165,6 +165,27 @@ def delete(url: str) -> None:
     _repeated(removed, f"delete {path}", url)
 
 
+def move(url: str, to: str) -> None:
+    """Copy all that is below a URL to another of the same file system, in place of what is there, and delete it.
+
+    Raises
+    ------
+    StoreError
+        If the store does not answer.
+    """
+    system, source = file_system(url)
+    target = file_system(to)[1]
+
+    def copied() -> None:
+        system.invalidate_cache()
+        if system.exists(target, **_limit(system)):  # it would be copied into
+            system.rm(target, recursive=True, **_limit(system))
+        system.copy(source, target, recursive=True, on_error="raise")
+
+    _repeated(copied, f"copy {source} to {target}", to)
+    delete(url)
+
+
 def _object(url: str, key: str) -> tuple[Any, str]:
     system, path = file_system(url)
     return system, f"{path.rstrip('/')}/{key}"
