@@ -59,6 +59,10 @@ class BusyStoreError(StoreError):
     """A store belongs to another run at the moment; the message says whose, where and since when."""
 
 
+class ClusterError(DkrrError):
+    """The scheduler or the workers of a Dask cluster were lost; the same call with the same store resumes."""
+
+
 class Float32BreakdownError(DkrrError):
     """A factor in float32 does not serve; the fit is planned again without it, so that users do not see this."""
 

@@ -13,7 +13,7 @@ PACKAGE = Path(dkrr.__file__).parent
 
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
-    {"errors"},
+    {"errors", "loopback"},
     {"units", "cost", "blas", "sparse", "config"},
     {"tiles", "kernels"},
     {"features", "runtime"},
@@ -41,6 +41,7 @@ GATEWAYS = {
     "click": {"cli"},
     "rich": {"runtime"},
     "google_crc32c": {"tiles"},
+    "cryptography": {"runtime"},
     "resource": {"runtime"},  # guarded there, once
 }
 

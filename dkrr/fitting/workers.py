@@ -77,11 +77,10 @@ def _checked_workers(
     X is checked and copied meanwhile.
     """
     prepare = dask_client().held_when_ready
+    ended = None if workers is None else workers.ended
     with ThreadPoolExecutor(1) as aside:
-        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES)
-        executor: Executor = dask_executor().DaskExecutor(
-            client, lambda: _memory(plan, held.result()), None if workers is None else workers.ended
-        )
+        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES, ended)
+        executor: Executor = dask_executor().DaskExecutor(client, lambda: _memory(plan, held.result()), ended)
         yield executor
 
 

@@ -99,7 +99,9 @@ def _write_dask(rows: DaskRows, array: ChunkedArray, client: Any) -> None:
     write = dask.delayed(_write_block, pure=False)
     tasks = [write(block, array, k) for k, block in enumerate(blocks)]
     if client is not None:
-        client.gather(client.compute(tasks))
+        from dkrr.runtime.dask_watch import Watch
+
+        Watch(client).call(client.gather, client.compute(tasks))
     else:
         dask.compute(*tasks)
 

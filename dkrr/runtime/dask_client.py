@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import psutil
 from distributed import Client
@@ -19,6 +20,7 @@ from distributed.protocol.pickle import dumps, loads
 from dkrr.errors import InputError, StoreError
 from dkrr.runtime import process
 from dkrr.tiles.arrays import zarr_store
+from dkrr.runtime.dask_watch import Watch
 
 
 def ambient_client() -> Client | None:
@@ -36,8 +38,13 @@ def connect(address: str, timeout: str = "10s") -> Client:
     Raises
     ------
     InputError
-        If no scheduler answers within `timeout`.
+        If no scheduler answers within `timeout`, or certificates are missing.
     """
+    if address.startswith("tls://") and not dask.config.get("distributed.comm.tls.client.cert"):
+        raise InputError(
+            f"the Dask scheduler at {address} asks for certificates, and there are no certificates of a client; expected "
+            f"files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and client.key"
+        )
     try:
         resolve_address(address)  # a client that fails at this stays the ambient one
         return Client(address, timeout=timeout)
@@ -69,7 +76,8 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
     StoreError
         Naming the workers.
     """
-    blind = [address for address, sees in client.run(os.path.exists, str(path)).items() if not sees]
+    seen = Watch(client).on_all_workers(os.path.exists, str(path))
+    blind = [address for address, sees in seen.items() if not sees]
     if blind:
         raise StoreError(
             f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
@@ -79,8 +87,9 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
 
 def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run a function on a thread of every worker, all at the same time; results in the order of their addresses."""
-    futures = [client.submit(function, *arguments, workers=[address], pure=False) for address in _addresses(client)]
-    return list(client.gather(futures))
+    addresses = _addresses(client)
+    futures = [client.submit(function, *arguments, workers=[address], pure=False) for address in addresses]
+    return list(Watch(client).call(client.gather, futures, needs=addresses))
 
 
 def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
@@ -88,10 +97,12 @@ def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
     first, *others = _addresses(client)
     if not others:
         return None
+    watch, last = Watch(client), others[-1]
     array = client.submit(np.ones, n_bytes // 8, workers=[first], pure=False)
-    client.submit(len, array, workers=[first], pure=False).result()  # the array has been made
+    made = client.submit(len, array, workers=[first], pure=False)
+    watch.call(client.gather, made, needs=[first])
     start = time.perf_counter()
-    client.submit(len, array, workers=[others[-1]], pure=False).result()
+    watch.call(client.gather, client.submit(len, array, workers=[last], pure=False), needs=[first, last])
     return time.perf_counter() - start
 
 
@@ -109,7 +120,13 @@ class Held:
     """Bytes with those of the fit's kernel and store as well."""
 
 
-def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
+def held_when_ready(
+    client: Client,
+    kernel: Any,
+    urls: Sequence[str],
+    modules: Sequence[str],
+    ended: Callable[[], int | None] | None = None,
+) -> Held:
     """Let every worker import what its tasks need, and ask what it holds then.
 
     Parameters
@@ -121,9 +138,11 @@ def held_when_ready(client: Client, kernel: Any, urls: Sequence[str], modules: S
         Stores that tasks will open; those of another machine need libraries of their own.
     modules : sequence of str
         Modules that tasks will need.
+    ended : callable, optional
+        Returns the exit status of the process with the scheduler; None while it runs.
     """
     # As bytes, which the worker turns into a kernel after it has measured itself.
-    held = client.run(_prepare, dumps(kernel), list(urls), list(modules))
+    held = Watch(client, ended).on_all_workers(_prepare, dumps(kernel), list(urls), list(modules))
     environments, ready = zip(*held.values(), strict=True)
     return Held(max(environments), max(ready))
 

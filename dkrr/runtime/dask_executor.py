@@ -7,7 +7,6 @@ its tile was written would make Dask run it again when its worker dies.)
 
 import time
 import uuid
-from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,13 +14,12 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, as_completed
-from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from dkrr.errors import DkrrError
+from dkrr.errors import ClusterError, DkrrError
 from dkrr.runtime import resident
-from dkrr.runtime.local_workers import how_it_ended
+from dkrr.runtime.dask_watch import CANCELLED, KEPT, Watch
 from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import ReadyQueue
 from dkrr.runtime.task import FAN_IN, RunRecord, Task, TaskRecord, execute_on_worker
@@ -33,8 +31,6 @@ ASK_SECONDS = 1.0
 """Seconds between two questions how many workers exist."""
 MAX_ATTEMPTS = 4
 """Times that one pass is started when workers are lost."""
-RESTART_SECONDS = 60
-"""Seconds to wait for a worker when all are lost."""
 
 
 class DaskExecutor:
@@ -56,7 +52,8 @@ class DaskExecutor:
         ready: Callable[[], str] | None = None,
         ended: Callable[[], int | None] | None = None,
     ) -> None:
-        self.client, self._ready, self._ended, self._memory = client, ready, ended, ""
+        self.client, self._ready, self._memory = client, ready, ""
+        self._watch = Watch(client, ended, self._known_of_memory)
         self._most_held = 0
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS
@@ -74,7 +71,7 @@ class DaskExecutor:
         try:
             self._memory = self._ready()
         except OSError as error:  # no connection to a worker, or to the scheduler
-            self._refuse_a_lost_scheduler()
+            self._watch.refuse_a_lost_scheduler()
             raise self._died("the imports before the first task", 1) from error
         self._ready = None
 
@@ -83,8 +80,10 @@ class DaskExecutor:
 
         Raises
         ------
+        ClusterError
+            If workers die repeatedly at the same task, all are lost for too long, or the scheduler is.
         DkrrError
-            If workers die repeatedly at the same task, or as raised by a task.
+            As raised by a task.
         """
         self.wait_until_ready()
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
@@ -106,7 +105,7 @@ class DaskExecutor:
         try:
             submit()
             while running:
-                future, result = next(completed)
+                future, result = self._watch.next(completed)
                 task = running.pop(future.key)
                 if future.status != "finished":
                     error = self._readable(future, result, task)
@@ -118,11 +117,11 @@ class DaskExecutor:
                 progress.advance(task.flops)
                 future.release()
                 submit()
-        except (CancelledError, FutureCancelledError, CommClosedError) as error:
-            self._refuse_a_lost_scheduler()
+        except (*CANCELLED, CommClosedError) as error:
+            self._watch.refuse_a_lost_scheduler()
             raise self._died("the tasks", 1, ", or the connection to them was lost") from error
-        except OSError:
-            self._refuse_a_lost_scheduler()
+        except (OSError, AttributeError):
+            self._watch.refuse_a_lost_scheduler()
             raise
         finally:
             if running and self.client.status == "running":  # else it would wait, and raise another error
@@ -135,7 +134,7 @@ class DaskExecutor:
         """See `Executor.map`."""
         self.wait_until_ready()
         start = time.perf_counter()
-        records = self._again(lambda: self.client.gather(self._submit(tasks, shared), direct=True))
+        records = self._again(lambda: self._gather(self._submit(tasks, shared)))
         self._note(records)
         return RunRecord(time.perf_counter() - start, records)
 
@@ -152,7 +151,7 @@ class DaskExecutor:
                     self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False) for group in groups
                 ]
                 if len(futures) == 1:
-                    return self.client.gather(futures, direct=True)[0]  # type: ignore[no-any-return]
+                    return self._gather(futures)[0]  # type: ignore[no-any-return]
 
         found: _Sum = self._again(run)
         self._note(found.records)
@@ -162,8 +161,12 @@ class DaskExecutor:
         """See `Executor.forget`."""
         resident.forget(run)
         # Lost workers keep nothing, and their loss has an error of its own.
-        with suppress(CancelledError, OSError):
-            self.client.run(resident.forget, run)
+        with suppress(*CANCELLED, OSError, ClusterError):
+            self._watch.call(self.client.run, resident.forget, run)
+
+    def _gather(self, futures: list[Any]) -> list[Any]:
+        found: list[Any] = self._watch.call(self.client.gather, futures, direct=True)
+        return found
 
     def _note(self, records: list[TaskRecord]) -> None:
         self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
@@ -178,8 +181,8 @@ class DaskExecutor:
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
         # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just
         # died: distributed's Scheduler.replicate keeps to the workers that it started with.)
-        vectors = self.client.scatter([shared], hash=False, direct=True)[0]
-        places = self._workers_of_places()
+        places = self._workers_of_places(self._watch.wait_for_workers())
+        vectors = self._watch.call(self.client.scatter, [shared], hash=False, direct=True)[0]
         run_id, futures = uuid.uuid4().hex[:8], []
         for task in tasks:
             where: dict[str, Any] = {}
@@ -189,9 +192,8 @@ class DaskExecutor:
             futures.append(self.client.submit(execute_on_worker, task, vectors, key=key, pure=False, **where))
         return futures
 
-    def _workers_of_places(self) -> list[str]:
+    def _workers_of_places(self, threads: dict[str, int]) -> list[str]:
         """Address of the worker of every place, which stays the same for as long as that worker lives."""
-        threads = self.client.nthreads()
         now = [address for address in sorted(threads) for _ in range(threads[address])]
         if not self._places:
             self._places = now
@@ -211,14 +213,14 @@ class DaskExecutor:
                 return run()
             except KilledWorker as error:
                 raise self._died("a task of an iteration", error.allowed_failures + 1) from None
-            except (CancelledError, FutureCancelledError, OSError) as error:  # OSError: no connection to a lost worker
-                self._refuse_a_lost_scheduler()
+            except (*CANCELLED, OSError) as error:  # OSError: no connection to a lost worker
+                self._watch.refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
                     if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._has_workers():
                         raise  # an error of a task, for example of its store
                     raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
                 time.sleep(0.5)
-                self._wait_for_a_worker()
+                self._watch.wait_for_workers()
         raise AssertionError
 
     def _has_workers(self) -> bool:
@@ -227,32 +229,16 @@ class DaskExecutor:
         except OSError:
             return False
 
-    def _wait_for_a_worker(self) -> None:
-        try:
-            self.client.wait_for_workers(1, timeout=RESTART_SECONDS)
-        except OSError as error:  # a timeout, or a lost connection
-            self._refuse_a_lost_scheduler()
-            raise self._died("a task of an iteration", 1, f", and none came back within {RESTART_SECONDS} s") from error
-
     def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
         if future.status in ("cancelled", "lost"):  # the scheduler is lost, or it lost the worker
-            self._refuse_a_lost_scheduler()
+            self._watch.refuse_a_lost_scheduler()
             return self._died(f"task {task.key}", 1)
         error = result[1] if isinstance(result, tuple) else future.exception()
         if isinstance(error, KilledWorker):
             return self._died(f"task {task.key}", error.allowed_failures + 1)
-        if isinstance(error, CancelledError | FutureCancelledError):
+        if isinstance(error, CANCELLED):
             return self._died(f"task {task.key}", 1)
         return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
-
-    def _refuse_a_lost_scheduler(self) -> None:
-        """Raise if the process with the scheduler ended: then nothing comes back, whatever the workers do."""
-        status = None if self._ended is None else self._ended()
-        if status is not None:
-            raise DkrrError(
-                f"{how_it_ended(status)}{self._memory and f' ({self._memory})'}. What is finished is kept in a given "
-                f"store: run again with the same store=, with another memory_limit or fewer workers if memory was short"
-            )
 
     def _known_of_memory(self) -> str:
         """Words for the workers' memory from the plan and the records of tasks, in brackets."""
@@ -260,11 +246,11 @@ class DaskExecutor:
         known = ", ".join(part for part in (self._memory, held) if part)
         return known and f" ({known})"
 
-    def _died(self, what: str, times: int, more: str = "") -> DkrrError:
-        return DkrrError(
+    def _died(self, what: str, times: int, more: str = "") -> ClusterError:
+        return ClusterError(
             f"the workers that ran {what} died {times} time{'s' if times != 1 else ''}{more}. The likely cause is "
             f"memory: a worker that reaches its limit is killed{self._known_of_memory()}; otherwise the "
-            f"cluster took them away, or the task crashed them. What is finished is kept in a given store: run again "
+            f"cluster took them away, or the task crashed them. {KEPT}: run again "
             f"with the same store=, with larger workers or another memory_limit if memory was short"
         )
 

@@ -24,6 +24,8 @@ from typing import Any, Self
 import dask
 
 from dkrr.errors import DkrrError
+from dkrr.runtime.credentials import new_credentials
+from dkrr.runtime.local_server import MAX_STARTS, NOT_STARTED
 from dkrr.units import format_bytes
 
 START_SECONDS = 60.0
@@ -31,7 +33,9 @@ START_SECONDS = 60.0
 WORKER_START_SECONDS = 5.0
 """Seconds more for every worker: many that import at once share the cores and the disk."""
 ASK_SECONDS = 2.0
-"""Seconds between two checks that the process that starts the workers still runs."""
+"""Seconds for the scheduler to say which workers have started."""
+POLL_SECONDS = 0.05
+"""Seconds between two such questions."""
 STOP_SECONDS = 20.0
 """Seconds given to the workers to end, before they are killed."""
 
@@ -49,7 +53,16 @@ SETTINGS = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.worker.profile.enabled": False,
+    # What HTTP servers would answer until they are closed.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # The scheduler's own address, on the loopback interface, is the one to use.
+    "distributed.scheduler.contact-address": None,
+    # A worker that died and starts slowly is not given up: the nanny itself starts it again.
+    "distributed.deploy.lost-worker-timeout": "1 hour",
 }
+PRELOAD = "dkrr.loopback"
+"""Module that workers import first."""
 
 # Modules are found where the caller finds them, the user's as well. The main module is not imported: functions of it
 # reach the workers by value (cloudpickle).
@@ -80,7 +93,7 @@ class LocalWorkers:
     """
 
     def __init__(self, n_workers: int, memory_bytes: int, scratch: str) -> None:
-        self._n_workers = n_workers
+        self._n_workers, self._address = n_workers, b""
         self._options: dict[str, Any] = {"memory_limit": memory_bytes, "local_directory": scratch}
 
     def __enter__(self) -> Self:
@@ -112,10 +125,14 @@ class LocalWorkers:
     def _send(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([p for p in sys.path if isinstance(p, str)]).encode() + b"\n")
+        self._process.stdin.flush()  # it imports distributed now
         config = {k: v for k, v in dask.config.config.items() if k not in OF_THE_CALLER}
         settings = portable(config)
-        dask.config.set(SETTINGS, config=settings)
-        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, settings)))
+        given = dask.config.get("distributed.worker.preload", default=[], config=settings)
+        preload = [given] if isinstance(given, str) else list(given or [])
+        dask.config.set(SETTINGS | {"distributed.worker.preload": [PRELOAD, *preload]}, config=settings)
+        self._credentials = new_credentials()
+        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._credentials, settings)))
         self._process.stdin.flush()
 
     def address(self) -> str:
@@ -126,8 +143,8 @@ class LocalWorkers:
         DkrrError
             If the process ends, or is not ready in time.
         """
-        deadline, text = time.monotonic() + START_SECONDS, b""
-        while not text.endswith(b"\n"):
+        deadline = time.monotonic() + START_SECONDS
+        while not self._address.endswith(b"\n"):
             left = deadline - time.monotonic()
             ready = select.select([self._reader], [], [], left)[0] if left > 0 else []
             part = os.read(self._reader, 4096) if ready else b""
@@ -137,8 +154,8 @@ class LocalWorkers:
                     f"the process that starts the workers {why}; its messages are on stderr. Use a Dask client of your "
                     f"own, or a memory_limit with which the work is done in this process"
                 )
-            text += part
-        return text.decode().strip()
+            self._address += part
+        return self._address.decode().strip()
 
     @contextmanager
     def client(self) -> Iterator[Any]:
@@ -150,22 +167,28 @@ class LocalWorkers:
             If the process ends, or the workers have not started in time.
         """
         from distributed import Client  # while the other process imports it too
+        from distributed.security import Security
 
         deadline = time.monotonic() + START_SECONDS + WORKER_START_SECONDS * self._n_workers
         address = self.address()
         try:
-            client = Client(address, set_as_default=False, timeout=START_SECONDS)
+            client = Client(
+                address, set_as_default=False, timeout=START_SECONDS, security=Security(**self._credentials)
+            )
         except OSError as error:
             raise self._not_started() from error
         with client:
-            while True:
-                try:
-                    client.wait_for_workers(self._n_workers, timeout=ASK_SECONDS)
-                    break
-                except OSError as error:  # also a timeout or a lost connection
-                    if self.ended(0.0) is not None or time.monotonic() > deadline:
-                        raise self._not_started() from error
+            while not self._have_started(client):
+                if self.ended(POLL_SECONDS) is not None or time.monotonic() > deadline:
+                    raise self._not_started()
             yield client
+
+    def _have_started(self, client: Any) -> bool:
+        try:
+            # Not client.wait_for_workers: after the end of the scheduler that would wait for another one.
+            return len(client.sync(client.scheduler.ncores, callback_timeout=ASK_SECONDS)) >= self._n_workers
+        except (OSError, AttributeError):  # no answer in time, or no connection
+            return False
 
     def ended(self, seconds: float = 1.0) -> int | None:
         """Exit status of the process, negative for a signal; None if it still runs after so many seconds."""
@@ -204,6 +227,8 @@ def how_it_ended(status: int) -> str:
     """Words for the end of the process with the scheduler, with the likely cause."""
     if status == -signal.SIGKILL:
         return "the process with the scheduler was killed, as the system does where memory runs out"
+    if status == NOT_STARTED:
+        return f"a worker ended {MAX_STARTS} times while it started; the causes are on stderr"
     return f"the process with the scheduler ended with status {status}; its messages are on stderr"
 
 

@@ -36,7 +36,7 @@ def _arrive():
 def client(tmp_path_factory):
     with (
         local_client(1, GIB, str(tmp_path_factory.mktemp("scratch")), TASK_MODULES) as client,
-        Client(client.scheduler.address) as mine,
+        Client(client.scheduler.address, security=client.security) as mine,
     ):
         yield mine
 

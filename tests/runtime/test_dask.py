@@ -233,13 +233,20 @@ class TestClients:
 
     def test_a_client_of_dkrr_is_not_ambient(self, client):
         assert ambient_client() is None
-        with Client(client.scheduler.address, set_as_default=True) as mine:
+        with Client(client.scheduler.address, security=client.security, set_as_default=True) as mine:
             assert ambient_client() is mine
         assert ambient_client() is None
 
     def test_connect(self, client):
-        with connect(client.scheduler.address) as mine:
+        keys = client.security  # in the configuration, as a user's are
+        tls = {"ca-file": keys.tls_ca_file, "client": {"cert": keys.tls_client_cert, "key": keys.tls_client_key}}
+        with dask.config.set({"distributed.comm.tls": tls}), connect(client.scheduler.address) as mine:
             assert ambient_client() is mine
+
+    def test_connect_without_certificates(self, client):
+        with pytest.raises(InputError, match=r"tls://.*no certificates.*distributed\.comm\.tls"):
+            connect(client.scheduler.address)
+        assert ambient_client() is None
 
     def test_no_scheduler_at_the_address(self):
         with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
@@ -256,9 +263,10 @@ class TestClients:
 
     def test_blind_workers(self, client, tmp_path, monkeypatch):
         # On one machine every worker sees every folder; the probe's answer is what is replaced.
-        monkeypatch.setattr(
-            client, "run", lambda function, path: {"tcp://far:1": False, "tcp://near:1": function(path)}
-        )
+        async def run(function, path):
+            return {"tcp://far:1": False, "tcp://near:1": function(path)}
+
+        monkeypatch.setattr(client, "run", run)
         with pytest.raises(StoreError, match=f"workers tcp://far:1 do not see the store's folder {tmp_path}"):
             check_folder_is_shared(client, tmp_path)
         assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,25 @@
 """The process that starts workers: what it takes from its caller, and what it leaves on the caller's terminal."""
 
 import os
+import pickle
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
+import dask
+import psutil
+import pytest
+from distributed import Client
+from distributed.security import Security
+
+from dkrr.errors import DkrrError
+from dkrr.runtime.credentials import new_credentials
+from dkrr.runtime.local_server import MAX_STARTS
 from dkrr.runtime.local_workers import LocalWorkers, portable
 
 
@@ -35,7 +49,7 @@ def test_the_current_folder_is_not_imported_from_and_a_pool_not_sent(tmp_path):
         [sys.executable, "-P", "-c", SCRIPT, str(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("tcp://\n", "")
+    assert (done.stdout, done.stderr) == ("tls://\n", "")
 
 
 def test_nothing_on_the_terminal_of_a_caller_that_stops_at_once(tmp_path, capfd):
@@ -43,3 +57,132 @@ def test_nothing_on_the_terminal_of_a_caller_that_stops_at_once(tmp_path, capfd)
         os.kill(workers._process.pid, signal.SIGINT)
     assert workers._process.returncode == 0
     assert capfd.readouterr() == ("", "")
+
+
+def listening(process):
+    """Addresses where a process and all that it started listen."""
+    found = []
+    for one in [process, *process.children(recursive=True)]:
+        found += [tuple(c.laddr) for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return found
+
+
+def answer_without_a_certificate(place, context):
+    """What a server sends after the handshake; TLS 1.3 refuses a client at its first read."""
+    with socket.create_connection(place, timeout=10) as plain, context.wrap_socket(plain) as stream:
+        assert stream.version() == "TLSv1.3"
+        try:
+            stream.sendall(b"x" * 100)
+            return stream.recv(100)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    # Settings of the user's for another cluster: nothing of them may be used.
+    with (
+        dask.config.set({"distributed.comm.tls.ciphers": "none", "distributed.comm.tls.ca-file": "/missing"}),
+        LocalWorkers(2, 10**9, str(tmp_path_factory.mktemp("scratch"))) as workers,
+        workers.client() as client,
+    ):
+        yield workers, client
+
+
+class TestCredentials:
+    """Other users of the machine reach the ports of 127.0.0.1 as well, and must get nothing there."""
+
+    def test_everything_listens_on_loopback_only_and_speaks_tls_only(self, workers):
+        places = listening(psutil.Process(workers[0]._process.pid))
+        # The scheduler, two nannies and two workers; no HTTP server.
+        assert len(places) == 5 and {host for host, _ in places} == {"127.0.0.1"}
+        assert not [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        for place in places:
+            with suppress(ConnectionError), socket.create_connection(place, timeout=10) as plain:
+                plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert not plain.recv(100).startswith(b"HTTP")
+            assert not answer_without_a_certificate(place, context)
+
+    @pytest.mark.parametrize("known", ["nothing", "a certificate of another cluster"])
+    def test_another_client_is_refused(self, workers, known):
+        client = workers[1]
+        address = client.scheduler.address
+        security = None
+        if known == "nothing":
+            address = address.replace("tls:", "tcp:")
+        else:
+            security = Security(**new_credentials())
+        with pytest.raises(OSError), dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            Client(address, set_as_default=False, timeout=2, security=security)
+        assert client.submit(int, "7").result() == 7
+
+    def test_the_key_is_nowhere_to_be_seen(self, workers):
+        server, client = workers
+        inner = server._credentials["tls_client_key"].splitlines()[1].encode()
+        this = psutil.Process(server._process.pid)
+        for process in [this, *this.children(recursive=True)]:
+            seen = "".join(process.cmdline()) + repr(process.environ())
+            assert "PRIVATE KEY" not in seen and inner.decode() not in seen
+        assert inner not in pickle.dumps(client.run(lambda: dict(dask.config.config)))
+        assert "PRIVATE" not in repr(client.security)
+
+    def test_every_cluster_has_its_own_and_strict_checks_accept_it(self):
+        one, other = new_credentials(), new_credentials()
+        assert one["tls_client_key"] != other["tls_client_key"]
+        for role in ("client", "scheduler", "worker"):
+            assert one[f"tls_{role}_cert"] == one["tls_ca_file"]
+        server = Security(**one).get_listen_args("scheduler")["ssl_context"]
+        client = Security(**one).get_connection_args("worker")["ssl_context"]
+        for context in (server, client):
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
+            assert context.verify_mode == ssl.CERT_REQUIRED and context.minimum_version == ssl.TLSVersion.TLSv1_3
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            client.wrap_bio(to_client, to_server, server_side=False),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        ]
+        for end in (0, 1, 0, 1, 0):
+            try:
+                ends[end].do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        ends[0].write(b"hello")
+        assert ends[1].read() == b"hello"
+
+
+def starting(process, seconds=20):
+    """A worker that starts, of a process with a scheduler."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for child in process.children():
+            if any("spawn_main" in part for part in child.cmdline()):
+                return child
+        time.sleep(0.005)
+    raise AssertionError("no worker starts")
+
+
+class TestWorkersThatDieWhileTheyStart:
+    def test_they_are_started_again(self, tmp_path, capfd):
+        with LocalWorkers(2, 10**9, str(tmp_path)) as workers:
+            workers.address()
+            first = starting(psutil.Process(workers._process.pid))
+            first.kill()
+            with workers.client() as client:
+                assert len(client.nthreads()) == 2
+                assert client.submit(int, "7").result() == 7
+            with pytest.raises(psutil.NoSuchProcess):
+                first.cmdline()
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_bounded_number_of_times(self, tmp_path, capfd):
+        (tmp_path / "dies.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        with (
+            dask.config.set({"distributed.worker.preload": [str(tmp_path / "dies.py")]}),
+            LocalWorkers(1, 10**9, str(tmp_path)) as workers,
+            pytest.raises(DkrrError, match=f"1 workers .* did not start: a worker ended {MAX_STARTS} times.*Nothing"),
+            workers.client(),
+        ):
+            pass
+        assert capfd.readouterr().err.count("Nanny failed to start.\n") == 1
