@@ -24,6 +24,7 @@ from dkrr.rows import CheckedRows, DaskRows, MemoryRows, Rows, SparseRows, descr
 from dkrr.rows.checks import combine
 from dkrr.rows.staging import StoredCopy
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime.signals import ended_in_order
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
 from dkrr.tiles.files import delete_partial, local_path
@@ -271,9 +272,10 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
         reset_peak()
     with ExitStack() as stack:
         stack.enter_context(blas.one_thread(_needs_one_blas_thread(plan)))
-        if plan.execution == "memory":
+        if plan.execution == "memory":  # nothing that a killed process would leave behind
             context = _opened(plan, MemoryStorage(), stack, progress)
         else:
+            stack.enter_context(ended_in_order())
             temporary = TemporaryFolder() if store is None else None
             if temporary is not None:
                 stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)

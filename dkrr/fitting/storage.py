@@ -1,19 +1,14 @@
 """Where a run keeps its arrays: in this process's memory, or in a store that workers read and another run resumes."""
 
-import shutil
-import tempfile
-import time
-import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.config import setting
 from dkrr.linalg.sources import Vectors
+from dkrr.runtime.folders import PrivateFolder
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import local_path
 from dkrr.tiles.lock import check_owned
@@ -120,31 +115,14 @@ class StoredArrays(Storage):
         self.store.set_note(name, value)
 
 
-class TemporaryFolder:
-    """A folder that is deleted with this object, at the latest."""
-
-    def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="dkrr-", dir=setting("temporary-directory"))
-        self._finalizer = weakref.finalize(self, _remove, self.path)
-
-    def delete(self) -> None:
-        """Delete it now."""
-        self._finalizer()
+class TemporaryFolder(PrivateFolder):
+    """Folder of a run without a store; a model that reads there keeps it."""
 
     def __getstate__(self) -> None:
         raise TypeError(
             "this model's training rows lie in a temporary folder of this process; use dkrr.save(model, path), or "
             "fit with store=, to keep it"
         )
-
-
-def _remove(path: str) -> None:
-    """Delete a folder that a task which cannot be cancelled may still be writing to."""
-    for _ in range(20):
-        shutil.rmtree(path, ignore_errors=True)
-        if not Path(path).exists():
-            return
-        time.sleep(0.1)
 
 
 def absolute_url(url: str) -> str:

@@ -1,6 +1,5 @@
 """Who does the work of a run: the calling process, its threads, or Dask's workers, which are asked what they hold."""
 
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,11 +7,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from dkrr.config import setting
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.runtime import Executor
+from dkrr.runtime.folders import private_folder
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
 from dkrr.tiles.files import local_path
@@ -60,7 +59,7 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
             yield executor, client
         return
     with (
-        tempfile.TemporaryDirectory(prefix="dkrr-workers-", dir=setting("temporary-directory")) as scratch,
+        private_folder("workers") as scratch,
         LocalWorkers(plan.chosen.n_workers, plan.chosen.limit_bytes, scratch) as workers,
         workers.client() as client,
         _checked_workers(plan, client, store, workers) as executor,

@@ -19,6 +19,7 @@ from dkrr.machine.profile import Profile, create_profile_folder, machine_fingerp
 from dkrr.planning.limits import AVAILABLE_FRACTION
 from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.runtime import Meter, Progress, Task
+from dkrr.runtime.folders import private_folder
 
 SECONDS = 0.25
 """Seconds for each of the measurements of a worker."""
@@ -61,7 +62,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
     begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     client = ambient_client()
-    with tempfile.TemporaryDirectory(prefix="dkrr-calibrate-", dir=where) as scratch:
+    with private_folder("calibrate", str(where)) as scratch:
         here = measure_threads(seconds)
         if client is not None:
             fingerprint = cluster_of(client)

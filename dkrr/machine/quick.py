@@ -22,6 +22,7 @@ from dkrr.machine.detection import ambient_client, fingerprint_of, known_rates, 
 from dkrr.machine.measures import QUICK_BYTES, QUICK_CHUNKS, Measured, measure_quickly, measure_store
 from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
+from dkrr.runtime.folders import private_folder
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""
@@ -126,7 +127,7 @@ def _with_store(profile: Profile, cores: int) -> Profile:
     where, begun = setting("temporary-directory") or tempfile.gettempdir(), time.perf_counter()
     writers = min(cores, MAX_WRITERS)
     try:
-        with tempfile.TemporaryDirectory(prefix="dkrr-quick-", dir=where) as scratch, other_load() as load:
+        with private_folder("quick", str(where)) as scratch, other_load() as load:
             results = on_threads(writers, lambda: measure_store(scratch, QUICK_CHUNKS))
     except OSError:
         return profile

@@ -42,8 +42,9 @@ def connect(address: str, timeout: str = "10s") -> Client:
     """
     if address.startswith("tls://") and not dask.config.get("distributed.comm.tls.client.cert"):
         raise InputError(
-            f"the Dask scheduler at {address} asks for certificates, and there are no certificates of a client; expected "
-            f"files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and client.key"
+            f"the Dask scheduler at {address} asks for certificates, and there are no certificates of a client; "
+            f"expected files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and "
+            f"client.key"
         )
     try:
         resolve_address(address)  # a client that fails at this stays the ambient one

@@ -26,6 +26,7 @@ import dask
 from dkrr.errors import DkrrError
 from dkrr.runtime.credentials import new_credentials
 from dkrr.runtime.local_server import MAX_STARTS, NOT_STARTED
+from dkrr.runtime.signals import ENDING
 from dkrr.units import format_bytes
 
 START_SECONDS = 60.0
@@ -66,10 +67,13 @@ PRELOAD = "dkrr.loopback"
 
 # Modules are found where the caller finds them, the user's as well. The main module is not imported: functions of it
 # reach the workers by value (cloudpickle).
-# First, Ctrl-C is ignored: the caller gets it and sends the word to stop. A caller that died gets no traceback.
+# First, Ctrl-C and other signals that ask a group of processes to end are ignored: the caller gets them and sends the
+# word to stop, or ends, which is noticed. A caller that died gets no traceback. Workers inherit what is ignored, but
+# not handlers: SIGTERM must end them.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+    "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]); "
     "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline() or sys.exit()); "
     "from importlib.util import module_from_spec, spec_from_file_location; "
     "spec = spec_from_file_location('dkrr_local_server', sys.argv[2]); module = module_from_spec(spec); "
@@ -98,8 +102,8 @@ class LocalWorkers:
 
     def __enter__(self) -> Self:
         self._reader, writer = os.pipe()
-        # The process inherits the mask of this thread: until it ignores Ctrl-C, the signal waits.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        # The process inherits the mask of this thread: until it ignores Ctrl-C and the like, the signals wait.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *ENDING])
         try:
             self._process = subprocess.Popen(
                 # -P: the current folder is not one to import from, unless it is for the caller.

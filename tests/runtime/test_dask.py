@@ -238,9 +238,10 @@ class TestClients:
         assert ambient_client() is None
 
     def test_connect(self, client):
-        keys = client.security  # in the configuration, as a user's are
-        tls = {"ca-file": keys.tls_ca_file, "client": {"cert": keys.tls_client_cert, "key": keys.tls_client_key}}
-        with dask.config.set({"distributed.comm.tls": tls}), connect(client.scheduler.address) as mine:
+        keys, tls = client.security, "distributed.comm.tls"  # in the configuration, as a user's are
+        given = {"ca-file": keys.tls_ca_file, "client.cert": keys.tls_client_cert, "client.key": keys.tls_client_key}
+        given = {f"{tls}.{name}": value for name, value in given.items()}
+        with dask.config.set(given), connect(client.scheduler.address) as mine:
             assert ambient_client() is mine
 
     def test_connect_without_certificates(self, client):
