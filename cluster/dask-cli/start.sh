@@ -14,6 +14,7 @@ started, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit stat
   -s, --scratch DIR   folder for the workers' own files  [default: a temporary one, deleted at the end]
   -p, --port PORT     of the scheduler  [default: 8786]
       --host ADDRESS  address to listen on  [default: 127.0.0.1, which other machines cannot reach]
+      --tls DIR       encrypt, and accept only who has the certificates in DIR, made by cluster/certificates.py
       --dashboard     serve Dask's dashboard on port 8787 (needs bokeh)  [default: --no-dashboard]
   -h, --help          this text
 TEXT
@@ -24,16 +25,17 @@ fail() {
     exit "${2:-2}"
 }
 
-workers=$(getconf _NPROCESSORS_ONLN) memory=auto scratch= port=8786 host=127.0.0.1 dashboard=no
+workers=$(getconf _NPROCESSORS_ONLN) memory=auto scratch= port=8786 host=127.0.0.1 tls= dashboard=no
 while (($#)); do
     case $1 in
-        -w | --workers | -m | --memory | -s | --scratch | -p | --port | --host)
+        -w | --workers | -m | --memory | -s | --scratch | -p | --port | --host | --tls)
             (($# > 1)) || fail "$1 needs a value" ;;&
         -w | --workers) workers=$2 && shift 2 ;;
         -m | --memory) memory=$2 && shift 2 ;;
         -s | --scratch) scratch=$2 && shift 2 ;;
         -p | --port) port=$2 && shift 2 ;;
         --host) host=$2 && shift 2 ;;
+        --tls) tls=$2 && shift 2 ;;
         --dashboard) dashboard=yes && shift ;;
         --no-dashboard) dashboard=no && shift ;;
         -h | --help) usage && exit ;;
@@ -49,7 +51,15 @@ folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export DASK_CONFIG=$folder/dask.yaml
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 export DASK_LOGGING__DISTRIBUTED=${DASK_LOGGING__DISTRIBUTED:-warning}
-export DASK_SCHEDULER_ADDRESS=tcp://$host:$port
+protocol=tcp
+if [[ $tls ]]; then
+    [[ -r $tls/environment.sh ]] || fail "--tls $tls has no environment.sh; make it with cluster/certificates.py"
+    [[ $dashboard == no ]] || fail "--dashboard would answer without certificates; leave it out with --tls"
+    protocol=tls
+    # shellcheck source=/dev/null
+    source "$tls/environment.sh"
+fi
+export DASK_SCHEDULER_ADDRESS=$protocol://$host:$port
 
 temporary=$(mktemp -d -t dkrr-cluster-XXXXXX)
 pids=()
@@ -71,10 +81,10 @@ file=$temporary/scheduler.json
 # The web server (health, metrics, and optionally the dashboard) stays on the same address.
 pages=(--no-dashboard --dashboard-address "$host:0")
 [[ $dashboard == no ]] || pages=(--dashboard-address "$host:8787")
-dask scheduler --host "$host" --port "$port" --scheduler-file "$file" "${pages[@]}" >&2 &
+dask scheduler --protocol "$protocol" --host "$host" --port "$port" --scheduler-file "$file" "${pages[@]}" >&2 &
 scheduler=$!
 pids=("$scheduler")
-dask worker --scheduler-file "$file" --host "$host" --nworkers "$workers" --nthreads 1 --memory-limit "$memory" \
+dask worker --protocol "$protocol" --scheduler-file "$file" --host "$host" --nworkers "$workers" --nthreads 1 --memory-limit "$memory" \
     --local-directory "${scratch:-$temporary}" --death-timeout 60 --no-dashboard --dashboard-address "$host:0" >&2 &
 worker=$!
 pids=("$worker" "$scheduler")

@@ -19,8 +19,8 @@ from distributed.protocol.pickle import dumps, loads
 
 from dkrr.errors import InputError, StoreError
 from dkrr.runtime import process
+from dkrr.runtime.dask_watch import CANCELLED, Watch
 from dkrr.tiles.arrays import zarr_store
-from dkrr.runtime.dask_watch import Watch
 
 
 def ambient_client() -> Client | None:
@@ -108,7 +108,17 @@ def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
 
 
 def _addresses(client: Client) -> list[str]:
-    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+    return sorted(_workers(client))
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    """Scheduler's reports of all workers, by address."""
+    try:
+        found: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    except (*CANCELLED, OSError, RuntimeError, AttributeError, KeyError):
+        Watch(client).refuse_a_lost_scheduler()
+        raise
+    return found
 
 
 @dataclass(frozen=True)
@@ -177,7 +187,7 @@ class WorkerInfo:
 
 def worker_resources(client: Client) -> list[WorkerInfo]:
     """Report of every worker."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = _workers(client).values()
     return [
         WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
         for w in workers

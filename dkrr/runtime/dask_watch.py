@@ -89,11 +89,14 @@ class Watch:
             try:
                 while True:
                     try:
-                        return result.result(ASK_SECONDS)
+                        value = result.result(ASK_SECONDS)
                     except TimeoutError:
                         if result.done():
                             raise
-                    self.look(needs)
+                        self.look(needs)
+                    else:
+                        self._look_again()
+                        return value
             finally:
                 result.cancel()
         except (*CANCELLED, OSError, RuntimeError, AttributeError):
@@ -111,6 +114,7 @@ class Watch:
                 self.look()
                 asked_at = time.monotonic()
         found: tuple[Any, Any] = next(completed)
+        self._look_again()
         return found
 
     def on_all_workers(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
@@ -154,6 +158,11 @@ class Watch:
         else:
             self._found_none()
         return threads
+
+    def _look_again(self) -> None:
+        """Note that workers are back, where there were none when they were last looked at."""
+        if self._without_since is not None and self.client.nthreads():
+            self._found_workers()
 
     def _found_workers(self) -> None:
         if self._without_since is not None:
