@@ -1,0 +1,432 @@
+"""Wrong arguments: every public function, estimator, setting, kernel and feature map × values that mean nothing to it.
+
+`cases` makes them from the signatures; `trial` says of one what happened. An argument that no table here knows may be
+given only what `MEANINGS` lists for it, so that a new argument is either checked or listed.
+"""
+
+import inspect
+import os
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+
+import dkrr
+from benchmarks.chaos_values import HUGE, MATRICES, VALUES, VECTORS, D, N, Values, labels, rows, targets
+from dkrr import features, kernels, solvers
+from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError
+from dkrr.fitting import run as fitting_run
+from dkrr.selection import run as selection_run
+
+SECONDS = 2.0
+"""Time in which a wrong argument is refused."""
+MAX_SECONDS = 10.0
+"""Time after which a call is given up: it hangs."""
+
+Verdict = Literal["refused", "accepted", "raw", "unnamed", "late", "wrote", "slow", "taken", "declined"]
+BAD: Mapping[Verdict, str] = {
+    "raw": "an error that is not dkrr's",
+    "unnamed": "an error that does not name the argument",
+    "late": "refused after work had started",
+    "wrote": "refused, and something was written",
+    "slow": f"no answer within {SECONDS:g} s",
+    "taken": "accepted, and means nothing",
+    "declined": "refused, and means something",
+}
+"""Verdicts on what should not happen."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call with one argument."""
+
+    name: str
+    call: Callable[[], Any]
+    expected: tuple[str, ...]
+    """Words of which the error has to contain one; none: the value means something, and the call succeeds."""
+    may_be_late: bool = False
+    """Whether the value can be judged only by using it: data, of which every row is read, and functions."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case led to."""
+
+    case: Case
+    verdict: Verdict
+    message: str
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was refused by a clear error, or accepted and means something."""
+        return self.verdict not in BAD
+
+    def __str__(self) -> str:
+        return f"{self.case.name}: {BAD.get(self.verdict, self.verdict)} ({self.seconds:.2f} s): {self.message[:300]}"
+
+
+# What means something --------------------------------------------------------------------------------------------
+
+NONE = frozenset({"None"})
+FLAG = frozenset({"True", "False", "bool_ True"})
+COUNT = frozenset({"1", "2", "int64 2", "10**30", "10**400"})
+COUNT_OR_ZERO = COUNT | {"0"}
+SMALL_COUNT = frozenset({"1", "2", "int64 2"})
+POSITIVE = frozenset({"1", "2", "0.5", "1.5", "float32 0.5", "int64 2", "1e-300", "1e300", "10**30"})
+NOT_NEGATIVE = POSITIVE | {"0"}
+REAL = NOT_NEGATIVE | {"-1", "-0.5", "-10**30"}
+SCALAR_ARRAY = frozenset({"array of 0 dimensions"})
+FUNCTION = frozenset({"function"})
+NAME = frozenset({"text", "text 2", "text nan", "long text"})
+PLACE = frozenset({"text", "text 2", "text nan", "Path"})
+EMPTY = frozenset({"{}"})
+KERNEL = frozenset({"RBF()"})
+MAP = frozenset({"IdentityMap()"})
+NOTHING = frozenset[str]()
+
+MEANINGS: dict[str, frozenset[str]] = {
+    "alpha": NOT_NEGATIVE | SCALAR_ARRAY,
+    "gamma": NONE | POSITIVE,
+    "degree": NOT_NEGATIVE,
+    "coef0": REAL,
+    "kernel_params": NONE | EMPTY,
+    "kernel": KERNEL | MAP | FUNCTION,
+    "fit_intercept": FLAG,
+    "form": NOTHING,
+    "solver": frozenset({"Cholesky()", "ConjugateGradient()"}),
+    "tol": frozenset({"0.5", "float32 0.5"}),
+    "memory_limit": NONE,
+    "tile": NONE | COUNT,
+    "store": NONE | PLACE,
+    "progress": NONE | FLAG,
+    "class_weight": NONE | EMPTY,
+    "multi_class": NOTHING,
+    "max_iter": COUNT,
+    "warm_start": FLAG,
+    "alphas": NONE,
+    "cv": frozenset({"2", "int64 2"}),
+    "scoring": NONE,
+    "alpha_per_target": FLAG,
+    "refit": FLAG,
+    "race": FLAG,
+    "cv_tol": frozenset({"0.5", "float32 0.5"}),
+    "store_cv_predictions": FLAG,
+    "train_sizes": NONE,
+    "random_state": COUNT_OR_ZERO,
+    "optimize": NONE,
+    "max_evaluations": COUNT,
+    "groups": NONE,
+    "sample_weight": NONE,
+    "return_std": FLAG,
+    "scale": POSITIVE,
+    "coverage": frozenset({"0.5", "float32 0.5"}),
+    "overwrite": FLAG,
+    "loss": NOTHING,
+    "n": SMALL_COUNT,
+    "d": SMALL_COUNT,
+    "n_targets": SMALL_COUNT,
+    "n_classes": frozenset({"2", "int64 2"}),
+    "workers": NONE | SMALL_COUNT,
+    "worker_memory": NONE,
+    "chunks": NONE | COUNT,
+    "dtype": NOTHING,
+    "base": KERNEL,
+    "left": KERNEL,
+    "right": KERNEL,
+    "name": NONE | NAME,
+    "function": FUNCTION,
+    "rank": NONE | COUNT,
+    "preconditioner": NONE,
+}
+"""Labels of the values that an argument of this name takes; the others are refused."""
+
+OWN: dict[tuple[str, str], frozenset[str]] = {
+    ("KernelRidgeCV", "gamma"): NONE | POSITIVE | {"[1, 2]"},
+    ("KernelRidgeCV", "degree"): NOT_NEGATIVE | {"[1, 2]"},
+    ("KernelRidgeCV", "coef0"): REAL | {"[1, 2]"},
+    ("KernelRidgeCV", "kernel"): KERNEL | MAP | FUNCTION,
+    ("KernelRidgeCV", "cv"): NONE | SMALL_COUNT - {"1"},
+}
+"""Exceptions: what an argument of this name takes of one function or class."""
+
+ESTIMATORS: dict[str, tuple[type[Any], Callable[[], Any]]] = {
+    "KernelRidge": (dkrr.KernelRidge, targets),
+    "KernelRidgeCV": (dkrr.KernelRidgeCV, targets),
+    "KernelLogisticRegression": (dkrr.KernelLogisticRegression, labels),
+    "KernelLogisticRegressionCV": (dkrr.KernelLogisticRegressionCV, labels),
+}
+METHODS = (
+    "fit", "fit_path", "predict", "predict_interval", "predict_variance_bounds", "predict_proba", "predict_log_proba",
+    "decision_function", "score",
+)  # fmt: skip
+MADE_BY_DKRR = {"EntryCost", "Kernel", "SampledSpectrum", "FeatureMap", "SolveResult", "Status"}
+"""Public classes that users are given, or derive from, and do not make."""
+NEEDS: dict[str, dict[str, Any]] = {
+    "CallableMap": {"function": np.sin, "size": 2},
+    "CallableKernel": {"function": np.sin},
+    "Columns": {"base": kernels.RBF()},
+    "ColumnsMap": {"base": features.IdentityMap(), "columns": (0,)},
+    "Graph": {"n_nodes": 3, "edges": [(0, 1)]},
+    "MapKernel": {"base": features.IdentityMap()},
+    "Normalized": {"base": kernels.RBF()},
+    "Nystroem": {"base": kernels.RBF(), "n_components": 4},
+    "NystroemMap": {"base": kernels.RBF(), "centres": np.eye(3), "whitening": np.eye(3)},
+    "RandomFourier": {"base": kernels.RBF(), "n_components": 4},
+    "RandomWalk": {"decay": 0.1},
+    "Scaled": {"base": kernels.RBF(), "scale": 2.0},
+    "ScaledMap": {"base": features.IdentityMap(), "scale": 2.0},
+    "Sum": {"left": kernels.RBF(), "right": kernels.Linear()},
+    "Product": {"left": kernels.RBF(), "right": kernels.Linear()},
+    "ConcatenatedMap": {"left": features.IdentityMap(), "right": features.NormalizedMap()},
+    "TaylorMap": {"degree": 2},
+    "TaylorRBF": {"degree": 2},
+    "UnitLengthMap": {"base": features.IdentityMap()},
+    "arrays_of": {"value": kernels.RBF()},
+    "as_kernel": {"kernel": "polynomial"},
+    "feature_map": {"kernel": kernels.Linear(), "n_features": D},
+    "required_feature_map": {"kernel": kernels.Linear(), "n_features": D},
+    "feature_map_from_dict": {"description": {"feature_map": "identity"}},
+    "kernel_from_dict": {"description": {"kernel": "linear"}},
+    "smallest_eigenvalue": {"kernel": kernels.RBF(), "X": rows()},
+    "weighted_sums": {"kernels": [kernels.RBF(), kernels.Linear()]},
+    "weights_of": {"kernel": kernels.RBF(), "kernels": [kernels.RBF(), kernels.Linear()]},
+    "whitened": {"kernel": kernels.RBF(), "centres": rows()},
+    "gram": {"X": rows(), "kernel": "polynomial"},
+}
+"""Arguments that make a good call, without the one that is tried."""
+NEVER = {"calibrate"}
+"""Functions that measure for seconds where all is well: only wrong values are given."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function or a method, and the arguments of a good call."""
+
+    name: str
+    call: Callable[..., Any]
+    owner: str
+    parameters: tuple[str, ...]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    is_quick: bool = True
+    """Whether good calls are tried, too."""
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(name for name, p in inspect.signature(function).parameters.items() if name != "self" and p.kind < 4)
+
+
+def _fit(kind: type[Any], data: Callable[[], Any], **settings: Any) -> Any:
+    return kind(**_candidates(kind) | {"kernel": "polynomial"} | settings).fit(rows(), data())
+
+
+def _candidates(kind: type[Any]) -> dict[str, Any]:
+    """Arguments that make a search short."""
+    return {"alphas": [0.1, 1.0], "cv": 2} if kind.__name__.endswith("CV") else {}
+
+
+@cache
+def _fitted(name: str) -> Any:
+    kind, data = ESTIMATORS[name]
+    return kind(**_candidates(kind), kernel="rbf").fit(rows(), data())
+
+
+def _method(estimator: str, method: str, **arguments: Any) -> Any:
+    return getattr(_fitted(estimator), method)(**arguments)
+
+
+def _refit(estimator: str, method: str, **arguments: Any) -> Any:
+    kind, _ = ESTIMATORS[estimator]
+    return getattr(kind(**_candidates(kind), kernel="rbf"), method)(**arguments)
+
+
+def _plan(**arguments: Any) -> Any:
+    if arguments.get("worker_memory") is not None:
+        arguments.setdefault("workers", 2)
+    if "n_classes" in arguments or "multi_class" in arguments:
+        arguments.setdefault("loss", "logistic")
+    if "X" in arguments or "y" in arguments:
+        return dkrr.plan(**{"X": rows()} | arguments)
+    return dkrr.plan(**{"n": 100, "d": 3, "kernel": "polynomial"} | arguments)
+
+
+def subjects() -> Iterator[Subject]:
+    """All that users call."""
+    for name, (kind, data) in ESTIMATORS.items():
+        yield Subject(name, partial(_fit, kind, data), name, _parameters(kind))
+        for method in (m for m in METHODS if hasattr(kind, m)):
+            parameters = _parameters(getattr(kind, method))
+            given = {"X": rows(), "y": data(), "alphas": [0.1, 1.0]}
+            if method == "predict" and "scale" in parameters:
+                given["return_std"] = True
+            given = {key: value for key, value in given.items() if key in (*parameters, "return_std")}
+            call = partial(_refit if method.startswith("fit") else _method, name, method)
+            yield Subject(f"{name}.{method}", call, f"{name}.{method}", parameters, given)
+    yield Subject("plan", _plan, "plan", _parameters(dkrr.plan))
+    yield Subject("gram", dkrr.gram, "gram", _parameters(dkrr.gram), NEEDS["gram"])
+    saved = {"model": _fitted("KernelRidge"), "path": "model.zarr"}
+    yield Subject("save", dkrr.save, "save", _parameters(dkrr.save), saved)
+    yield Subject("load", dkrr.load, "load", _parameters(dkrr.load), {"path": _model()})
+    yield Subject("calibrate", dkrr.calibrate, "calibrate", _parameters(dkrr.calibrate), is_quick=False)
+    for module in (kernels, features, solvers):
+        for name in module.__all__:
+            if name not in MADE_BY_DKRR:
+                value = getattr(module, name)
+                yield Subject(f"{module.__name__}.{name}", value, name, _parameters(value), NEEDS.get(name, {}))
+    for kernel in (kernels.RBF(), kernels.Polynomial(), kernels.Chi2(), kernels.Precomputed(), kernels.BagOfWords()):
+        for method in ("__call__", "diagonal", "resolved", "to"):
+            call = getattr(kernel, method)
+            name = f"{type(kernel).__name__}.{method}"
+            yield Subject(name, call, f"Kernel.{method}", _parameters(call), {"X": rows()} if method == "__call__" else {})
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Files that good calls read; deleted at exit."""
+    return tempfile.TemporaryDirectory(prefix="dkrr-inputs-")
+
+
+@cache
+def _model() -> str:
+    path = str(Path(_folder().name, "model.zarr"))
+    dkrr.save(_fitted("KernelRidge"), path)
+    return path
+
+
+# The table -------------------------------------------------------------------------------------------------------
+
+BY_ROWS = {"X", "Y", "y", "sample_weight", "groups"}
+"""Arguments that have an entry for each row: all are read before a bad one is found."""
+USED = {"function", "class"}
+"""Values whose faults show when they are used."""
+
+
+def values_for(name: str) -> Values:
+    """What is given to an argument of this name."""
+    if name in ("X", "Y"):
+        return VALUES | MATRICES
+    return VALUES | VECTORS if name in BY_ROWS else VALUES
+
+
+def cases() -> Iterator[Case]:
+    """Every argument of every function with every value, first those of Python and then those of the command line."""
+    for subject in subjects():
+        for name in subject.parameters:
+            means = OWN.get((subject.owner, name), MEANINGS.get(name, NOTHING))
+            for label, make in values_for(name).items():
+                if label in means and not subject.is_quick:
+                    continue
+                yield Case(
+                    f"{subject.name}({name}={label})",
+                    partial(_call, subject, name, make),
+                    () if label in means else (name,),
+                    name in BY_ROWS or label in USED,
+                )
+
+
+def _call(subject: Subject, name: str, make: Callable[[], Any]) -> Any:
+    return subject.call(**{**subject.given, name: make()})
+
+
+class _Hang(BaseException):
+    """A call was given up."""
+
+
+def _give_up(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise _Hang
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _Hang after some time; only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Yield a list to which every start of work is added; within, relative paths are those of an empty folder."""
+    started: list[str] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def carry_out(*arguments: Any) -> Any:
+            started.append(function.__name__)
+            return function(*arguments)
+
+        return carry_out
+
+    losses = {loss: how._replace(carry_out=noted(how.carry_out)) for loss, how in fitting_run.LOSSES.items()}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dkrr-inputs-"))
+        here = Path.cwd()
+        stack.callback(os.chdir, here)
+        os.chdir(folder)
+        stack.enter_context(mock.patch.object(fitting_run, "LOSSES", losses))
+        stack.enter_context(mock.patch.object(selection_run, "all_scored", noted(selection_run.all_scored)))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield started
+
+
+def trial(case: Case) -> Outcome:
+    """Carry out one case."""
+    with watched() as started:
+        begun = perf_counter()
+        error: BaseException | None = None
+        try:
+            with _time_limit(MAX_SECONDS):
+                case.call()
+        except (Exception, _Hang, SystemExit) as caught:
+            error = caught
+        seconds = perf_counter() - begun
+        left = sorted(os.listdir())
+        for name in left:
+            shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)
+        verdict = _verdict(case, error, seconds, is_late=bool(started), has_written=bool(left))
+    message = "" if error is None else f"{type(error).__name__}: {error}"
+    return Outcome(case, verdict, message, seconds)
+
+
+def _verdict(
+    case: Case, error: BaseException | None, seconds: float, *, is_late: bool, has_written: bool
+) -> Verdict:
+    if isinstance(error, _Hang) or (error is not None and seconds > SECONDS):
+        return "slow"
+    if error is None:
+        return "taken" if case.expected else "accepted"
+    if not isinstance(error, DkrrError):
+        return "raw"
+    if not case.expected:  # a number may mean something, and be too large for these data
+        is_of_numbers = isinstance(error, NotFiniteError | NotPositiveDefiniteError | KernelFunctionError)
+        return "accepted" if is_of_numbers else "declined"
+    if not names(str(error), case.expected):
+        return "unnamed"
+    if case.may_be_late:
+        return "refused"
+    return "late" if is_late else "wrote" if has_written else "refused"
+
+
+def names(message: str, words: tuple[str, ...]) -> bool:
+    """Whether a message has one of some words."""
+    return any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", message) for word in words)
