@@ -7,7 +7,6 @@ given only what `MEANINGS` lists for it, so that a new argument is either checke
 import inspect
 import os
 import re
-import shutil
 import signal
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from unittest import mock
 import numpy as np
 
 import dkrr
-from benchmarks.chaos_values import HUGE, MATRICES, VALUES, VECTORS, D, N, Values, labels, rows, targets
+from benchmarks.chaos_values import MATRICES, VALUES, VECTORS, D, Values, labels, rows, targets
 from dkrr import features, kernels, solvers
 from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.fitting import run as fitting_run
@@ -83,9 +82,9 @@ class Outcome:
 
 NONE = frozenset({"None"})
 FLAG = frozenset({"True", "False", "bool_ True"})
-COUNT = frozenset({"1", "2", "int64 2", "10**30", "10**400"})
+COUNT = frozenset({"1", "2", "int64 2"})
 COUNT_OR_ZERO = COUNT | {"0"}
-SMALL_COUNT = frozenset({"1", "2", "int64 2"})
+SMALL_COUNT = COUNT
 POSITIVE = frozenset({"1", "2", "0.5", "1.5", "float32 0.5", "int64 2", "1e-300", "1e300", "10**30"})
 NOT_NEGATIVE = POSITIVE | {"0"}
 REAL = NOT_NEGATIVE | {"-1", "-0.5", "-10**30"}
@@ -290,7 +289,9 @@ def subjects() -> Iterator[Subject]:
         for method in ("__call__", "diagonal", "resolved", "to"):
             call = getattr(kernel, method)
             name = f"{type(kernel).__name__}.{method}"
-            yield Subject(name, call, f"Kernel.{method}", _parameters(call), {"X": rows()} if method == "__call__" else {})
+            yield Subject(
+                name, call, f"Kernel.{method}", _parameters(call), {"X": rows()} if method == "__call__" else {}
+            )
 
 
 @cache
@@ -400,17 +401,13 @@ def trial(case: Case) -> Outcome:
         except (Exception, _Hang, SystemExit) as caught:
             error = caught
         seconds = perf_counter() - begun
-        left = sorted(os.listdir())
-        for name in left:
-            shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)
+        left = list(Path().iterdir())
         verdict = _verdict(case, error, seconds, is_late=bool(started), has_written=bool(left))
     message = "" if error is None else f"{type(error).__name__}: {error}"
     return Outcome(case, verdict, message, seconds)
 
 
-def _verdict(
-    case: Case, error: BaseException | None, seconds: float, *, is_late: bool, has_written: bool
-) -> Verdict:
+def _verdict(case: Case, error: BaseException | None, seconds: float, *, is_late: bool, has_written: bool) -> Verdict:
     if isinstance(error, _Hang) or (error is not None and seconds > SECONDS):
         return "slow"
     if error is None:

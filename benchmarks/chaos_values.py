@@ -91,7 +91,7 @@ TEXTS: Values = {
     "unknown protocol": lambda: "nowhere://text",
 }
 CONTAINERS: Values = {
-    "[]": lambda: [],
+    "[]": list,
     "()": lambda: (),
     "{}": dict,
     "set()": set,

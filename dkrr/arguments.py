@@ -4,7 +4,6 @@ Each function raises `InputError` for an argument that cannot be used.
 """
 
 import math
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.planning.problem import Form, Loss
 from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.values import MAX_WHOLE, choice, flag, is_real, numbers, place, shown, whole
 
 FORMS = ("auto", *get_args(Form))
 SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
@@ -25,6 +25,8 @@ SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
     "cg": ConjugateGradient(),
 }
 """Settings of the solvers that have names; None: the planner chooses."""
+MAX_COUNT = 2**48
+"""No machine holds more rows, columns, targets or classes."""
 MIN_TOL = 1e-15
 """float64 has no digits below."""
 
@@ -38,27 +40,19 @@ def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
 
 def checked_form(form: Any) -> Form | None:
     """Form; None for "auto"."""
-    _check_choice(form, "form", FORMS)
-    return None if form == "auto" else form
+    checked: Any = choice(form, "form", FORMS)
+    return None if checked == "auto" else checked
 
 
 def checked_loss(loss: Any) -> Loss:
     """Loss."""
-    _check_choice(loss, "loss", get_args(Loss), ": for KernelRidge or KernelLogisticRegression")
-    checked: Loss = loss
-    return checked
+    checked: Any = choice(loss, "loss", get_args(Loss), ": for KernelRidge or KernelLogisticRegression")
+    return checked  # type: ignore[no-any-return]
 
 
 def checked_multi_class(multi_class: Any) -> bool:
     """Whether more than two classes make one softmax."""
-    _check_choice(multi_class, "multi_class", ("multinomial", "ovr"))
-    return bool(multi_class == "multinomial")
-
-
-def _check_choice(value: Any, name: str, choices: tuple[str, ...], remedy: str = "") -> None:
-    if not isinstance(value, str) or value not in choices:
-        *most, last = map(repr, choices)
-        raise InputError(f"{name} is {value!r}; expected {', '.join(most)} or {last}{remedy}")
+    return choice(multi_class, "multi_class", ("multinomial", "ovr")) == "multinomial"
 
 
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
@@ -67,25 +61,26 @@ def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
         return solver
     if not isinstance(solver, str) or solver not in SOLVERS:
         raise InputError(
-            f"solver is {solver!r}; expected 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
+            f"solver is {shown(solver)}; expected 'auto', 'cholesky', 'cg', dkrr.solvers.Cholesky() or "
             f"dkrr.solvers.ConjugateGradient(...)"
         )
     return SOLVERS[solver]
 
 
-def checked_tol(tol: Any) -> float:
+def checked_tol(tol: Any, name: str = "tol") -> float:
     """Relative residual between what float64 can represent and 1."""
-    if not _is_number(tol) or not MIN_TOL <= tol < 1:
+    if not is_real(tol) or not MIN_TOL <= tol < 1:
         raise InputError(
-            f"tol is {tol!r}; expected a relative residual of at least {MIN_TOL:g} (float64 has no digits below) and "
-            f"less than 1"
+            f"{name} is {shown(tol)}; expected a relative residual of at least {MIN_TOL:g} (float64 has no digits "
+            f"below) and less than 1"
         )
     return float(tol)
 
 
 def checked_count(value: Any, name: str) -> int:
     """Number of rows, columns, targets or classes."""
-    return checked_whole(value, name, "a whole number of at least 1: give it, or X and y instead of sizes")
+    expected = "a whole number of at least 1: give it, or X and y instead of sizes"
+    return checked_whole(value, name, expected, MAX_COUNT)
 
 
 def checked_tile(tile: Any) -> int | None:
@@ -98,57 +93,56 @@ def checked_max_iter(max_iter: Any) -> int:
     return checked_whole(max_iter, "max_iter", "a whole number of at least 1 Newton step")
 
 
-def checked_whole(value: Any, name: str, expected: str) -> int:
+def checked_whole(value: Any, name: str, expected: str, maximum: int = MAX_WHOLE) -> int:
     """Whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} is {value!r}; expected {expected}")
-    return int(value)
+    try:
+        return whole(value, name, 1, maximum=maximum)
+    except InputError:
+        at_most = f" (at most {maximum:,})" if isinstance(value, int) and value > maximum else ""
+        raise InputError(f"{name} is {shown(value)}; expected {expected}{at_most}") from None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+def checked_store(store: Any) -> str | None:
+    """Path or URL of a run's store; None: a temporary one."""
+    return None if store is None else place(store, "store", "the path or URL of the run's store, or None")
+
+
+def checked_progress(progress: Any) -> bool | None:
+    """Whether progress is shown; None: on a terminal."""
+    return None if progress is None else flag(progress, "progress", ", or None: on a terminal")
 
 
 def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
     """λ of every target, of shape (n_targets,); finite and ≥ 0."""
-    try:
-        values = np.asarray(alpha, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"alpha is {alpha!r}; expected a number, or one for each target") from error
+    values = numbers(alpha, "alpha", "a number, or one for each target")
     if values.ndim > 1 or values.size not in (1, n_targets):
         raise InputError(
             f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target"
         )
     if not 0 <= values.min() <= values.max() < math.inf:  # also where one is NaN
-        raise InputError(f"alpha is {alpha}; expected finite numbers >= 0: 0 is kernel least squares")
+        raise InputError(f"alpha is {shown(alpha)}; expected finite numbers >= 0: 0 is kernel least squares")
     return np.full(n_targets, values)
 
 
 def checked_candidates(alphas: Any) -> NDArray[np.float64]:
     """Values of λ to choose from, finite and ≥ 0, in the order in which they are given."""
-    try:
-        values = np.atleast_1d(np.asarray(alphas, np.float64))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"alphas is {alphas!r}; expected numbers >= 0, or None for a range of its own") from error
+    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for a range of its own"))
     if values.ndim != 1 or values.size == 0:
         raise InputError(f"alphas has shape {values.shape}; expected at least one number, in one dimension")
     if not 0 <= values.min() <= values.max() < math.inf:  # also where one is NaN
-        raise InputError(f"alphas is {alphas}; expected finite numbers >= 0: 0 is kernel least squares")
+        raise InputError(f"alphas is {shown(alphas)}; expected finite numbers >= 0: 0 is kernel least squares")
     return values
 
 
-def checked_path(alphas: Any) -> tuple[float, ...]:
+def checked_path(alphas: Any, name: str = "alpha") -> tuple[float, ...]:
     """Values of λ of a logistic regression, one for each model; finite and > 0."""
-    try:
-        values = np.asarray(alphas, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"alpha is {alphas!r}; expected a number > 0 (alphas: a sequence of them)") from error
+    values = numbers(alphas, name, "a number > 0 for each model")
     if values.ndim != 1 or values.size == 0:
-        raise InputError(f"alpha has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model")
+        raise InputError(f"{name} has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model")
     is_good = np.isfinite(values) & (values > 0)
     if not is_good.all():
         raise InputError(
-            f"alpha is {values[~is_good][0]:g}; expected a finite number > 0: without a penalty the solution of "
+            f"{name} is {values[~is_good][0]:g}; expected a finite number > 0: without a penalty the solution of "
             f"separable classes is infinite"
         )
     return tuple(values.tolist())
@@ -173,8 +167,8 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
 
 def checked_factor(value: Any, name: str) -> float:
     """Weight of a class, finite and ≥ 0."""
-    if not _is_number(value) or not np.isfinite(value) or value < 0:
-        raise InputError(f"{name} is {value!r}; expected a finite number >= 0")
+    if not is_real(value) or not 0 <= value < math.inf:
+        raise InputError(f"{name} is {shown(value)}; expected a finite number >= 0")
     return float(value)
 
 
@@ -183,6 +177,8 @@ def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any) -> Likel
     is_multinomial = checked_multi_class(multi_class)
     if y is not None:
         labels = load_labels(y)
+        if labels.ndim not in (1, 2) or labels.size == 0 or (labels.ndim == 2 and labels.shape[1] != 1):
+            raise InputError(f"y has shape {labels.shape}; expected (n_samples,): one label for every row")
         if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
             raise InputError("y holds continuous values; expected class labels: loss='squared' plans a regression")
         try:
@@ -204,17 +200,17 @@ def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
     return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
 
 
-def checked_width(y: Any) -> int:
-    """Number of targets in y."""
-    if isinstance(y, str | Path):
-        return as_rows(y, "y").shape[1]
-    shape = np.shape(y) if not hasattr(y, "shape") else y.shape
-    return int(shape[1]) if len(shape) == 2 else 1
+def checked_width(y: Any, n: int) -> int:
+    """Number of targets in y, which has a row for each of n."""
+    n_rows, width = as_rows(y, "y").shape
+    if n_rows != n:
+        raise InputError(f"y has {n_rows} rows, and X has {n}; expected the same number")
+    return width
 
 
 def checked_train_sizes(train_sizes: Any) -> NDArray[np.float64] | NDArray[np.intp]:
     """Fractions, or numbers of rows; raises InputError if they are neither."""
-    sizes = np.asarray(train_sizes)
+    sizes = _sizes(train_sizes)
     is_whole, is_real = sizes.dtype.kind in "iu", sizes.dtype.kind == "f"
     if sizes.ndim == 1 and sizes.size:
         if is_whole and (sizes >= 1).all():
@@ -222,6 +218,15 @@ def checked_train_sizes(train_sizes: Any) -> NDArray[np.float64] | NDArray[np.in
         if is_real and (sizes > 0).all() and (sizes <= 1).all() and (sizes < 1).any():
             return sizes.astype(np.float64)
     raise InputError(
-        f"train_sizes is {train_sizes!r}; expected fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole "
+        f"train_sizes is {shown(train_sizes)}; expected fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole "
         f"numbers of rows"
     )
+
+
+def _sizes(train_sizes: Any) -> NDArray[Any]:
+    """An array of whole numbers, or of float64; an empty one where they are neither."""
+    try:
+        numbers(train_sizes, "train_sizes", "")
+    except InputError:
+        return np.empty(0)
+    return np.asarray(train_sizes)

@@ -1,5 +1,6 @@
 """The Gram matrix as a lazy Dask array."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,12 @@ import dask
 import dask.array as da
 import numpy as np
 
-from dkrr.arguments import checked_whole
+from dkrr.arguments import checked_kernel, checked_whole
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
 from dkrr.fitting.storage import StoredArrays, absolute_url
 from dkrr.fitting.workers import check_store_is_shared, dask_executor
-from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
@@ -22,6 +23,7 @@ from dkrr.runtime import Executor, Progress, SerialExecutor, Task
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import delete_partial
 from dkrr.tiles.lock import owned
+from dkrr.values import place, shown
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""
@@ -88,7 +90,7 @@ def gram(
            [0.368, 1.   , 0.368],
            [0.368, 0.368, 1.   ]])
     """
-    value = as_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     if encodes(value):
         value = value.fitted(X)
         X, Y = value.encode(X), None if Y is None else value.encode(Y)
@@ -99,16 +101,19 @@ def gram(
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
+    if store is not None:
+        store = place(store, "store", "the path or URL of the matrix's store, or None")
+    dtype = _checked_dtype(dtype)
     expected = "whole numbers of at least 1 for rows and columns, or None"
-    sizes = chunks if isinstance(chunks, tuple) else (chunks, chunks)
+    sizes = chunks if isinstance(chunks, tuple) and len(chunks) == 2 else (chunks, chunks)
     heights = [DEFAULT_CHUNK_ROWS if size is None else checked_whole(size, "chunks", expected) for size in sizes]
     if store is not None:
-        if Y is not None or isinstance(chunks, tuple) or np.dtype(dtype) != np.float64:
+        if Y is not None or isinstance(chunks, tuple) or dtype != np.float64:
             raise InputError(
                 "store is given with Y, two numbers as chunks, or dtype float32; expected Y=None, one number as chunks "
                 "and float64: a store keeps a symmetric matrix"
             )
-        return _stored(left, value, str(store), heights[0])
+        return _stored(left, value, store, heights[0])
     cuts = tuple(
         tuple(min(h, n - k) for k in range(0, n, h))
         for n, h in zip((left.shape[0], right.shape[0]), heights, strict=True)
@@ -123,10 +128,20 @@ def gram(
         y,
         "j",
         kernel=value,
-        out_dtype=np.dtype(dtype),
+        out_dtype=dtype,
         dtype=dtype,
         meta=np.empty((0, 0), dtype),
     )
+
+
+def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """float64 or float32."""
+    is_name = isinstance(dtype, str | type | np.dtype)  # NumPy takes None, numbers, lists and dicts as types, too
+    with suppress(TypeError):
+        for known in (np.float64, np.float32):
+            if is_name and np.dtype(dtype) == known:
+                return np.dtype(known)
+    raise InputError(f"dtype is {shown(dtype)}; expected float64 or float32")
 
 
 def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
+from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of
 from dkrr.kernels import BagOfWords, Kernel
@@ -34,6 +35,7 @@ from dkrr.tiles.aside import check_free, written_aside
 from dkrr.tiles.descriptions import NAME, read_json, write_group
 from dkrr.tiles.files import make_folder
 from dkrr.tiles.store import Place
+from dkrr.values import flag, place, shown
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -74,6 +76,9 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
+    path, overwrite = place(path, "path", "the path or URL of the new model"), flag(overwrite, "overwrite")
+    if not isinstance(model, KernelEstimator):
+        raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
@@ -104,7 +109,12 @@ def check_model_path(path: str | Path, *, overwrite: bool) -> None:
     InputError
         If the path exists, unless it is a model that may be overwritten.
     """
-    check_free(str(path), overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model)
+    check_free(
+        place(path, "path", "the path or URL of a model"),
+        overwrite=overwrite,
+        what="a saved model of dkrr",
+        is_one=_is_model,
+    )
 
 
 def _is_model(url: str) -> bool:
@@ -141,12 +151,12 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     InputError
         If `kernel` is needed and not given, or does not make the kernel that was saved.
     """
+    url = place(path, "path", "the path or URL of a saved model")
     if not (kernel is None or callable(kernel) or isinstance(kernel, FeatureMap)):
         raise InputTypeError(
-            f"kernel is {kernel!r}; expected the function, Kernel, FeatureMap or class that fit was given as kernel, "
-            f"or None for a model of dkrr's own kernels"
+            f"kernel is {shown(kernel)}; expected the function, Kernel, FeatureMap or class that fit was given as "
+            f"kernel, or None for a model of dkrr's own kernels"
         )
-    url = str(path)
     found = describe_model(url)
     custom = named_objects(found["kernel"], kernel)
     with _damage_reported(url):

@@ -13,6 +13,7 @@ from dkrr.arguments import (
     checked_kernel,
     checked_likelihood,
     checked_loss,
+    checked_multi_class,
     checked_path,
     checked_tol,
     checked_train_sizes,
@@ -28,6 +29,12 @@ from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
+from dkrr.values import is_real, shown
+
+MAX_CANDIDATES = 10**6
+"""More values of λ are no search."""
+MAX_FOLDS = 10**6
+"""More folds are leave-one-out, or as good as it."""
 
 
 @overload
@@ -158,6 +165,9 @@ def plan(  # type: ignore[misc]
     (64, 'dask')
     """
     is_regression = checked_loss(loss) == "squared"
+    multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
+    cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
+    n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     if X is not None and encodes(value):
         value = value.fitted(X)
@@ -177,11 +187,13 @@ def plan(  # type: ignore[misc]
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
     refuse_more_components_than_rows(value, n)
+    if rows is None and y is not None and is_regression:
+        raise InputError("y is given without X; expected X and y, or n_targets= instead of y")
     if likelihood is not None:
         path = np.unique(checked_path(np.atleast_1d(alpha)))
         fields = fields_of_classes(likelihood, tuple(path.tolist()))
     else:
-        width = checked_count(n_targets, "n_targets") if rows is None or y is None else checked_width(y)
+        width = n_targets if y is None else checked_width(y, n)
         fields = fields_of_targets(width, checked_alphas(alpha, width))
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
@@ -193,7 +205,7 @@ def plan(  # type: ignore[misc]
     if train_sizes is not None:
         sizes = _with_curve(sizes, train_sizes, n)
     if sizes is not None:
-        fields |= {"alphas": candidates, "tol": checked_tol(cv_tol)}
+        fields |= {"alphas": candidates, "tol": cv_tol}
         if rows is not None:
             problem = with_spectrum(Problem.of_rows(rows, value, **fields), rows)
             return plan_selection(problem, sizes, resources)
@@ -214,16 +226,18 @@ def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tup
         raise InputError(
             "alphas or cv is given with loss='logistic'; expected loss='squared': selections of a regression"
         )
-    if isinstance(alphas, int | np.integer) and not isinstance(alphas, bool):
-        count = checked_whole(alphas, "alphas", "a number of candidates of at least 1, or the candidates")
+    if isinstance(alphas, int | np.integer) and is_real(alphas):
+        expected = "a number of candidates of at least 1, or the candidates"
+        count = checked_whole(alphas, "alphas", expected, MAX_CANDIDATES)
         values = np.geomspace(1e-5, 1e2, count)
     else:
         values = checked_candidates(alpha if alphas is None else alphas)
-    if cv == "loo":
+    if isinstance(cv, str) and cv == "loo":
         return tuple(sorted(set(values.tolist()))), FoldSizes(0, is_loo=True)
-    folds = checked_whole(5 if cv is None else cv, "cv", "a number of folds of at least 2, or 'loo'")
+    expected = "a number of folds of at least 2, or 'loo'"
+    folds = checked_whole(5 if cv is None else cv, "cv", expected, MAX_FOLDS)
     if folds < 2:
-        raise InputError(f"cv is {cv!r}; expected a number of folds of at least 2, or 'loo'")
+        raise InputError(f"cv is {shown(cv)}; expected {expected}")
     return tuple(sorted(set(values.tolist()))), FoldSizes(folds)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.arguments import checked_form, checked_solver, checked_tile, checked_tol, likelihood_of
+from dkrr.arguments import checked_form, checked_solver, checked_store, checked_tile, checked_tol, likelihood_of
 from dkrr.errors import StoreError
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import CallableKernel, Kernel
@@ -25,6 +25,7 @@ from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.objective import Point
 from dkrr.tiles import RunStore, TileGrid
 from dkrr.tiles.mapped import is_mapped
+from dkrr.values import flag
 
 Array = NDArray[np.float64]
 
@@ -64,13 +65,13 @@ class Settings:
         """Settings from a user's arguments; raises InputError for one that cannot be used."""
         return cls(
             kernel=kernel,
-            fit_intercept=bool(fit_intercept),
+            fit_intercept=flag(fit_intercept, "fit_intercept"),
             form=checked_form(form),
             tile=checked_tile(tile),
             solver=checked_solver(solver),
             tol=checked_tol(tol),
             memory_limit=memory_limit,
-            store=None if store is None else str(store),
+            store=checked_store(store),
         )
 
     def problem_fields(self) -> dict[str, Any]:

@@ -4,9 +4,8 @@ import math
 import re
 from typing import Any
 
-import numpy as np
-
 from dkrr.errors import InputError
+from dkrr.values import is_real, shown
 
 _FACTORS = {
     "": 1,
@@ -41,16 +40,16 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
     InputError
         If the text is not a number with a known unit, or the number is not positive.
     """
-    expected = f"{name} is {value!r}; expected a positive number of bytes: write for example '4GiB' or '500 MB'"
+    expected = f"{name} is {shown(value)}; expected a positive number of bytes: write for example '4GiB' or '500 MB'"
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _FACTORS:
             raise InputError(expected)
         number = float(match[1]) * _FACTORS[match[2]]
-    elif isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    elif not is_real(value):
         raise InputError(expected)
     else:
-        number = float(value)
+        number = value
     if not 1 <= number < 2**63:
         raise InputError(expected)
     return int(number)

@@ -14,6 +14,7 @@ PACKAGE = Path(dkrr.__file__).parent
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
     {"errors", "loopback"},
+    {"values"},
     {"units", "cost", "blas", "sparse", "config"},
     {"tiles", "kernels"},
     {"features", "runtime"},

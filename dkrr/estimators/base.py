@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.arguments import checked_kernel, checked_weights
+from dkrr.arguments import checked_kernel, checked_progress, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
@@ -21,7 +21,7 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
 from dkrr.requests import Settings
-from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, unframed
+from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_unreadable, unframed
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_zarr_array
 
@@ -89,6 +89,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     ) -> tuple[Any, Settings, Rows, NDArray[Any], NDArray[np.float64] | None]:
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
+        checked_progress(self.progress)
         X = self._table(kernel, X, reset=True)
         if encodes(kernel):
             kernel = kernel.fitted(X)
@@ -144,6 +145,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """
         if is_plain(X):
             return X
+        if not encodes(kernel):
+            refuse_unreadable(X)  # scikit-learn would convert dates and text
         if sp.issparse(X):
             check_structure(X)  # scikit-learn converts between formats
         elif is_dask_frame(X):
@@ -169,14 +172,27 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         is_as_fitted = is_plain(X) and X.shape[1] == self.n_features_in_ and not hasattr(self, "feature_names_in_")
         if not is_as_fitted and is_local(X):
             # The message of a wrong shape is scikit-learn's, which checks the names too.
-            X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=False)
+            X = self._validated(X, reset=False)
         return as_rows(X)
+
+    def _validated(self, X: Any, *, reset: bool) -> Any:
+        """Rows in memory as scikit-learn's checks return them; its errors name X."""
+        try:
+            return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise named_error("X", error) from error
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
         return tags
+
+
+def named_error(name: str, error: Exception) -> InputError:
+    """InputError with scikit-learn's message, and the name of the argument."""
+    kind = InputTypeError if isinstance(error, TypeError) else InputError
+    return kind(f"{name} cannot be used: {error}")
 
 
 def is_local(value: Any) -> bool:

@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score
 from dkrr.arguments import checked_weights, likelihood_of
 from dkrr.errors import InputError
 from dkrr.estimators.base import KernelEstimator, is_local
+from dkrr.estimators.labels import checked_labels
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
 from dkrr.rows import load_labels
@@ -102,9 +103,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         float
             Between 0 and 1.
         """
-        labels = np.asarray(y) if is_local(y) else load_labels(y)
+        labels = checked_labels(y if is_local(y) else load_labels(y))
+        predicted = np.asarray(self.predict(X))
+        if labels.shape != predicted.shape:
+            raise InputError(f"y has {len(labels)} labels; expected {len(predicted)}, one for each row of X")
         weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))
-        return float(accuracy_score(labels, np.asarray(self.predict(X)), sample_weight=weights))
+        return float(accuracy_score(labels, predicted, sample_weight=weights))
 
     def _likelihood(self) -> Likelihood:
         return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)

@@ -5,15 +5,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import KFold, LeaveOneOut, check_cv
 
 from dkrr.arguments import checked_train_sizes
-from dkrr.errors import InputError
-from dkrr.kernels.blocks import whole
+from dkrr.errors import InputError, InputTypeError
 from dkrr.selection import Folds, LearningCurve, Score, negative_squared_error
+from dkrr.values import shown, whole
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -37,6 +38,7 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
         If the folds cannot be used.
     """
     n = len(y)
+    _check_groups(groups, n)
     if cv is None or (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
         if n < 2:
             raise InputError(f"leave-one-out needs at least 2 rows, and X has n_samples={n}")
@@ -46,6 +48,20 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     if not pairs:
         raise InputError(f"cv={cv!r} yields no folds; expected at least one pair (train, test)")
     return Folds.of_pairs(n, pairs)
+
+
+def _check_groups(groups: Any, n: int) -> None:
+    """Refuse groups that are not a sequence with one for each of n rows, also where the splitter does not use them."""
+    if groups is None:
+        return
+    if isinstance(groups, str | bytes) or not hasattr(groups, "__len__") or np.ma.is_masked(groups):
+        raise InputTypeError(f"groups is {shown(groups)}; expected a group for each of {n} rows, or None")
+    try:
+        shape = np.shape(groups)
+    except (TypeError, ValueError, RecursionError):
+        shape = None
+    if shape != (n,) or sp.issparse(groups):
+        raise InputError(f"groups has shape {shape}; expected ({n},), a group for each row, or None")
 
 
 def checked_curve(
@@ -58,6 +74,7 @@ def checked_curve(
     InputError
         If an argument cannot be used.
     """
+    seed = whole(random_state, "random_state", 0, "any seed serves")
     if train_sizes is None:
         return None
     if folds.is_loo:
@@ -65,7 +82,6 @@ def checked_curve(
             "train_sizes is given, and cv is leave-one-out, whose one score has no folds that could train on parts of "
             "the rows; expected a number of folds: give cv=5"
         )
-    seed = whole(random_state, "random_state", 0, "any seed serves")
     return LearningCurve.of(folds, checked_train_sizes(train_sizes), weights, groups, seed)
 
 
@@ -78,18 +94,18 @@ def _splits(cv: Any, n: int, y: Any, groups: Any, *, is_classification: bool) ->
     is_whole = isinstance(cv, int | np.integer) and not isinstance(cv, bool)
     if isinstance(cv, bool | str) or (is_whole and cv < 2):
         raise InputError(
-            f"cv is {cv!r}; expected a number of folds of at least 2, a splitter of scikit-learn, pairs (train, test), "
-            f"or 'loo'"
+            f"cv is {shown(cv)}; expected a number of folds of at least 2, a splitter of scikit-learn, pairs (train, "
+            f"test), or 'loo'"
         )
     if is_whole and cv > n:
         raise InputError(
-            f"cv is {cv}, and X has n_samples={n}; expected at most as many folds as rows: cv='loo' leaves out one row "
-            f"at a time"
+            f"cv is {shown(cv)}, and X has n_samples={n}; expected at most as many folds as rows: cv='loo' leaves out "
+            f"one row at a time"
         )
     try:
         return list(check_cv(cv, y, classifier=is_classification).split(np.zeros((n, 1)), y, groups))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"cv={cv!r} cannot split {n} rows: {error}") from error
+    except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise InputError(f"cv={shown(cv)} cannot split {n} rows: {error}") from error
 
 
 def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
@@ -137,7 +153,7 @@ def named_scorer(scoring: Any) -> Any:
         return scoring if callable(scoring) else get_scorer(scoring)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"scoring is {scoring!r}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
+            f"scoring is {shown(scoring)}; expected None, a name of sklearn.metrics.get_scorer_names(), or a function "
             f"scorer(estimator, X, y)"
         ) from error
 
@@ -168,10 +184,10 @@ def checked_scoring(scoring: Any) -> Score:
         given = {"sample_weight": weights} if takes_weights and weights is not None else {}
         try:
             value = scorer(_Predicted(predictions), rows[:, None], targets, **given)
+            return float(value)
         except (AttributeError, TypeError, ValueError) as error:
             raise InputError(
                 f"scoring={scoring!r} failed on held-out predictions of shape {predictions.shape}: {error}"
             ) from error
-        return float(value)
 
     return score

@@ -6,11 +6,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
+from dkrr.estimators.base import KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.labels import checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
@@ -20,6 +19,7 @@ from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
 from dkrr.solvers.objective import Point
+from dkrr.values import flag
 
 
 @dataclass(eq=False, repr=False)
@@ -194,7 +194,7 @@ class KernelLogisticRegression(KernelClassifier):
             has the seconds of each λ, and the bytes of the whole path.
         """
         first = clone(self)
-        labels, request, X = first._request(X, y, sample_weight, checked_path(alphas))
+        labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))
         fitted = fit(request, self.progress)
         first._set_labelled(labels, fitted, request.rows, X)
         shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax")
@@ -213,6 +213,7 @@ class KernelLogisticRegression(KernelClassifier):
     def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
         """Labels, the request of a fit to them, and X as rows of numbers."""
         is_multinomial = checked_multi_class(self.multi_class)
+        flag(self.warm_start, "warm_start")
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
         weights = class_weights(self.class_weight, classes, codes, weights)
@@ -233,7 +234,7 @@ class KernelLogisticRegression(KernelClassifier):
         if is_plain(X):
             self._set_plain(X)
         elif is_local(X):
-            X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
+            X = self._validated(X, reset=True)
         return as_rows(X), labels
 
     def _set_labelled(self, labels: Labels, fitted: Fit, rows: Rows, X: Any) -> None:

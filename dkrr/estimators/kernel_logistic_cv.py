@@ -17,6 +17,7 @@ from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
 from dkrr.selection import Folds
+from dkrr.values import flag
 
 Array = NDArray[np.float64]
 
@@ -135,7 +136,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
         PlanError
             If no plan stays within the memory limit or the disk.
         """
-        alphas = np.geomspace(*ALPHAS, N_ALPHAS) if self.alphas is None else np.array(checked_path(self.alphas))
+        alphas = np.geomspace(*ALPHAS, N_ALPHAS)
+        if self.alphas is not None:
+            alphas = np.array(checked_path(self.alphas, "alphas"))
+        flag(self.refit, "refit")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = [self._model_with(parameters) for parameters in grid]
         # All that is wrong with the data is said before the first fold is fitted.

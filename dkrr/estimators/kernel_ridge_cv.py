@@ -35,6 +35,7 @@ from dkrr.selection import (
     best_of,
     select,
 )
+from dkrr.values import flag
 
 Array = NDArray[np.float64]
 
@@ -43,6 +44,7 @@ RANGE = (1e-5, 1e2)
 """Smallest and largest λ of the default, over the mean of k(x, x)."""
 SAMPLE_ROWS = 1024
 """Rows of which that mean is taken."""
+FLAGS = ("alpha_per_target", "refit", "race", "store_cv_predictions")
 FITTED = (
     "dual_coef_",
     "coef_",
@@ -223,8 +225,10 @@ class KernelRidgeCV(RidgeRegressor):
         NotPositiveDefiniteError
             If the matrix of a candidate is not positive definite; the message names λ.
         """
-        score, cv_tol = checked_scoring(self.scoring), checked_tol(self.cv_tol)
+        score, cv_tol = checked_scoring(self.scoring), checked_tol(self.cv_tol, "cv_tol")
         search = Search.checked(self.optimize, self.max_evaluations)
+        for name in FLAGS:
+            flag(getattr(self, name), name)
         grid = parameter_grid(self)
         kernels = [self._kernel_with(parameters) for parameters in grid]
         objects = X

@@ -11,6 +11,8 @@ from sklearn.utils.validation import column_or_1d
 
 from dkrr.arguments import checked_factor
 from dkrr.errors import InputError, InputTypeError
+from dkrr.rows import refuse_unreadable
+from dkrr.values import shown
 
 Array = NDArray[np.float64]
 
@@ -25,8 +27,12 @@ def checked_labels(y: Any) -> NDArray[Any]:
     """
     if sp.issparse(y):
         raise InputTypeError("y is sparse; expected a dense array with one label for every row")
+    refuse_unreadable(y, "y")
     # NumPy would convert every item of a plain list to a string, whatever its type.
-    labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
+    try:
+        labels = np.asarray(y, object if isinstance(y, list | tuple) else None)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputTypeError(f"y is {shown(y)}; expected (n_samples,): one label for every row") from error
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
         raise InputError(
             f"y has shape {labels.shape}, a bad input shape; expected (n_samples,): one label for every row"
@@ -122,14 +128,14 @@ def class_weights(
 def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], weights: Array) -> Array:
     if isinstance(class_weight, str):
         if class_weight != "balanced":
-            raise InputError(f"class_weight is {class_weight!r}; expected 'balanced', a dict, or None")
+            raise InputError(f"class_weight is {shown(class_weight)}; expected 'balanced', a dict, or None")
         totals = np.bincount(codes, weights, minlength=len(classes))
         balanced: Array = np.divide(
             totals.sum(), np.count_nonzero(totals) * totals, out=np.ones(len(classes)), where=totals > 0
         )
         return balanced
     if not isinstance(class_weight, Mapping):
-        raise InputTypeError(f"class_weight is {class_weight!r}; expected 'balanced', a dict, or None")
+        raise InputTypeError(f"class_weight is {shown(class_weight)}; expected 'balanced', a dict, or None")
     factors = np.ones(len(classes))
     known = {label: k for k, label in enumerate(classes.tolist())}
     for label, value in class_weight.items():

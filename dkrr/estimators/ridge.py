@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils.validation import validate_data
 
+from dkrr.arguments import checked_weights
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.cross_validation import checked_folds
 from dkrr.fitting import Fit
 from dkrr.model import FittedFunction
@@ -18,11 +20,12 @@ from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import Processes, Variances
 from dkrr.prediction import by_blocks
 from dkrr.requests import FitRequest
-from dkrr.rows import Rows, as_rows, load_array
+from dkrr.rows import Rows, as_array, as_rows, load_array
 from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
 from dkrr.tiles.mapped import release_pages
+from dkrr.values import flag, is_real, shown
 
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
@@ -69,12 +72,37 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         ConvergenceWarning
             If conjugate gradient finds a variance less accurately.
         """
+        flag(return_std, "return_std")
+        checked_scale(scale)
         values = self._scores(X)
         mean = values[:, 0] if self._is_vector else values
         if not return_std:
             return mean
-        checked_scale(scale)
         return mean, self._by_blocks(X, self._variances(X, scale).deviations, 1)[0]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination R² of the predictions; the mean over targets.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+            Rows, as for `predict`.
+        y : array-like, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets)
+            Their targets.
+        sample_weight : float or array-like of shape (n,), optional
+            Weights ≥ 0; None: 1 for every row.
+
+        Returns
+        -------
+        float
+            At most 1.
+        """
+        predicted, targets = np.asarray(self.predict(X)), load_array(y)
+        if targets.reshape(len(targets), -1).shape != predicted.reshape(len(predicted), -1).shape:
+            raise InputError(f"y has shape {targets.shape}; expected {predicted.shape}, that of the predictions of X")
+        check_finite(targets, "y")
+        weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
+        return float(r2_score(targets, predicted, sample_weight=weights))
 
     def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
@@ -150,13 +178,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
         Statist. 49 (2021).
         """
-        if not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
-            raise InputError(f"coverage is {coverage!r}; expected a probability between 0 and 1, such as 0.9")
+        if not is_real(coverage) or not 0 < coverage < 1:
+            raise InputError(f"coverage is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
         folds = self._interval_folds(cv, processes.targets, groups)
         if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:
             raise InputError(
-                f"cv={cv!r} does not hold out every row once, or trains on other rows than the rest; expected a "
+                f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
         lower, upper = self._by_blocks(X, processes.intervals(folds.test, float(coverage)).bounds, 2)
@@ -233,25 +261,35 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
             self._set_plain(X)
         elif is_local(X) and (y is None or is_local(y)):
-            if y is not None and np.asarray(y).dtype.kind == "f":
-                check_finite(np.asarray(y), "y")  # names the row; scikit-learn does not
+            if y is not None:
+                y = as_array(y)
+                if y.dtype.kind == "f":
+                    check_finite(y, "y")  # names the row; scikit-learn does not
             with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
-                X, y = validate_data(
-                    self,
-                    X,
-                    y,
-                    accept_sparse="csr",
-                    dtype=DTYPES,
-                    multi_output=True,
-                    y_numeric=True,
-                    ensure_all_finite=False,
-                )
+                X, y = self._validated_pair(X, y)
         elif y is None:
             raise InputError("y is None; expected the targets")
         targets = load_array(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
         return as_rows(X), targets
+
+    def _validated_pair(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and targets in memory as scikit-learn's checks return them; its errors name one of the two."""
+        try:
+            return validate_data(  # type: ignore[no-any-return]
+                self,
+                X,
+                y,
+                accept_sparse="csr",
+                dtype=DTYPES,
+                multi_output=True,
+                y_numeric=True,
+                ensure_all_finite=False,
+            )
+        except (TypeError, ValueError, RecursionError) as error:
+            self._validated(X, reset=True)
+            raise named_error("y", error) from error
 
     def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
         """Set the fitted attributes."""
@@ -285,8 +323,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
 def checked_scale(scale: Any) -> None:
     """Refuse a scale that is not None or a positive number."""
-    if scale is not None and not (isinstance(scale, int | float | np.number) and 0 < scale < math.inf):
-        raise InputError(f"scale is {scale!r}; expected a finite number > 0, or None: where the likelihood is largest")
+    if scale is not None and not (is_real(scale) and 0 < scale < math.inf):
+        raise InputError(
+            f"scale is {shown(scale)}; expected a finite number > 0, or None: where the likelihood is largest"
+        )
 
 
 def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:

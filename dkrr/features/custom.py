@@ -11,9 +11,10 @@ import scipy.sparse as sp
 
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.features.base import Array, FeatureMap
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, whole
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import identity_of, qualified_name
 from dkrr.kernels.readers import Reader, warn_of_another_source
+from dkrr.values import whole
 
 FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""

@@ -12,8 +12,9 @@ from dkrr.errors import InputError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
 from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
-from dkrr.kernels.blocks import STRIP_ROWS, Block, finite, is_sparse, positive, positive_or_none
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.dot import unit_rows
+from dkrr.values import finite, positive, positive_or_none
 
 
 class RowsMap(FeatureMap):

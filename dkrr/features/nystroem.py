@@ -11,7 +11,8 @@ from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum, whole
+from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum
+from dkrr.values import whole
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""

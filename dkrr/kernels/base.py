@@ -30,9 +30,9 @@ from dkrr.kernels.blocks import (
     piece_memory,
     pieces_below,
     pieces_of,
-    positive,
     strips,
 )
+from dkrr.values import positive
 
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024

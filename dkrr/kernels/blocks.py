@@ -4,8 +4,6 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isfinite
-from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -121,39 +119,6 @@ def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
             "or rows cut from one"
         )
     return out
-
-
-def positive(value: object, name: str) -> float:
-    """Finite number above zero as a float, or InputError."""
-    number = finite(value, name)
-    if number <= 0:
-        raise InputError(f"{name} is {value!r}; expected a finite number above 0")
-    return number
-
-
-def positive_or_none(value: object, name: str) -> float | None:
-    """None, or a finite number above zero as a float, or InputError."""
-    return None if value is None else positive(value, name)
-
-
-def finite(value: object, name: str) -> float:
-    """Finite real number as a float, or InputError."""
-    # First whether it is a float, as it nearly always is: numbers.Real takes ten times as long to ask.
-    if not isinstance(value, float) and (isinstance(value, (bool, np.bool_)) or not isinstance(value, Real)):
-        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a real number")
-    if not isfinite(value):
-        raise InputError(f"{name} is {value!r}; expected a finite number")
-    return float(value)
-
-
-def whole(value: object, name: str, minimum: int, remedy: str = "") -> int:
-    """Whole number of at least `minimum` as an int, or InputError."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise InputTypeError(f"{name} is {value!r} ({type(value).__qualname__}); expected a whole number")
-    if value < minimum:
-        ending = f": {remedy}" if remedy else ""
-        raise InputError(f"{name} is {value}; expected a whole number of at least {minimum}{ending}")
-    return int(value)
 
 
 def strips(n_rows: int, n_columns: int, *, lower: bool = False) -> Iterator[tuple[slice, slice]]:

@@ -8,18 +8,9 @@ import numpy.typing as npt
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import (
-    Block,
-    Fill,
-    Fillers,
-    FloatArray,
-    Scratch,
-    are_moderate,
-    check_diagonal,
-    moderate_rows,
-    positive,
-)
+from dkrr.kernels.blocks import Block, Fill, Fillers, FloatArray, Scratch, are_moderate, check_diagonal, moderate_rows
 from dkrr.kernels.columns import Compound
+from dkrr.values import positive
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
 from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.readers import Reader, warn_of_another_source
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
+from dkrr.values import finite, shown
 
 _DESCRIBED: dict[str, type[Kernel]] = {
     kernel.tag: kernel
@@ -80,7 +82,10 @@ def as_kernel(
     >>> as_kernel("rbf", gamma=0.5)
     RBF(gamma=0.5)
     """
-    settings = dict(kernel_params or {})
+    settings = _checked_params(kernel_params)
+    if gamma is not None:
+        scales_of(gamma, "gamma")
+    finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
     if isinstance(kernel, str):
         return _named_kernel(kernel, {"gamma": gamma, "degree": degree, "coef0": coef0}, settings)
     if isinstance(kernel, Kernel):
@@ -90,12 +95,23 @@ def as_kernel(
                 "expected the value alone: set its parameters in its constructor"
             )
         return kernel
-    if callable(kernel):
+    if callable(kernel) and not isinstance(kernel, type):
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
     raise InputTypeError(
-        f"kernel is {kernel!r}; expected a name ({_listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
-        "blocks (X, Y)"
+        f"kernel is {shown(kernel)}; expected a name ({_listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
+        f"blocks (X, Y){': write RBF(), for example, not the class RBF' if isinstance(kernel, type) else ''}"
     )
+
+
+def _checked_params(kernel_params: Any) -> dict[str, Any]:
+    if kernel_params is None:
+        return {}
+    if not isinstance(kernel_params, Mapping) or not all(isinstance(name, str) for name in kernel_params):
+        raise InputTypeError(
+            f"kernel_params is {shown(kernel_params)}; expected a dict of parameters by name, or None: for example "
+            f'{{"nu": 2.5}}'
+        )
+    return dict(kernel_params)
 
 
 def kernel_from_dict(
@@ -155,8 +171,8 @@ def _given_function(description: Mapping[str, Any], reader: Reader) -> CallableK
 def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
     if name not in _NAMED:
         raise InputError(
-            f"kernel is {name!r}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function of blocks "
-            "(X, Y)"
+            f"kernel is {shown(name)}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function of "
+            f"blocks (X, Y)"
         )
     kernel, taken = _NAMED[name]
     settings = {key: common[key] for key in taken}
@@ -166,6 +182,12 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
         raise InputError(
             f'gamma is {common["gamma"]!r}; expected None for "matern", which has none: use '
             'kernel_params={"length_scale": ..., "nu": ...}'
+        )
+    unknown = sorted(extra.keys() - _parameters(kernel))
+    if unknown:
+        raise InputError(
+            f"kernel_params names {', '.join(map(shown, unknown))}, which the kernel {name!r} does not have; expected "
+            f"{_listed(_parameters(kernel)) or 'none'}"
         )
     return _made(kernel, name, settings | extra)
 

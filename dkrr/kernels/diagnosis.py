@@ -8,7 +8,8 @@ import scipy.linalg
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import as_rows, whole
+from dkrr.kernels.blocks import as_rows
+from dkrr.values import whole
 
 Verdict = Literal["indefinite", "semidefinite", "definite"]
 

@@ -17,13 +17,12 @@ from dkrr.kernels.blocks import (
     Scratch,
     are_moderate,
     dot_products,
-    finite,
     is_sparse,
     moderate_rows,
-    positive_or_none,
     squared_norms,
 )
 from dkrr.kernels.costs import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS, WRITE_SECONDS
+from dkrr.values import finite, positive_or_none
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from dkrr.kernels.blocks import (
     FloatArray,
     Scratch,
     dot_products,
-    finite,
     is_sparse,
     squared_norms,
     times_powers_of_two,
 )
 from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS
 from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
+from dkrr.values import finite
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.blocks import whole
 from dkrr.sparse import check_structure
+from dkrr.values import whole
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""

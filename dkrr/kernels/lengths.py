@@ -13,7 +13,8 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import Block, is_sparse, positive
+from dkrr.kernels.blocks import Block, is_sparse
+from dkrr.values import positive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | tuple[float, ...]

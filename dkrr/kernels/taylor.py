@@ -10,8 +10,9 @@ from scipy.special import gammaincc
 
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
-from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, dot_products, finite, positive_or_none, squared_norms
+from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, dot_products, squared_norms
 from dkrr.kernels.costs import PASS_SECONDS, WRITE_SECONDS
+from dkrr.values import finite, positive_or_none
 
 MAX_DEGREE = 500
 """Above it, exp(−γ‖x‖²) of some rows is 0 in float64 where the kernel is not."""

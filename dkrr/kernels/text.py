@@ -12,10 +12,11 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
-from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill, whole
+from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.costs import WRITE_SECONDS
 from dkrr.kernels.documents import as_documents
 from dkrr.kernels.dot import Cosine, Linear
+from dkrr.values import whole
 
 Weighting = Literal["tfidf", "counts", "binary"]
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import positive, whole
 from dkrr.kernels.composite import Scaled, Sum
+from dkrr.values import positive, whole
 
 MIN_WEIGHT = 1e-3
 """Drawn weights below this are 0: a term with one would cost as much as the others and change next to nothing."""

@@ -20,9 +20,11 @@ from dkrr.planning.limits import AVAILABLE_FRACTION
 from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.runtime import Meter, Progress, Task
 from dkrr.runtime.folders import private_folder
+from dkrr.values import place, positive
 
 SECONDS = 0.25
 """Seconds for each of the measurements of a worker."""
+MAX_SECONDS = 60.0
 WATCH_SECONDS = 0.5
 """Seconds for which the other load is watched first."""
 N_TASKS = 40
@@ -56,6 +58,13 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     InputError
         If the folder does not exist, or the result cannot be kept.
     """
+    seconds = positive(seconds, "seconds")
+    if seconds > MAX_SECONDS:
+        raise InputError(
+            f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
+        )
+    if folder is not None:
+        folder = place(folder, "folder", "an existing folder, or None: the temporary one")
     create_profile_folder()  # before the work
     where = folder or setting("temporary-directory") or tempfile.gettempdir()
     if not Path(where).is_dir():

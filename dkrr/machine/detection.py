@@ -27,8 +27,11 @@ from dkrr.planning.resources import RatesFrom, Share
 from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
 from dkrr.tiles.store import free_bytes
 from dkrr.units import format_bytes, parse_bytes
+from dkrr.values import shown, whole
 
 DEFAULTS: RatesFrom = "defaults"
+MAX_WORKERS = 10**5
+"""More processes are in no cluster."""
 
 
 def detect(
@@ -150,9 +153,13 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
     """
     n_workers = setting("local.workers") if workers is None else workers
     n_workers = usable_cores(root) if n_workers is None else n_workers
-    if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-        raise InputError(f"workers is {n_workers!r}; expected a whole number of at least 1, or None: one for each core")
-    return n_workers
+    try:
+        return whole(n_workers, "workers", 1, maximum=MAX_WORKERS)
+    except InputError:
+        raise InputError(
+            f"workers is {shown(n_workers)}; expected a whole number of at least 1 (and at most {MAX_WORKERS:,}), or "
+            f"None: one for each core"
+        ) from None
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:

@@ -17,6 +17,7 @@ from dkrr.rows.stored_gram import stored_gram
 from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
+from dkrr.values import place
 
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
@@ -24,6 +25,8 @@ CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (sp.issparse, csr_rows),
 ]
 """What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
+UNREADABLE = "mMV"
+"""Kinds of NumPy's durations, dates and records."""
 
 
 def open_path(path: str, name: str = "X") -> Any:
@@ -34,6 +37,7 @@ def open_path(path: str, name: str = "X") -> Any:
     InputError
         If the path does not exist or cannot be read.
     """
+    path = place(path, name, "the path or URL of an array")
     file, _, member = path.partition("::")
     if "://" not in file and not Path(file).exists():
         raise InputError(f"{name}: the path {file} does not exist")
@@ -48,6 +52,27 @@ def open_path(path: str, name: str = "X") -> Any:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{name}: cannot read {path}: {error}") from error
+
+
+def refuse_unreadable(X: Any, name: str = "X") -> None:
+    """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers.
+
+    Raises
+    ------
+    InputTypeError
+        If X has any of these.
+    """
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InputTypeError(
+            f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries, "
+            f"e.g. by {name}.filled(0.0)"
+        )
+    dtypes = X.dtypes if hasattr(X, "dtypes") and hasattr(X, "columns") else [getattr(X, "dtype", None)]
+    for dtype in dtypes:
+        if getattr(dtype, "kind", "f") in UNREADABLE:
+            raise InputTypeError(
+                f"{name} has dtype {dtype}; expected numbers: convert it, e.g. a date to the days since another one"
+            )
 
 
 def _from_npz(file: str, member: str, name: str) -> Any:
@@ -80,6 +105,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         X = _open_rows(str(X), name)
     if isinstance(X, Rows):
         return X
+    refuse_unreadable(X, name)
     X = unframed(X)
     rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
     if rows_of is None:
@@ -105,7 +131,7 @@ def _open_rows(path: str, name: str) -> Any:
 def _asarray(X: Any, name: str) -> NDArray[Any]:
     try:
         return np.asarray(X)
-    except ValueError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is not a matrix of numbers: {error}") from error
 
 
@@ -141,10 +167,16 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     return np.asarray(_loaded(_opened(y, name)))
 
 
+def as_array(y: Any, name: str = "y") -> NDArray[Any]:
+    """Array in memory of what is in memory; raises InputError as `load_labels`."""
+    return np.asarray(_opened(y, name))
+
+
 def _opened(y: Any, name: str) -> Any:
     """Array that may be lazy or stored."""
     if isinstance(y, str | Path):
         y = open_path(str(y), name)
+    refuse_unreadable(y, name)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
     return y if hasattr(y, "dtype") else _asarray(y, name)

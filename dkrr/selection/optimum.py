@@ -32,6 +32,7 @@ from dkrr.runtime import Progress, make_progress
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.tiles import RunStore
+from dkrr.values import shown, whole
 
 Array = NDArray[np.float64]
 What = Literal["alpha", "length", "lengths"]
@@ -87,20 +88,15 @@ class Search:
     @classmethod
     def checked(cls, what: Any, max_evaluations: Any) -> "Search | None":
         """From a user's arguments; None for None."""
+        n_evaluations = whole(max_evaluations, "max_evaluations", 1)
         if what is None:
             return None
         if not isinstance(what, str) or what not in get_args(What):
             raise InputError(
-                f"optimize is {what!r}; expected None, 'alpha' (λ alone), 'length' (λ and one length for all columns) "
-                f"or 'lengths' (λ and a length for each column)"
+                f"optimize is {shown(what)}; expected None, 'alpha' (λ alone), 'length' (λ and one length for all "
+                f"columns) or 'lengths' (λ and a length for each column)"
             )
-        if (
-            isinstance(max_evaluations, bool)
-            or not isinstance(max_evaluations, int | np.integer)
-            or max_evaluations < 1
-        ):
-            raise InputError(f"max_evaluations is {max_evaluations!r}; expected a whole number of at least 1")
-        return cls(what, int(max_evaluations))  # type: ignore[arg-type]
+        return cls(what, n_evaluations)  # type: ignore[arg-type]
 
     def check(self, request: FitRequest, alphas: Array) -> None:
         """Refuse a kernel without bounded derivatives by its lengths, and candidates without a logarithm."""

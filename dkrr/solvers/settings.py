@@ -7,6 +7,7 @@ import numpy as np
 
 from dkrr.errors import InputError
 from dkrr.linalg.pivoted_cholesky import PivotRule
+from dkrr.values import MAX_WHOLE, choice, is_real, shown
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,11 @@ class Pivoted:
     def __post_init__(self) -> None:
         if self.rank is not None and not _is_whole(self.rank, 1):
             raise InputError(
-                f"rank is {self.rank!r}; expected a whole number of at least 1, or None: None finds the rank that pays"
+                f"rank is {shown(self.rank)}; expected a whole number of at least 1, or None: the rank that pays"
             )
         if not _is_whole(self.random_state, 0):
             raise InputError(
-                f"random_state is {self.random_state!r}; expected a whole number of at least 0: any seed serves"
+                f"random_state is {shown(self.random_state)}; expected a whole number of at least 0: any seed serves"
             )
 
 
@@ -97,16 +98,18 @@ class ConjugateGradient:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        if not (self.preconditioner in ("auto", None) or isinstance(self.preconditioner, PreconditionerSettings)):
+        is_named = self.preconditioner is None or (
+            isinstance(self.preconditioner, str) and self.preconditioner == "auto"
+        )
+        if not (is_named or isinstance(self.preconditioner, PreconditionerSettings)):
             raise InputError(
-                f"preconditioner is {self.preconditioner!r}; expected 'auto', None, or one of RPCholesky(), "
+                f"preconditioner is {shown(self.preconditioner)}; expected 'auto', None, or one of RPCholesky(), "
                 f"UniformNystroem(), GreedyCholesky() and Float32Cholesky() of dkrr.solvers"
             )
-        if self.precision not in ("auto", "mixed", "float64"):
-            raise InputError(f"precision is {self.precision!r}; expected 'auto', 'mixed' or 'float64'")
+        choice(self.precision, "precision", ("auto", "mixed", "float64"))
         if not _is_whole(self.max_iter, 1):
             raise InputError(
-                f"max_iter is {self.max_iter!r}; expected a whole number of at least 1: it bounds the iterations"
+                f"max_iter is {shown(self.max_iter)}; expected a whole number of at least 1: it bounds the iterations"
             )
 
     @property
@@ -116,4 +119,4 @@ class ConjugateGradient:
 
 
 def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+    return isinstance(value, int | np.integer) and is_real(value) and least <= int(value) <= MAX_WHOLE

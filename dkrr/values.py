@@ -1,0 +1,152 @@
+"""Users' values, checked one by one where they are taken: numbers, flags, names of a choice, paths.
+
+Each function returns the value in the type that the package works with, or raises `InputError` (`InputTypeError` for a
+wrong type) that names the argument.
+"""
+
+import re
+from collections.abc import Sequence
+from math import isfinite
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkrr.errors import InputError, InputTypeError
+
+MAX_WHOLE = 2**53
+"""Larger whole numbers are not all represented in float64, in which costs are computed."""
+MAX_SHOWN = 160
+"""Characters of a value in a message."""
+MAX_PATH = 4096
+"""Characters of a path or URL; file systems take fewer."""
+
+
+def shown(value: object) -> str:
+    """A value in a message: on one line, cut where it is long, by its type where it has no text."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a user's class, or a number with too many digits
+        return f"of type {type(value).__qualname__}"
+    if not text.isprintable():
+        text = text.encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]} ... ({type(value).__qualname__})"
+
+
+def finite(value: object, name: str) -> float:
+    """Finite real number as a float, or InputError."""
+    # First whether it is a float, as it nearly always is: numbers.Real takes ten times as long to ask.
+    if type(value) is not float:
+        if not is_real(value):
+            raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected a real number")
+        try:
+            value = float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            raise InputError(f"{name} is {shown(value)}; expected a number that float64 represents") from None
+    if not isfinite(value):
+        raise InputError(f"{name} is {value!r}; expected a finite number")
+    return value
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is one real number: neither a flag, nor a duration, which NumPy counts as an integer."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_ | np.timedelta64)
+
+
+def positive(value: object, name: str) -> float:
+    """Finite number above zero as a float, or InputError."""
+    number = finite(value, name)
+    if number <= 0:
+        raise InputError(f"{name} is {shown(value)}; expected a finite number above 0")
+    return number
+
+
+def positive_or_none(value: object, name: str) -> float | None:
+    """None, or a finite number above zero as a float, or InputError."""
+    return None if value is None else positive(value, name)
+
+
+def whole(value: object, name: str, minimum: int, remedy: str = "", maximum: int = MAX_WHOLE) -> int:
+    """Whole number from `minimum` to `maximum` as an int, or InputError."""
+    if isinstance(value, bool | np.bool_ | np.timedelta64) or not isinstance(value, Integral):
+        raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected a whole number")
+    number = int(value)
+    if number < minimum:
+        ending = f": {remedy}" if remedy else ""
+        raise InputError(f"{name} is {shown(value)}; expected a whole number of at least {minimum}{ending}")
+    if number > maximum:
+        raise InputError(f"{name} is {shown(value)}; expected a whole number of at most {maximum:,}")
+    return number
+
+
+def flag(value: object, name: str, remedy: str = "") -> bool:
+    """True or False, or InputError: other values would count as one of the two by accident."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise InputTypeError(f"{name} is {shown(value)}; expected True or False{remedy}")
+
+
+def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -> str:
+    """One of some names, or InputError."""
+    if not isinstance(value, str) or value not in choices:
+        *most, last = map(repr, choices)
+        raise InputError(f"{name} is {shown(value)}; expected {', '.join(most)} or {last}{remedy}")
+    return value
+
+
+def place(value: object, name: str, what: str = "a path or URL: text or pathlib.Path") -> str:
+    """Path or URL as text, or InputError."""
+    if not isinstance(value, str | Path):
+        raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected {what}")
+    text = str(value)
+    if not text.strip():
+        raise InputError(f"{name} is {text!r}; expected {what}, not an empty one")
+    if "\0" in text or len(text) > MAX_PATH or max(map(len, text.split("/"))) > MAX_PATH // 16:
+        raise InputError(
+            f"{name} is {shown(text)}; expected {what}, without null bytes, and with names that a file system takes"
+        )
+    if "://" in text:
+        _check_protocols(text, name)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is {shown(text)}; expected {what}, in characters of Unicode") from None
+    return text
+
+
+def _check_protocols(url: str, name: str) -> None:
+    """Refuse a URL of a protocol that is unknown, or whose package is not installed."""
+    from fsspec import get_filesystem_class  # not by processes that only see paths
+
+    for protocol in re.findall(r"([^:/]*)://", url):
+        try:
+            get_filesystem_class(protocol)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"{name} is {shown(url)}, and the protocol {protocol!r} cannot be used: {error}; expected a path, or "
+                f"a URL of a file system that fsspec knows here"
+            ) from error
+
+
+def numbers(values: Any, name: str, expected: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A number, or a sequence of them, as an array of float64; neither text, flags, dates nor masked entries."""
+    if type(values) is float:
+        return np.asarray(values)
+    if isinstance(values, str | bytes | Path) or hasattr(values, "mask"):
+        raise InputTypeError(f"{name} is {shown(values)}; expected {expected}")
+    try:
+        found = np.asarray(values)
+        are_numbers = found.dtype.kind in "iuf" or (found.dtype.kind == "O" and all(map(is_real, found.flat)))
+        if are_numbers and _has_no_flags(values):
+            return found.astype(np.float64)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    raise InputTypeError(f"{name} is {shown(values)}; expected {expected}")
+
+
+def _has_no_flags(values: Any) -> bool:
+    # NumPy turns [True, 2.0] into floats.
+    return not isinstance(values, list | tuple) or not any(isinstance(v, bool | np.bool_) for v in values)
