@@ -1,7 +1,7 @@
 """Values that users give by mistake, each under a label: what `benchmarks.chaos_inputs` gives to every argument."""
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def _cyclic() -> list[Any]:
     return inner
 
 
-Values = Mapping[str, Callable[[], Any]]
+Values = dict[str, Callable[[], Any]]
 
 NUMBERS: Values = {
     "0": lambda: 0,
@@ -105,7 +105,7 @@ CONTAINERS: Values = {
     "cyclic": _cyclic,
     "{'a': 1}": lambda: {"a": 1},
     "{1: nan}": lambda: {1: float("nan")},
-    "generator": lambda: (k for k in ()),
+    "generator": lambda: iter(()),
     "slice": lambda: slice(1),
 }
 OBJECTS: Values = {

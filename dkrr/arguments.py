@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
@@ -154,6 +154,8 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
         return None
     weights = load_array(sample_weight, "sample_weight")
     if weights.ndim == 0:
+        if isinstance(sample_weight, bool | np.bool_):
+            raise InputTypeError(f"sample_weight is {sample_weight}; expected a number, or one for each row of X")
         weights = np.full(n, float(weights))
     if weights.shape != (n,):
         raise InputError(f"sample_weight has shape {weights.shape}; expected ({n},), one for each row of X")
@@ -202,7 +204,10 @@ def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
 
 def checked_width(y: Any, n: int) -> int:
     """Number of targets in y, which has a row for each of n."""
-    n_rows, width = as_rows(y, "y").shape
+    rows = as_rows(y, "y")
+    if rows.is_sparse:
+        raise InputTypeError("y is sparse; expected a dense array: use toarray()")
+    n_rows, width = rows.shape
     if n_rows != n:
         raise InputError(f"y has {n_rows} rows, and X has {n}; expected the same number")
     return width

@@ -137,7 +137,7 @@ def gram(
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     """float64 or float32."""
     is_name = isinstance(dtype, str | type | np.dtype)  # NumPy takes None, numbers, lists and dicts as types, too
-    with suppress(TypeError):
+    with suppress(TypeError, ValueError):
         for known in (np.float64, np.float32):
             if is_name and np.dtype(dtype) == known:
                 return np.dtype(known)

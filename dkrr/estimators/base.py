@@ -179,7 +179,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """Rows in memory as scikit-learn's checks return them; its errors name X."""
         try:
             return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise named_error("X", error) from error
 
     def __sklearn_tags__(self) -> Any:

@@ -11,7 +11,7 @@ from sklearn.utils.validation import column_or_1d
 
 from dkrr.arguments import checked_factor
 from dkrr.errors import InputError, InputTypeError
-from dkrr.rows import refuse_unreadable
+from dkrr.rows import NO_LABELS, refuse_unreadable
 from dkrr.values import shown
 
 Array = NDArray[np.float64]
@@ -27,7 +27,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
     """
     if sp.issparse(y):
         raise InputTypeError("y is sparse; expected a dense array with one label for every row")
-    refuse_unreadable(y, "y")
+    refuse_unreadable(y, "y", NO_LABELS)
     # NumPy would convert every item of a plain list to a string, whatever its type.
     try:
         labels = np.asarray(y, object if isinstance(y, list | tuple) else None)

@@ -1,6 +1,5 @@
 """Base of the regressions: their targets, their fitted attributes, their predictions."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
 from dkrr.tiles.mapped import release_pages
-from dkrr.values import flag, is_real, shown
+from dkrr.values import flag, is_real, positive_or_none, shown
 
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
@@ -73,7 +72,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             If conjugate gradient finds a variance less accurately.
         """
         flag(return_std, "return_std")
-        checked_scale(scale)
+        scale = positive_or_none(scale, "scale")
         values = self._scores(X)
         mean = values[:, 0] if self._is_vector else values
         if not return_std:
@@ -98,7 +97,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             At most 1.
         """
         predicted, targets = np.asarray(self.predict(X)), load_array(y)
-        if targets.reshape(len(targets), -1).shape != predicted.reshape(len(predicted), -1).shape:
+        if targets.shape not in (predicted.shape, (*predicted.shape, 1)):
             raise InputError(f"y has shape {targets.shape}; expected {predicted.shape}, that of the predictions of X")
         check_finite(targets, "y")
         weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
@@ -128,7 +127,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         InputError, NotFiniteError
             As `predict` with `return_std`.
         """
-        checked_scale(scale)
+        scale = positive_or_none(scale, "scale")
         lower, upper = self._by_blocks(X, self._variances(X, scale).bounds, 2)
         return lower, upper
 
@@ -287,7 +286,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 y_numeric=True,
                 ensure_all_finite=False,
             )
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
             self._validated(X, reset=True)
             raise named_error("y", error) from error
 
@@ -319,14 +318,6 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_: SolveResult = solved.result
         self._finish(fitted, request.rows, X)
-
-
-def checked_scale(scale: Any) -> None:
-    """Refuse a scale that is not None or a positive number."""
-    if scale is not None and not (is_real(scale) and 0 < scale < math.inf):
-        raise InputError(
-            f"scale is {shown(scale)}; expected a finite number > 0, or None: where the likelihood is largest"
-        )
 
 
 def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import EntryCost, Kernel, as_kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
+from dkrr.values import shown
 
 COPY_SECONDS = 1.6e-9
 """Seconds of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
@@ -271,19 +272,27 @@ class MapKernel(Kernel):
         return values
 
 
-def check_map(value: object) -> None:
+def check_map(value: object, name: str = "base") -> None:
     """Raise InputTypeError unless a value is a feature map."""
     if not isinstance(value, FeatureMap):
-        raise InputTypeError(f"{value!r} is not a feature map; expected a dkrr.features.FeatureMap")
+        raise InputTypeError(f"{name} is {shown(value)}, not a feature map; expected a dkrr.features.FeatureMap")
 
 
-def as_base(base: object, name: str) -> Kernel:
+def as_base(base: object, owner: str, name: str = "base") -> Kernel:
     """Kernel that a feature map approximates, of a value or one of scikit-learn's names; not a precomputed one."""
     if not isinstance(base, Kernel | str):
-        raise InputTypeError(f"{name} is given {base!r}; expected a dkrr.kernels.Kernel, or the name of one")
-    kernel = as_kernel(base)
+        raise InputTypeError(f"{name} of {owner} is {shown(base)}; expected a dkrr.kernels.Kernel, or the name of one")
+    if isinstance(base, str):
+        try:
+            kernel = as_kernel(base)
+        except InputError as error:
+            raise InputError(f"{name} of {owner}: {error}") from error
+    else:
+        kernel = base
     if kernel.is_precomputed:
-        raise InputError(f"{name} is given a precomputed kernel; expected one of rows: its X is a Gram matrix already")
+        raise InputError(
+            f"{name} of {owner} is a precomputed kernel; expected one of rows: its X is a Gram matrix already"
+        )
     return kernel
 
 

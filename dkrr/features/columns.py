@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import Array, FeatureMap
 from dkrr.features.maps import WrapperMap
 from dkrr.kernels import Columns, Kernel
 from dkrr.kernels.blocks import Block
+from dkrr.values import shown, whole
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,15 @@ class ColumnsMap(WrapperMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("start", "stop"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole(getattr(self, name), name, 0))
         if self.columns is not None:
-            object.__setattr__(self, "columns", tuple(int(c) for c in self.columns))
+            object.__setattr__(self, "columns", _checked_columns(self.columns))
         elif self.start is None or self.stop is None:
             raise InputError("columns is None; expected columns=, or start= and stop=")
+        elif self.stop <= self.start:
+            raise InputError(f"stop is {self.stop} and start {self.start}; expected at least one column between them")
 
     @property
     def _numbers(self) -> Sequence[int]:
@@ -84,3 +90,11 @@ class ColumnsMap(WrapperMap):
 
     def _adjoint(self, X: Block, values: Array) -> Array:
         return self.base._adjoint(self._cut(X), values)
+
+
+def _checked_columns(columns: Any) -> tuple[int, ...]:
+    if not isinstance(columns, Sequence | np.ndarray) or isinstance(columns, str | bytes) or np.ndim(columns) != 1:
+        raise InputTypeError(f"columns is {shown(columns)}; expected numbers of columns, at least one")
+    if len(columns) == 0:
+        raise InputError("columns is empty; expected numbers of columns, at least one")
+    return tuple(whole(column, "columns", 0, "they count from 0") for column in columns)

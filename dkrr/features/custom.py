@@ -12,9 +12,9 @@ import scipy.sparse as sp
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.features.base import Array, FeatureMap
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
-from dkrr.kernels.custom import identity_of, qualified_name
+from dkrr.kernels.custom import checked_name, identity_of
 from dkrr.kernels.readers import Reader, warn_of_another_source
-from dkrr.values import whole
+from dkrr.values import shown, whole
 
 FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""
@@ -56,11 +56,10 @@ class CallableMap(FeatureMap):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InputTypeError(f"{self.function!r} is not callable; expected a function of a block of rows X")
+            raise InputTypeError(f"function is {shown(self.function)}, not callable; expected one of a block of rows X")
         if not callable(self.size):
             object.__setattr__(self, "size", whole(self.size, "the size of a feature map", 1))
-        if self.name is None:
-            object.__setattr__(self, "name", qualified_name(self.function))
+        object.__setattr__(self, "name", checked_name(self.name, self.function))
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import OWN_CLASS, FeatureMap, MapKernel
 from dkrr.features.centred import CentredMap
 from dkrr.features.columns import ColumnsMap
@@ -29,6 +29,7 @@ from dkrr.kernels import (
 from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.descriptions import read_kernel
 from dkrr.kernels.readers import Reader
+from dkrr.values import shown, whole
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map
@@ -66,6 +67,9 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
     >>> feature_map(RBF(), n_features=7) is None
     True
     """
+    if not isinstance(kernel, Kernel):
+        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+    n_features = whole(n_features, "n_features", 1)
     map_of = next((_MAPS[kind] for kind in type(kernel).__mro__ if kind in _MAPS), None)
     return None if map_of is None else map_of(kernel, n_features)
 
@@ -91,7 +95,8 @@ def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
     >>> required_feature_map(Linear() + Polynomial(degree=2), 3).dimension(3)
     13
     """
-    found = feature_map(kernel.resolved(n_features), n_features)
+    n_features = whole(n_features, "n_features", 1)
+    found = feature_map(kernel.resolved(n_features) if isinstance(kernel, Kernel) else kernel, n_features)
     if found is None:
         raise InputError(
             f"{kernel!r} has no finite feature map, or none is known; expected a linear, cosine or Taylor kernel, a "
@@ -159,6 +164,8 @@ _MAPS: dict[type, Callable[[Any, int], FeatureMap | None]] = {
 
 def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
     """A kernel or feature map and all that it consists of, itself first."""
+    if not isinstance(value, Kernel | FeatureMap):
+        raise InputTypeError(f"value is {shown(value)}; expected a dkrr.kernels.Kernel or a dkrr.features.FeatureMap")
     parts = [getattr(value, field.name) for field in fields(value)]  # type: ignore[arg-type]
     inner = [parts_of(part) for part in parts if isinstance(part, Kernel | FeatureMap)]
     return [value, *(part for several in inner for part in several)]
@@ -228,7 +235,7 @@ def feature_map_from_dict(
 
 
 def _reader(callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any] | None) -> Reader:
-    return Reader({"kernel": _read_kernel, "feature_map": _read_map}, callables or {}, arrays or {})
+    return Reader.of({"kernel": _read_kernel, "feature_map": _read_map}, callables, arrays)
 
 
 def _read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
@@ -243,7 +250,7 @@ def _read_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
         return given_map(description, reader)
     if not isinstance(name, str) or name not in _DESCRIBED:
         raise InputError(
-            f"the description is {description!r}; expected "
+            f"the description is {shown(description)}; expected "
             f'{{"feature_map": name, ...}} with one of {", ".join(map(repr, _DESCRIBED))}'
         )
     settings = reader.settings(description, "feature_map")

@@ -292,8 +292,8 @@ class ConcatenatedMap(FeatureMap):
     right: FeatureMap
 
     def __post_init__(self) -> None:
-        check_map(self.left)
-        check_map(self.right)
+        check_map(self.left, "left")
+        check_map(self.right, "right")
 
     def entry_seconds(self, n_features: int) -> float:
         return max(self.left.entry_seconds(n_features), self.right.entry_seconds(n_features))

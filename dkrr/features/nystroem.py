@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dkrr import blas
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum
-from dkrr.values import whole
+from dkrr.values import choice, shown, whole
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""
@@ -65,8 +65,7 @@ class Nystroem(FeatureMap):
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_base(self.base, "Nystroem"))
         object.__setattr__(self, "n_components", whole(self.n_components, "n_components", 1))
-        if self.pivots not in ("rpcholesky", "uniform"):
-            raise InputError(f"pivots is {self.pivots!r}; expected 'rpcholesky' or 'uniform'")
+        choice(self.pivots, "pivots", ("rpcholesky", "uniform"))
         object.__setattr__(self, "random_state", whole(self.random_state, "random_state", 0))
 
     def entry_seconds(self, n_features: int) -> float:
@@ -110,6 +109,8 @@ class NystroemMap(FeatureMap):
         object.__setattr__(self, "base", as_base(self.base, "NystroemMap"))
         object.__setattr__(self, "centres", as_rows(self.centres, "centres"))
         size = self.centres.shape[0]
+        if not isinstance(self.whitening, np.ndarray):
+            raise InputTypeError(f"whitening is {shown(self.whitening)}; expected float64 of {(size, size)}")
         if self.whitening.shape != (size, size) or self.whitening.dtype != np.float64:
             raise InputError(
                 f"whitening is {self.whitening.dtype} of shape {self.whitening.shape}; expected float64 of "
@@ -237,7 +238,7 @@ def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
     """
     rows = as_rows(centres, "centres")
     rows = rows.astype(np.float64, copy=False)
-    kernel = as_base(kernel, "a Nyström map").resolved(rows.shape[1])
+    kernel = as_base(kernel, "a Nyström map", "kernel").resolved(rows.shape[1])
     factor = kernel(rows)
     diagonal = factor.diagonal().copy()
     order, rank = blas.pivoted_cholesky_in_place(factor)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dkrr.errors import InputError
 from dkrr.kernels.blocks import (
     PIECE_ENTRIES,
     PIECE_ROWS,
@@ -32,7 +31,7 @@ from dkrr.kernels.blocks import (
     pieces_of,
     strips,
 )
-from dkrr.values import positive
+from dkrr.values import positive, whole
 
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024
@@ -203,8 +202,8 @@ class Kernel(ABC):
 
     def resolved(self, n_features: int) -> Kernel:
         """Kernel with all parameters known: gamma=None becomes 1 / n_features, as in scikit-learn."""
-        if n_features < 1:
-            raise InputError(f"n_features is {n_features}; expected at least 1")
+        if type(n_features) is not int or n_features < 1:  # asked often
+            n_features = whole(n_features, "n_features", 1)
         if getattr(self, "gamma", 1.0) is None:
             return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]
         return self

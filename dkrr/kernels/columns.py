@@ -15,6 +15,7 @@ from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.objects import is_objects
+from dkrr.values import MAX_WHOLE, shown, whole
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
@@ -33,7 +34,7 @@ class Compound(Kernel):
             part = getattr(self, name)
             if not isinstance(part, Kernel):
                 raise InputTypeError(
-                    f"{name} is {part!r}; expected a dkrr.kernels.Kernel: wrap a function of blocks in CallableKernel"
+                    f"{name} is {shown(part)}; expected a dkrr.kernels.Kernel: wrap a function in CallableKernel"
                 )
             if part.is_precomputed:
                 raise InputError(
@@ -129,15 +130,19 @@ class Columns(Compound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("start", "stop"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole(getattr(self, name), name, 0))
         columns = self.columns
-        if isinstance(columns, Sequence | np.ndarray) and not isinstance(columns, str):
+        if isinstance(columns, Sequence | np.ndarray) and not isinstance(columns, str | bytes) and np.ndim(columns):
             columns = tuple(c.item() if isinstance(c, np.generic) else c for c in columns)
             object.__setattr__(self, "columns", columns)
         kinds = {type(c) for c in self._listed}
         if kinds - {int, str} or len(kinds) > 1 or columns == ():
-            raise InputTypeError(f"columns is {columns!r}; expected numbers of columns or names of them, at least one")
-        if int in kinds and min(self._listed) < 0:
-            raise InputError(f"columns is {columns!r}; expected numbers of columns, counted from 0")
+            expected = "numbers of columns or names of them, at least one"
+            raise InputTypeError(f"columns is {shown(columns)}; expected {expected}")
+        if int in kinds and not 0 <= min(self._listed) <= max(self._listed) <= MAX_WHOLE:
+            raise InputError(f"columns is {shown(columns)}; expected numbers of columns, counted from 0")
 
     @property
     def _listed(self) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from dkrr.kernels.blocks import (
 from dkrr.kernels.costs import CALLABLE_SECONDS
 from dkrr.kernels.objects import WIDTH as OBJECT_WIDTH
 from dkrr.kernels.objects import decode_objects, encode_objects, is_container, is_objects
+from dkrr.values import flag, shown
 
 # Rows passed at once to a function for a diagonal: few, since it computes all their pairs.
 DIAGONAL_ROWS = 16
@@ -69,9 +70,9 @@ class CallableKernel(Kernel):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InputTypeError(f"{self.function!r} is not callable; expected a function of blocks (X, Y)")
-        if self.name is None:
-            object.__setattr__(self, "name", qualified_name(self.function))
+            raise InputTypeError(f"function is {shown(self.function)}, not callable; expected one of blocks (X, Y)")
+        object.__setattr__(self, "name", checked_name(self.name, self.function))
+        object.__setattr__(self, "takes_objects", flag(self.takes_objects, "takes_objects"))
 
     @property
     def digest(self) -> str:
@@ -239,6 +240,15 @@ def identity_of_class(kind: type) -> str:
 def is_dkrrs(kind: type) -> bool:
     """Whether a class is dkrr's own, so that its name identifies it."""
     return kind.__module__.startswith("dkrr.")
+
+
+def checked_name(name: Any, function: Callable[..., Any]) -> str:
+    """Name under which a description has a function; None: its own."""
+    if name is None:
+        return qualified_name(function)
+    if not isinstance(name, str) or not name.isprintable() or not name:
+        raise InputTypeError(f"name is {shown(name)}; expected printable text, or None: the function's own name")
+    return name
 
 
 def qualified_name(function: Callable[..., Any]) -> str:

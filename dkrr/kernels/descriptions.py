@@ -144,19 +144,19 @@ def kernel_from_dict(
     UserWarning
         If the function given has another source than the one described.
     """
-    return read_kernel(description, Reader({"kernel": read_kernel}, callables or {}, arrays or {}))
+    return read_kernel(description, Reader.of({"kernel": read_kernel}, callables, arrays))
 
 
 def read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
     """The kernel that is described."""
     if not isinstance(description, Mapping) or not isinstance(description.get("kernel"), str):
-        raise InputError(f'the description is {description!r}; expected {{"kernel": name, ...}}')
+        raise InputError(f'the description is {shown(description)}; expected {{"kernel": name, ...}}')
     name = description["kernel"]
     if name == CallableKernel.tag:
         return _given_function(description, reader)
     if name not in _DESCRIBED:
         raise InputError(
-            f"kernel is {name!r} in a description; expected one of {_listed(_DESCRIBED)}: it may come from a newer dkrr"
+            f"kernel is {shown(name)} in a description; expected one of {_listed(_DESCRIBED)}, of this dkrr"
         )
     return _made(_DESCRIBED[name], name, reader.settings(description, "kernel"))
 

@@ -9,7 +9,7 @@ import scipy.linalg
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import as_rows
-from dkrr.values import whole
+from dkrr.values import shown, whole
 
 Verdict = Literal["indefinite", "semidefinite", "definite"]
 
@@ -101,7 +101,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     ('definite', 'indefinite')
     """
     if not isinstance(kernel, Kernel):
-        raise InputTypeError(f"kernel is {kernel!r}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
     n_sample, random_state = whole(n_sample, "n_sample", 1), whole(random_state, "random_state", 0)
     kernel = kernel.fitted(X)
     rows = as_rows(kernel.encode(X))
@@ -117,6 +117,6 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
             rows = rows[:, chosen]
     K = kernel(rows)
     if not np.isfinite(K).all():
-        raise InputError(f"the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: check X")
+        raise InputError(f"X: the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: check X")
     values = scipy.linalg.eigvalsh(K, overwrite_a=True, check_finite=False)
     return SampledSpectrum(float(values[0]), float(values[-1]), len(values), n)

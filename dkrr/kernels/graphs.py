@@ -125,7 +125,7 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
     """Checked labels as Python's own ints or strings."""
     if labels is None:
         return None
-    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__"):
+    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__") or np.ndim(labels) != 1:
         raise InputTypeError(
             f"its labels are of type {type(labels).__qualname__}; expected a sequence of whole numbers or strings, "
             "one for each node in order, or None"

@@ -15,7 +15,7 @@ from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, FloatArray, Scratch
 from dkrr.kernels.graph_products import PRODUCT_ENTRIES
 from dkrr.kernels.graph_rows import encode_graphs
 from dkrr.kernels.graph_walks import MATCHED_PAIRS, common_walks
-from dkrr.values import positive, whole
+from dkrr.values import flag, positive, shown, whole
 
 # One pair of labelled molecules of 18 atoms, at half of the largest decay: sizes of graphs are not known here.
 PAIR_SECONDS = 10e-6
@@ -90,11 +90,9 @@ class RandomWalk(Kernel):
         object.__setattr__(self, "decay", positive(self.decay, "decay"))
         if self.steps is not None:
             object.__setattr__(self, "steps", whole(self.steps, "steps", 1, "None counts walks of any length"))
-        if not isinstance(self.normalized, bool | np.bool_):
-            raise InputTypeError(f"normalized is {self.normalized!r}; expected True or False")
-        object.__setattr__(self, "normalized", bool(self.normalized))
+        object.__setattr__(self, "normalized", flag(self.normalized, "normalized"))
         if self.label is not None and not isinstance(self.label, str):
-            raise InputTypeError(f"label is {self.label!r}; expected the name of an attribute of nodes, or None")
+            raise InputTypeError(f"label is {shown(self.label)}; expected the name of an attribute of nodes, or None")
 
     def encode(self, X: Any) -> Any:
         if sp.issparse(X) and X.format == "csr":

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
+from dkrr.values import shown
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Reader:
     arrays: Mapping[str, Any]
     """Arrays by checksum."""
 
+    @classmethod
+    def of(cls, kinds: Mapping[str, Any], callables: Any, arrays: Any) -> Reader:
+        """Reader with what a user gives for functions and arrays: mappings, or None."""
+        for name, given in (("callables", callables), ("arrays", arrays)):
+            if given is not None and not isinstance(given, Mapping):
+                raise InputTypeError(
+                    f"{name} is {shown(given)}; expected a mapping from names in descriptions, or None"
+                )
+        return cls(kinds, callables or {}, arrays or {})
+
     def read(self, description: Any) -> Any:
         """The array, or the value of any kind, that is described."""
         if isinstance(description, Mapping):
@@ -30,7 +41,7 @@ class Reader:
                 if isinstance(description.get(kind), str):
                     return read(description, self)
         expected = " or ".join(f'{{"{kind}": name, ...}}' for kind in self.kinds)
-        raise InputError(f"the description is {description!r}; expected {expected}")
+        raise InputError(f"the description is {shown(description)}; expected {expected}")
 
     def settings(self, description: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
         """Parameters in a description of this kind, those that are described themselves as values."""

@@ -16,7 +16,7 @@ from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.costs import WRITE_SECONDS
 from dkrr.kernels.documents import as_documents
 from dkrr.kernels.dot import Cosine, Linear
-from dkrr.values import whole
+from dkrr.values import choice, flag, shown, whole
 
 Weighting = Literal["tfidf", "counts", "binary"]
 
@@ -31,6 +31,8 @@ TYPICAL_TERMS = 100
 MANY_TERMS = 1000
 # Rows at unit length, their transposes, and what SciPy holds while it makes either, with 64-bit indices.
 TERM_BYTES = 48
+MAX_HASHED = 2**31 - 1
+"""Columns that scikit-learn's hashing numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,17 +98,14 @@ class BagOfWords(Kernel):
     idf: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.weighting not in get_args(Weighting):
-            raise InputError(f"weighting is {self.weighting!r}; expected {', '.join(map(repr, get_args(Weighting)))}")
+        choice(self.weighting, "weighting", get_args(Weighting))
         for name in ("cosine", "lowercase"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise InputTypeError(f"{name} is {getattr(self, name)!r}; expected True or False")
-            object.__setattr__(self, name, bool(getattr(self, name)))
+            object.__setattr__(self, name, flag(getattr(self, name), name))
         object.__setattr__(self, "ngram_range", _checked_range(self.ngram_range))
         object.__setattr__(self, "min_df", _checked_min_df(self.min_df))
         _check_pattern(self.token_pattern)
         if self.n_hashed is not None:
-            object.__setattr__(self, "n_hashed", whole(self.n_hashed, "n_hashed", 1))
+            object.__setattr__(self, "n_hashed", whole(self.n_hashed, "n_hashed", 1, maximum=MAX_HASHED))
             if self.vocabulary is not None or self.min_df != 1:
                 raise InputError(
                     "n_hashed is given beside vocabulary or min_df; expected it alone: hashed terms have no vocabulary"
@@ -282,7 +281,7 @@ def _idf(counts: Any) -> tuple[float, ...]:
 
 def _checked_range(value: Any) -> tuple[int, int]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise InputTypeError(f"ngram_range is {value!r}; expected two whole numbers, such as (1, 2)")
+        raise InputTypeError(f"ngram_range is {shown(value)}; expected two whole numbers, such as (1, 2)")
     low, high = (whole(v, "ngram_range", 1) for v in value)
     if low > high:
         raise InputError(f"ngram_range is {value!r}; expected the smaller number first")
@@ -303,13 +302,14 @@ def _check_pattern(pattern: Any) -> None:
     except re.error as error:
         raise InputError(f"token_pattern is {pattern!r}; expected a regular expression: {error}") from error
     if n_groups is None:
-        raise InputTypeError(f"token_pattern is {pattern!r}; expected a regular expression as a string")
+        raise InputTypeError(f"token_pattern is {shown(pattern)}; expected a regular expression as a string")
     if n_groups > 1:
         raise InputError(f"token_pattern is {pattern!r} with {n_groups} groups; expected at most 1: use (?:…)")
 
 
 def _checked_vocabulary(vocabulary: Any) -> tuple[str, ...]:
     is_list = isinstance(vocabulary, Sequence | np.ndarray) and not isinstance(vocabulary, str | bytes)
+    is_list = is_list and np.ndim(np.asarray(vocabulary, object)) > 0
     if not is_list or not all(isinstance(term, str) for term in vocabulary):
         what = f"has items that are not strings: {vocabulary!r:.60}" if is_list else f"is {vocabulary!r:.60}"
         raise InputTypeError(f"vocabulary {what}; expected a list of strings, one for each column in order")

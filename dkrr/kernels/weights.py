@@ -1,6 +1,6 @@
 """Sums of kernels whose weights are to be chosen, and the weights of one that was."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +8,12 @@ import numpy.typing as npt
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.composite import Scaled, Sum
-from dkrr.values import positive, whole
+from dkrr.values import numbers, positive, shown, whole
 
 MIN_WEIGHT = 1e-3
 """Drawn weights below this are 0: a term with one would cost as much as the others and change next to nothing."""
+MAX_CANDIDATES = 10**6
+"""More sums are no search."""
 MAX_DRAWS = 100
 """Draws for each candidate, of which those that repeat another one are dropped."""
 
@@ -66,10 +68,15 @@ def weighted_sums(
     kernels = _checked(kernels)
     n_kernels = len(kernels)
     n_candidates = whole(
-        n_candidates, "n_candidates", n_kernels + 1, "equal weights and every kernel alone are candidates"
+        n_candidates,
+        "n_candidates",
+        n_kernels + 1,
+        "equal weights and every kernel alone are candidates",
+        MAX_CANDIDATES,
     )
     rng = np.random.default_rng(whole(random_state, "random_state", 0))
-    each = [positive(c, "concentration") for c in np.atleast_1d(np.asarray(concentration, object))]
+    given = np.atleast_1d(numbers(concentration, "concentration", "a number above 0, or several"))
+    each = [positive(c, "concentration") for c in given.ravel().tolist()]
     if not each:
         raise InputError("concentration is empty; expected a number above 0, or several")
     weights = {tuple(w): w for w in (np.full(n_kernels, 1.0 / n_kernels), *np.eye(n_kernels))}
@@ -109,6 +116,8 @@ def weights_of(kernel: Kernel, kernels: Sequence[Kernel]) -> npt.NDArray[np.floa
     """
     kernels = _checked(kernels)
     weights = np.zeros(len(kernels))
+    if not isinstance(kernel, Kernel):
+        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel: a sum of kernels")
     for weight, term in _terms(kernel, kernels):
         if term not in kernels:
             raise InputError(f"kernel has the term {term!r}, which is not one of kernels; expected a sum of these")
@@ -116,11 +125,13 @@ def weights_of(kernel: Kernel, kernels: Sequence[Kernel]) -> npt.NDArray[np.floa
     return weights
 
 
-def _checked(kernels: Sequence[Kernel]) -> list[Kernel]:
-    kernels = list(kernels) if isinstance(kernels, Iterable) else [kernels]
+def _checked(kernels: object) -> list[Kernel]:
+    if not isinstance(kernels, Sequence) or isinstance(kernels, str | bytes):
+        raise InputTypeError(f"kernels is {shown(kernels)}; expected a list of at least two dkrr.kernels.Kernel")
+    kernels = list(kernels)
     for k, kernel in enumerate(kernels):
         if not isinstance(kernel, Kernel):
-            raise InputTypeError(f"kernels[{k}] is {kernel!r}; expected a dkrr.kernels.Kernel")
+            raise InputTypeError(f"kernels[{k}] is {shown(kernel)}; expected a dkrr.kernels.Kernel")
         if kernel in kernels[:k]:
             raise InputError(
                 f"kernels[{k}] is the same as kernels[{kernels.index(kernel)}]; expected different ones: their sum "

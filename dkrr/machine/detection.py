@@ -83,7 +83,7 @@ def detect(
         "process_limit_bytes": each,
     }
     if worker_memory is not None:
-        return _assumed(local_workers(workers), parse_bytes(worker_memory), common)
+        return _assumed(local_workers(workers), parse_bytes(worker_memory, "worker_memory"), common)
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)

@@ -3,7 +3,7 @@
 from dkrr.rows.checks import scan, scan_tasks
 from dkrr.rows.dask_arrays import DaskRows, is_dask_frame, unframed
 from dkrr.rows.memory import MemoryRows
-from dkrr.rows.open import as_array, as_rows, load_array, load_labels, open_path, refuse_unreadable
+from dkrr.rows.open import NO_LABELS, as_array, as_rows, load_array, load_labels, open_path, refuse_unreadable
 from dkrr.rows.sources import Rows
 from dkrr.rows.staging import described_rows, stage, write_rows
 from dkrr.rows.stored import CheckedRows
@@ -12,6 +12,7 @@ from dkrr.rows.zarr_arrays import ZarrRows
 
 __all__ = [
     "CheckedRows",
+    "NO_LABELS",
     "DaskRows",
     "MemoryRows",
     "Rows",

@@ -25,8 +25,10 @@ CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (sp.issparse, csr_rows),
 ]
 """What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
-UNREADABLE = "mMV"
+NO_LABELS = "mMV"
 """Kinds of NumPy's durations, dates and records."""
+UNREADABLE = NO_LABELS + "SU"
+"""The same and text, which scikit-learn would parse."""
 
 
 def open_path(path: str, name: str = "X") -> Any:
@@ -54,7 +56,7 @@ def open_path(path: str, name: str = "X") -> Any:
         raise InputError(f"{name}: cannot read {path}: {error}") from error
 
 
-def refuse_unreadable(X: Any, name: str = "X") -> None:
+def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
     """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers.
 
     Raises
@@ -69,7 +71,8 @@ def refuse_unreadable(X: Any, name: str = "X") -> None:
         )
     dtypes = X.dtypes if hasattr(X, "dtypes") and hasattr(X, "columns") else [getattr(X, "dtype", None)]
     for dtype in dtypes:
-        if getattr(dtype, "kind", "f") in UNREADABLE:
+        kind = getattr(dtype, "kind", "f")
+        if isinstance(kind, str) and kind in kinds:
             raise InputTypeError(
                 f"{name} has dtype {dtype}; expected numbers: convert it, e.g. a date to the days since another one"
             )
@@ -102,7 +105,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
     if isinstance(X, str | Path):
-        X = _open_rows(str(X), name)
+        X = _open_rows(place(X, name, "the path or URL of an array"), name)
     if isinstance(X, Rows):
         return X
     refuse_unreadable(X, name)
@@ -175,11 +178,11 @@ def as_array(y: Any, name: str = "y") -> NDArray[Any]:
 def _opened(y: Any, name: str) -> Any:
     """Array that may be lazy or stored."""
     if isinstance(y, str | Path):
-        y = open_path(str(y), name)
-    refuse_unreadable(y, name)
+        y = open_path(place(y, name, "the path or URL of an array"), name)
+    refuse_unreadable(y, name, NO_LABELS)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
-    return y if hasattr(y, "dtype") else _asarray(y, name)
+    return y if isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
 
 
 def _loaded(y: Any) -> Any:
