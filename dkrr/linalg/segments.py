@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dkrr.linalg.sources import read_range
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import Block, n_bytes
+from dkrr.rows.sources import BLOCK_ENTRIES, Block, n_bytes
 from dkrr.runtime.task import Meter
 from dkrr.tiles import ChunkedArray
 
@@ -35,7 +35,7 @@ class Segment:
     start: int
     stop: int
     block: int
-    """Rows that are in memory at once."""
+    """Most rows that are in memory at once; of sparse ones also no more than BLOCK_ENTRIES entries, or one row."""
     targets: Matrix | ChunkedArray
     """Targets (n, t), in memory or in the store."""
     weights: Matrix | ChunkedArray | None = None
@@ -45,8 +45,7 @@ class Segment:
 
     def blocks(self, meter: Meter) -> Iterator[tuple[slice, Block]]:
         """Rows a block at a time."""
-        for start in range(self.start, self.stop, self.block):
-            where = slice(start, min(start + self.block, self.stop))
+        for where in self._ranges(self.block):
             with meter.time("read"):
                 x = self.rows.read(where.start, where.stop)
             self._count(meter, x)
@@ -60,7 +59,12 @@ class Segment:
         InputError
             Naming the first bad row and column.
         """
-        stream = self.rows.blocks(self.start, self.stop, min(self.block, strip_rows(width)))
+        height = min(self.block, strip_rows(width))
+        stream = (
+            ((where, self.rows.read(where.start, where.stop)) for where in self._ranges(height))
+            if self.rows.is_sparse
+            else self.rows.blocks(self.start, self.stop, height)
+        )
         while True:
             with meter.time("read"):
                 found = next(stream, None)
@@ -70,6 +74,11 @@ class Segment:
             with meter.time("check"):
                 check_finite(found[1], "X", found[0].start)
             yield found
+
+    def _ranges(self, height: int) -> Iterator[slice]:
+        """Ranges of rows that are read at once: by rows, and of sparse ones also by entries."""
+        for start in range(self.start, self.stop, height):
+            yield from self.rows.parts(slice(start, min(start + height, self.stop)), BLOCK_ENTRIES)
 
     def _count(self, meter: Meter, x: Block) -> None:
         meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(x)

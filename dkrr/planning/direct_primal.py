@@ -67,7 +67,9 @@ def stages_in_memory(p: Problem, resources: Resources, place: Place, cut: RowCut
 def _whole_bytes(p: Problem, resources: Resources, cut: RowCut) -> int:
     """Memory of the calling process with the normal matrix in it, and one more for every other segment."""
     dimension = p.side("primal")
-    rows = cut.n_segments * cut.block * (2 * 8 * dimension + 2 * p.most_bytes_of_row + TARGET_COPIES * 8 * p.n_targets)
+    rows = cut.n_segments * (
+        cut.block * (2 * 8 * dimension + TARGET_COPIES * 8 * p.n_targets) + 2 * p.bytes_of_block(cut.block)
+    )
     grid = memory_grid(dimension)
     one = memory_bytes(grid, keeps=False) + 8 * dimension * p.n_targets
     rows += (cut.n_segments - 1) * (one + p.read_overhead_bytes + feature_bytes(p))
@@ -128,9 +130,10 @@ def _target_stage(p: Problem, choice: TileChoice, peak_bytes: int) -> Stage:
 
 def _tiled_bytes(p: Problem, place: Place, grid: TileGrid, t: int, cut: RowCut) -> int:
     """Memory of a process that forms and factors a normal matrix in tiles, without targets that it holds."""
-    rows = cut.block * (4 * 8 * grid.tile + 2 * p.most_bytes_of_row + TARGET_COPIES * 8 * t) + 8 * grid.tile * t
+    read = p.bytes_of_block(cut.block)
+    rows = cut.block * (4 * 8 * grid.tile + TARGET_COPIES * 8 * t) + 2 * read + 8 * grid.tile * t
     # The check of the residual holds all of Φ for a block of rows, and the coefficients and their gradient.
-    check = cut.block * (2 * 8 * grid.n + p.most_bytes_of_row + TARGET_COPIES * 8 * t) + 3 * 8 * grid.n * t
+    check = cut.block * (2 * 8 * grid.n + TARGET_COPIES * 8 * t) + read + 3 * 8 * grid.n * t
     forming = 8 * grid.tile**2 + max(rows, check) + p.read_overhead_bytes + 8 * grid.tile * grid.panel
     extra_tile = 8 * grid.tile**2 if cut.n_segments > 1 else 0
     solving = cholesky_task_bytes(grid, t, extra_tile + 8 * grid.tile * grid.panel)

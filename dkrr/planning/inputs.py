@@ -65,7 +65,7 @@ def mapped_target_stage(p: Problem, resources: Resources, place: Place, peak_byt
 
 def rows_at_once(p: Problem, n_columns: int) -> int:
     """Rows of Φ in memory at once, for tasks that use so many of its columns."""
-    return row_block(p.n, p.most_bytes_of_row, p.n_targets, n_columns)
+    return row_block(p.n, p.bytes_of_row, p.n_targets, n_columns)
 
 
 def feature_bytes(p: Problem) -> int:

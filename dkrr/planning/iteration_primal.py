@@ -60,9 +60,9 @@ def stages(
 
 def _peak_bytes(p: Problem, place: Place, products: RowPasses, t: int) -> int:
     """Memory of a process that streams rows in blocks, for t vectors."""
-    dimension = products.tile
-    width = p.most_bytes_of_row if p.streams_sparse else 8 * dimension
-    rows = products.row_block * (3 * width + p.most_bytes_of_row + TARGET_COPIES * 8 * t)
+    dimension, block = products.tile, products.row_block
+    read = p.bytes_of_block(block)
+    rows = 3 * (read if p.streams_sparse else 8 * dimension * block) + read + block * TARGET_COPIES * 8 * t
     peak = place.baseline_bytes + PROCESS_MARGIN_BYTES
     peak += place.threads * (rows + 6 * 8 * dimension * t + feature_bytes(p)) + p.read_overhead_bytes
     return peak + (0 if place.execution == "dask" else 12 * 8 * dimension * t + p.y_bytes_to_come)

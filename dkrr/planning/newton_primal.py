@@ -76,14 +76,13 @@ def _direct(p: Problem, r: Resources, place: Place) -> tuple[Direct, list[Stage]
         row_parts=_n_segments(p, block, place.slots),
         row_block=block,
     )
-    peak = _peak_bytes(p, place, block, 8 * dimension, roots, matrices)
+    peak = _peak_bytes(p, place, block, 8 * dimension * block, roots, matrices)
     likelihood, steps = _pass_stages(p, r, place, p.n * float(dimension), passes, peak)
     return inner, [likelihood.plus(passes * products / place.slots), steps]
 
 
 def _by_iteration(p: Problem, r: Resources, place: Place) -> tuple[Iterative, list[Stage]]:
     dimension, m, passes = _dimension(p), p.n_targets, p.n_steps + 1
-    width = p.most_bytes_of_row if p.streams_sparse else 8 * dimension
     entries = streamed_entries(p, dimension)
     block = rows_at_once(p, 1 if p.streams_sparse else dimension)
     iterations = primal_iterations_expected(p, CURVATURE_SHIFT[p.is_coupled] * min(p.alphas), INNER_TOL)
@@ -98,7 +97,8 @@ def _by_iteration(p: Problem, r: Resources, place: Place) -> tuple[Iterative, li
         products=RowPasses(dimension, block, _n_segments(p, block, 2 * place.slots)),
         iterations=p.n_steps * max(1, iterations),
     )
-    peak = _peak_bytes(p, place, block, width, 0, 8 * dimension * m)
+    features = p.bytes_of_block(block) if p.streams_sparse else 8 * dimension * block
+    peak = _peak_bytes(p, place, block, features, 0, 8 * dimension * m)
     return inner, _pass_stages(p, r, place, entries, passes * (1 + iterations), peak)
 
 
@@ -126,10 +126,10 @@ def _pass_stages(p: Problem, r: Resources, place: Place, entries: float, reads: 
     ]
 
 
-def _peak_bytes(p: Problem, place: Place, block: int, width: int, roots: int, matrices: int) -> int:
-    """Memory of a process that streams rows."""
+def _peak_bytes(p: Problem, place: Place, block: int, features: int, roots: int, matrices: int) -> int:
+    """Memory of a process that streams rows in blocks of so many rows, whose features take so many bytes."""
     m = p.n_targets
-    rows = block * (4 * width + 2 * p.most_bytes_of_row + 12 * 8 * m) + feature_bytes(p) + p.read_overhead_bytes
+    rows = 4 * features + 2 * p.bytes_of_block(block) + block * 12 * 8 * m + feature_bytes(p) + p.read_overhead_bytes
     peak = place.baseline_bytes + PROCESS_MARGIN_BYTES + place.threads * (rows + roots + 2 * matrices)
     here = 4 * matrices + VECTORS_HELD * 8 * _dimension(p) * m + 4 * 8 * p.n
     return peak + (0 if place.execution == "dask" else here)

@@ -10,15 +10,15 @@ from dkrr.kernels.base import EntryCost
 from dkrr.linalg.operator import Precision
 from dkrr.planning.resources import Rates
 from dkrr.rows import MemoryRows, Rows
-from dkrr.rows.sources import PART_ENTRIES, WINDOW_ROWS
+from dkrr.rows.sources import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.solvers.newton import STEPS_FROM_NEAR, expected_steps
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
-PART_BYTES = 16 * PART_ENTRIES
-"""Bytes of the entries of sparse rows that are read at once (`Rows.parts`), with indices of 8 bytes."""
+ENTRY_BYTES = 16
+"""Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
 TYPICAL_CONDITION = 300.0
 """Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
 
@@ -180,11 +180,17 @@ class Problem:
 
     def bytes_of_part(self, height: int) -> int:
         """Average bytes of a row where `height` consecutive rows are read in parts (`Rows.parts`)."""
-        if not self.is_sparse:
-            return self.bytes_of_row
+        return ceil(self._bytes_at_once(height, PART_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
+
+    def bytes_of_block(self, height: int) -> int:
+        """Bytes of `height` consecutive rows, as a pass over the rows reads them (`Segment.blocks`)."""
+        return self._bytes_at_once(height, BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
+
+    def _bytes_at_once(self, height: int, max_entries: int) -> int:
+        """Most bytes of consecutive sparse rows that are cut into so many rows and stored entries, or one row."""
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
-        part = max(PART_BYTES + 16 * height, self.bytes_of_any(1))
-        return ceil(min(windows, self.bytes_of_any(height), part) / height)
+        entries = max(ENTRY_BYTES * (max_entries + height), self.bytes_of_any(1))
+        return min(windows, self.bytes_of_any(height), entries)
 
     def csr_bytes(self, height: int) -> int | None:
         """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""

@@ -24,6 +24,10 @@ PART_ENTRIES = 2**18
 """Most stored entries of sparse rows that are read at once for a tile of a Gram matrix: 3 MiB, which kernels copy a few
 times. With fewer, the rows of a tile would be read and transposed more often."""
 
+BLOCK_ENTRIES = 2**21
+"""Most stored entries of sparse rows that a pass reads at once, 24 MiB or 32: each block passes over the vectors that
+it is added to, which may be as wide as X, so smaller ones would take longer."""
+
 
 class Rows(ABC):
     """Rows of a table: shape, dtype, and blocks of consecutive rows."""
@@ -84,14 +88,14 @@ class Rows(ABC):
                 top = bottom
             first = last
 
-    def parts(self, rows: slice) -> list[slice]:
+    def parts(self, rows: slice, max_entries: int = PART_ENTRIES) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
 
-        Sparse rows are cut into at most PART_ENTRIES stored entries, or one row; dense ones are not cut.
+        Sparse rows are cut into at most so many stored entries, or one row; dense ones are not cut.
         """
         if not self.is_sparse:
             return [rows]
-        cuts = cuts_by_entries(self._pointers_of(rows), PART_ENTRIES)
+        cuts = cuts_by_entries(self._pointers_of(rows), max_entries)
         return [slice(rows.start + a, rows.start + b) for a, b in pairwise(cuts)]
 
     def _pointers_of(self, rows: slice) -> NDArray[Any]:

@@ -109,6 +109,16 @@ class TestTasks:
         training_errors(Meter(), case.map, centred, case.centre, found, W)
         assert_allclose(found[3:25], case.targets - means - case.phi @ W, **TOLERANCE)
 
+    @pytest.mark.parametrize("entries", [1, 13])
+    def test_blocks_cut_by_entries(self, which, sparse, weighted, centred, entries, monkeypatch):
+        case = Case(which, sparse, weighted, centred, slice(3, 25), 7)
+        monkeypatch.setattr("dkrr.linalg.segments.BLOCK_ENTRIES", entries)
+        blocks = [block for _, block in case.segment.blocks(Meter())]
+        assert not sparse or all(block.nnz <= entries or block.shape[0] == 1 for block in blocks)
+        assert len(blocks) > 4 or not sparse
+        found = normal_product(Meter(), case.map, case.segment, case.centre, case.coef())
+        assert_allclose(found, case.matrix @ case.coef(), **TOLERANCE)
+
     def test_operator(self, which, sparse, weighted, centred):
         case, passes = Case(which, sparse, weighted, centred), []
         V = case.coef()

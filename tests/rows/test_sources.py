@@ -13,10 +13,12 @@ from zarr.codecs import BytesCodec
 
 from dkrr.errors import StoreError
 from dkrr.kernels import Linear
+from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
 from dkrr.rows import MemoryRows, Rows, ZarrRows, as_rows, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
 from dkrr.rows.sources import WINDOW_ROWS, dense, n_bytes
+from dkrr.runtime import Meter
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 from tests.stores import place
 
@@ -224,5 +226,13 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
     problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
     width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
     assert width * sum(heaviest) + 16 * k <= problem.bytes_of_any(k) <= 2 * width * sum(heaviest) + 32 * k
+    entries = data.draw(st.integers(1, 30))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.linalg.segments.BLOCK_ENTRIES", entries)
+        segment = Segment(rows, 0, n, k, np.ones((n, 1)))
+        for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):
+            read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]
+            assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
     most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
     assert width * most + 16 * k <= k * problem.bytes_of_part(k)
