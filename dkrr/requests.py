@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from dkrr.arguments import checked_form, checked_solver, checked_store, checked_tile, checked_tol, likelihood_of
 from dkrr.errors import StoreError
 from dkrr.features.descriptions import refuse_more_components_than_rows
-from dkrr.kernels import CallableKernel, Kernel
+from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.machine import detect, measured_plan
+from dkrr.machine.functions import with_measured_functions
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
@@ -213,6 +214,7 @@ def plan_of(request: FitRequest) -> Plan:
 
 def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
+    problem = with_measured_functions(problem, rows)
     plan = make_plan(problem, resources) if problem.solver is None else None
     if plan is not None and plan.chosen.for_systems.is_direct and plan.seconds <= SMALL_SECONDS:
         return plan
@@ -221,11 +223,14 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
 
 
 def with_spectrum(problem: Problem, rows: Rows) -> Problem:
-    """The problem with its spectrum estimated, if conjugate gradient may be chosen and a sample costs little."""
-    p = problem
+    """The problem with its kernel functions measured, and its spectrum estimated.
+
+    The latter only if conjugate gradient may be chosen and a sample costs little.
+    """
+    p = problem = with_measured_functions(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or isinstance(p.kernel, CallableKernel) or isinstance(rows, DaskRows)
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or isinstance(rows, DaskRows)
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
         return problem

@@ -281,6 +281,11 @@ class Kernel(ABC):
         return description
 
     @property
+    def functions(self) -> tuple[Any, ...]:
+        """Kernels of users' functions (`CallableKernel`) that this one is or is made of."""
+        return ()
+
+    @property
     def has_unit_diagonal(self) -> bool:
         """Whether k(x, x) = 1 for every x, except zero rows of a cosine."""
         return self._has_unit_diagonal

@@ -53,6 +53,10 @@ class Compound(Kernel):
             return self
         return replace(self, **dict(zip(self._part_names, parts, strict=True)))  # type: ignore[type-var]
 
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        return tuple(function for part in self.parts for function in part.functions)
+
     def width(self, n_features: int) -> int:
         """Number of columns that the parts take."""
         return n_features

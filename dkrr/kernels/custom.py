@@ -3,8 +3,9 @@
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -37,6 +38,20 @@ OBJECT_BYTES = 512
 
 
 @dataclass(frozen=True)
+class FunctionCost:
+    """What a kernel function was measured to need for a block of (n_rows, n_columns)."""
+
+    seconds: float
+    """Time of an entry, on one core."""
+    entry_bytes: float
+    """Peak memory for each entry, the result included."""
+    row_bytes: float
+    """Peak memory for each row and each column of the block besides that."""
+    rows: int
+    """Rows of the largest block that was measured."""
+
+
+@dataclass(frozen=True)
 class CallableKernel(Kernel):
     """A kernel given as a function of two blocks of rows.
 
@@ -51,6 +66,8 @@ class CallableKernel(Kernel):
         Name in messages and descriptions; None means the function's qualified name.
     takes_objects : bool
         Whether the rows stand for objects; `fitted` sets it.
+    cost : FunctionCost, optional
+        What it was measured to need, before a fit is planned; not a part of what the kernel is.
 
     Examples
     --------
@@ -67,12 +84,17 @@ class CallableKernel(Kernel):
     function: Callable[..., Any]
     name: str | None = None
     takes_objects: bool = False
+    cost: FunctionCost | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InputTypeError(f"function is {shown(self.function)}, not callable; expected one of blocks (X, Y)")
         object.__setattr__(self, "name", checked_name(self.name, self.function))
         object.__setattr__(self, "takes_objects", flag(self.takes_objects, "takes_objects"))
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        return (self,)
 
     @property
     def digest(self) -> str:
@@ -88,12 +110,27 @@ class CallableKernel(Kernel):
         return encode_objects(X) if is_objects(X) else X
 
     def entry_cost(self, n_features: int) -> EntryCost:
+        if self.cost is not None:
+            return EntryCost(0.0, self.cost.seconds)
         return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        # The function's result, a copy and a mask; what the function itself takes is unknown.
         width = OBJECT_BYTES if self.takes_objects else n_features
-        return 2 * 8 * n_rows * n_columns + super()._dense_workspace_bytes(n_rows, n_columns, width)
+        rest = super()._dense_workspace_bytes(n_rows, n_columns, width)
+        if self.cost is None:  # its result, a copy and a mask; what it needs itself is unknown
+            return 2 * 8 * n_rows * n_columns + rest
+        own = self.cost.entry_bytes * n_rows * n_columns + self.cost.row_bytes * (n_rows + n_columns)
+        return math.ceil(own) + rest
+
+    def values(self, X: Block, Y: Block) -> FloatArray:
+        """Checked result of the function for all pairs of encoded rows, as it returns them.
+
+        Raises
+        ------
+        DkrrError
+            If it fails, or returns something else than a matrix of finite numbers.
+        """
+        return self._block(as_rows(X), as_rows(Y))
 
     def to_dict(self) -> dict[str, Any]:
         """Description that names the function but cannot bring it back."""

@@ -265,7 +265,23 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     reasons.append(_form_reason(problem, chosen, candidates))
     if resources.confined:
         reasons.append(resources.confined)
+    if chosen.form == "dual":
+        reasons += _function_reasons(problem)
     return reasons + chosen.reasons(problem, chosen, candidates)
+
+
+def _function_reasons(problem: Problem) -> list[str]:
+    """Where the costs of users' kernel functions come from."""
+    reasons = []
+    for function in problem.kernel.functions:
+        cost = function.cost
+        if cost is None:
+            text = "has not been measured: its time and its temporaries, 8 bytes for each entry, are assumptions"
+        else:
+            each = f"{cost.seconds * 1e9:.3g} ns and {cost.entry_bytes:.0f} bytes of memory for each entry"
+            text = f"was measured on a block of {cost.rows:,} × {cost.rows:,} rows: {each}"
+        reasons.append(f"the kernel function {function.name!r} {text}")
+    return reasons
 
 
 def _form_reason(problem: Problem, chosen: Strategy, candidates: list[Strategy]) -> str:
