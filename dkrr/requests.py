@@ -21,7 +21,7 @@ from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import SMALL_SECONDS
 from dkrr.rows import DaskRows, Rows
-from dkrr.rows.open import open_path
+from dkrr.rows.open import is_copied, open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.objective import Point
 from dkrr.tiles import RunStore, TileGrid
@@ -164,6 +164,10 @@ class DualStart:
     note: str
     """Where they are from."""
 
+    def of_targets(self, targets: NDArray[np.intp]) -> "DualStart":
+        """Those of some targets."""
+        return replace(self, solutions=self.solutions[:, targets], alphas=self.alphas[targets])
+
     def of(self, alpha: float, targets: NDArray[np.intp]) -> Array:
         """Those of the right-hand sides of one λ, of shape (n, k)."""
         found = self.solutions[:, targets]
@@ -269,8 +273,8 @@ def fields_of_classes(likelihood: Likelihood, alphas: tuple[float, ...]) -> dict
 
 
 def place_of_targets(y: Any) -> dict[str, Any]:
-    """Fields of Problem for the location of the targets: a file of float64 in C order is used as it is."""
+    """Fields of Problem for the location of the targets, which may be read from a file or copied to one."""
     if isinstance(y, str | Path):
         y = open_path(str(y), "y")
-    mapped = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
+    mapped = is_copied(y) or (is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous)
     return {"y_in_memory": isinstance(y, np.ndarray) and not mapped, "y_is_mapped": mapped}

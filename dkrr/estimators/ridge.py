@@ -19,7 +19,7 @@ from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import Processes, Variances
 from dkrr.prediction import by_blocks
 from dkrr.requests import FitRequest
-from dkrr.rows import Rows, as_array, as_rows, load_array
+from dkrr.rows import Rows, as_array, as_rows, load_targets
 from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
@@ -268,7 +268,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 X, y = self._validated_pair(X, y)
         elif y is None:
             raise InputError("y is None; expected the targets")
-        targets = load_array(y)
+        targets = load_targets(y)
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
         return as_rows(X), targets

@@ -102,12 +102,18 @@ class Checkpoints(Snapshots):
 
     pivots: Callable[[], NDArray[np.intp]] | None = None
     """Pivots of the preconditioner, which may have grown since the last checkpoint."""
+    part: str = ""
+    """Which of several iterations of a run this is, one after the other; a checkpoint of another is not used."""
     _n_pivots: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
 
     def load(self) -> State | None:
         """Last complete checkpoint; None without one, or if it is damaged."""
-        return self.read(State.from_arrays)
+        return self.read(self._own)
+
+    def _own(self, arrays: dict[str, Array], plain: dict[str, Any]) -> State | None:
+        """State of a checkpoint, unless it is of another part of the work."""
+        return State.from_arrays(arrays, plain) if plain.get("part", "") == self.part else None
 
     def save_in_time(self, state: State) -> None:
         """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
@@ -118,7 +124,8 @@ class Checkpoints(Snapshots):
         """Save now."""
         if self.pivots is not None:
             self.save_pivots(self.pivots())
-        self.write(*state.arrays())
+        arrays, plain = state.arrays()
+        self.write(arrays, plain | {"part": self.part})
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:

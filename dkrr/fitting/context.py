@@ -312,7 +312,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots_per_process=slots_per_process,
         threads=resources.local_threads,
         cluster_is_running=resources.cluster_is_running,
-        layout=chosen.layout(),
+        layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
     )
 
 

@@ -96,7 +96,13 @@ class TrainingData(FitData):
         if all(is_safe):
             return self, None
         sizes = np.where(is_safe, 1.0, column_sizes(self.targets))
-        return replace(self, targets=self.targets / sizes), sizes
+        return replace(self, targets=np.divide(self.targets, sizes, out=self.room_for_errors())), sizes
+
+    def of_columns(self, columns: NDArray[np.intp]) -> Self:
+        """The same problem with some of the targets, which are in memory."""
+        first, stop = int(columns[0]), int(columns[-1]) + 1
+        taken = slice(first, stop) if stop - first == len(columns) else columns
+        return replace(self, targets=np.array(self.targets[:, taken], order="C"), alphas=self.alphas[columns])
 
     def alpha_groups(self) -> list[tuple[float, NDArray[np.intp]]]:
         """Distinct values of λ, each with the columns of its targets: one factorisation each."""

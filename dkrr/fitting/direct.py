@@ -17,7 +17,7 @@ from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, check_tiled, checked
 from dkrr.linalg.sources import TileSource
-from dkrr.linalg.substitution import substituted
+from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
 from dkrr.linalg.tile_steps import n_update_parts, tile_steps
 from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
@@ -65,6 +65,14 @@ class DirectSystems(ABC):
         """
 
     @abstractmethod
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+        """`solve` with a factor that stays until `release`: for one batch of right-hand sides after another."""
+
+    @abstractmethod
+    def release(self, group: str) -> None:
+        """Give up the factor of `solve_again`, unless the storage keeps it for a run that resumes."""
+
+    @abstractmethod
     def factored(self, group: str, shift: Array, detail: str = "") -> Matrix:
         """Lower Cholesky factor of A + diag(s) in float64, which stays until the storage deletes the group.
 
@@ -85,6 +93,7 @@ class MemorySystems(DirectSystems):
         check_diagonal(diagonal)
         self.source, self.grid, self.diagonal = source, grid, diagonal
         self._threads, self._progress = context.threads, context.progress
+        self._factors = dict[str, MemoryMatrix]()
 
     @classmethod
     def kept(cls, kept: KeptTiles, context: Context) -> "MemorySystems":
@@ -92,14 +101,34 @@ class MemorySystems(DirectSystems):
         return cls(kept, kept.grid, kept.diagonal, context)
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:  # noqa: ARG002
-        source, scaling = self.source, scaling_of(self.diagonal + shift)
+        scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
+        with tile_threads(self.grid, self._threads) as executor, self._progress.stage("factorisation", 1.0):
+            x = substituted(self._factor(shift, executor), both)  # the check needs the memory of the factor
+        return self._settled(shift, both, x, scaling, settle)
+
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+        scaling = scaling_of(self.diagonal + shift)
+        both = with_probe(right_sides, scaling)
+        with tile_threads(self.grid, self._threads) as executor, self._progress.stage("factorisation", 1.0):
+            if group not in self._factors:
+                self._factors[group] = self._factor(shift, executor)
+            x = substituted(self._factors[group], both)
+        return self._settled(shift, both, x, scaling, settle)
+
+    def release(self, group: str) -> None:
+        self._factors.pop(group, None)
+
+    def _factor(self, shift: Array, executor: Executor) -> MemoryMatrix:
+        source = self.source
+        factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
+        factor_in_memory(memory_system(source, shift, factor), executor)
+        return factor
+
+    def _settled(self, shift: Array, both: Array, x: Array, scaling: Array, settle: Settle | None) -> SystemSolution:
+        """Solution X of B, of shape (n, m + 1) each, checked where something settles it."""
+        source = self.source
         with tile_threads(self.grid, self._threads) as executor:
-            with self._progress.stage("factorisation", 1.0):
-                factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
-                factor_in_memory(memory_system(source, shift, factor), executor)
-                x = substituted(factor, both)
-            del factor  # the check needs its memory
             found, check = x[:, :-1], None
             probe = SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
             if settle is None:
@@ -187,6 +216,38 @@ class TiledSystems(DirectSystems):
         if not storage.keeps:
             storage.delete(group)
         return SystemSolution(found, probe, check)
+
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+        grid, context, storage = self.grid, self.context, self.context.stored
+        factor, scaling = self.factor(group, shift, "float64", ""), scaling_of(self.diagonal + shift)
+        both = with_probe(right_sides, scaling)
+        inner = f"{group}/batch"
+        storage.delete(inner)  # of the batch before, or of one that a killed run has not finished
+        vectors = partial(storage.vectors, inner, grid=grid, width=both.shape[1])
+        sides, forward, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
+        tasks = substitution_tasks(
+            Substitution.resumable(factor, sides, forward, vectors("forward-partial"), transpose=False), "forward"
+        )
+        tasks += substitution_tasks(
+            Substitution.resumable(factor, forward, solution, vectors("partial"), transpose=True),
+            "backward",
+            (tasks[-1].key,),
+        )
+        context.run_tasks("substitution", tasks)
+        x = solution.load()
+        found, probe = x[:, :-1], SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
+        constants = settle(found)
+        kept = partial(storage.vectors, inner, grid=grid, width=1)
+        solved = Solved(self.source, grid, kept("shift", data=shift), sides, solution, kept("scaling", data=scaling))
+        with context.progress.stage("true residual", 2.0 * grid.n**2 * both.shape[1]):
+            check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
+        context.add(record)
+        storage.delete(inner)
+        return SystemSolution(found, probe, check)
+
+    def release(self, group: str) -> None:
+        if not self.context.storage.keeps:
+            self.context.storage.delete(group)
 
     def factored(self, group: str, shift: Array, detail: str = "") -> TiledMatrix:
         return self.factor(group, shift, "float64", detail)

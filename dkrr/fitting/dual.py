@@ -1,7 +1,9 @@
 """Ridge regression in the dual form: the systems (C K C + diag(s)) β = C y, C² = W, and the solution they make up."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +72,25 @@ class DualRidge:
 
     matrix: GramMatrix
 
-    def __init__(self, data: TrainingData) -> None:
-        self._data, self.scale, self._means = data, data.dual_scale(), data.target_means()
+    def __init__(self, data: TrainingData, plan: Plan) -> None:
+        self._plan, self.scale = plan, data.dual_scale()
+        self._numbers = {alpha: g for g, (alpha, _) in enumerate(data.alpha_groups())}
+        self._in_batches = plan.problem.batch > 0
+        if not self._in_batches:
+            self._begin(data)
+
+    def of_batch(self, data: TrainingData) -> Self:
+        """The same systems for a batch of the targets, with the same matrix and factors."""
+        one = copy(self)
+        one._begin(data)
+        return one
+
+    def release(self, alpha: float) -> None:
+        """Give up what only the targets of one λ need, once all of its batches are solved."""
+
+    def _begin(self, data: TrainingData) -> None:
+        """Make room for the solution of these targets."""
+        self._data, self._means = data, data.target_means()
         self._coef, self._intercept = np.empty(data.targets.shape), self._means.copy()
         self._squares, self._residuals = np.empty(len(self._means)), np.empty(len(self._means))
         self._checks = list[Check]()
@@ -79,8 +98,10 @@ class DualRidge:
     def systems(self) -> Iterator[RidgeSystem]:
         """One system after another."""
         data = self._data
-        for g, (alpha, columns) in enumerate(data.alpha_groups()):
-            yield RidgeSystem(g, alpha, columns, data.dual_shift(alpha), data.dual_right_sides(columns, self._means))
+        for alpha, columns in data.alpha_groups():
+            number = self._numbers[alpha]
+            sides = data.dual_right_sides(columns, self._means)
+            yield RidgeSystem(number, alpha, columns, data.dual_shift(alpha), sides)
 
     def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
         """Take the solution for some targets, and return the parts of their free constants; None without any."""
@@ -171,8 +192,8 @@ class DualRidge:
 class DirectDual(DualRidge):
     """Systems that are solved by a factorisation each."""
 
-    def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:  # noqa: ARG002
-        super().__init__(data)
+    def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
+        super().__init__(data, plan)
         self.matrix: FactoredGram = direct_gram(data, strategy, context, self.scale)
 
     def solve(self, system: RidgeSystem) -> None:
@@ -181,18 +202,24 @@ class DirectDual(DualRidge):
         def settle(x: Array) -> Array | None:
             return self._take(system.columns, x)
 
-        check = self.matrix.systems.solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
+        solve = self.matrix.systems.solve_again if self._in_batches else self.matrix.systems.solve
+        check = solve(f"system-{system.number}", system.shift, system.right_sides, settle).check
         assert check is not None
         self._note(system.columns, check)
+
+    def release(self, alpha: float) -> None:
+        self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
 
 class IteratedDual(DualRidge):
     """Systems that conjugate gradient solves all at once."""
 
     def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
-        super().__init__(data)
-        self._strategy, self._plan, self._context = strategy, plan, context
+        super().__init__(data, plan)
+        self._strategy, self._context = strategy, context
         self.matrix: MultipliedGram = MultipliedGram(data, strategy, context, self.scale)
+        self._kept = dict[str, Any]()
+        """Operator and partial factor, which all batches share."""
 
     def iteration(self, *, is_deferred: bool = False) -> tuple[Iteration, list[Group]]:
         """Conjugate gradient with the preconditioner of the plan, and what it solves for.
@@ -205,7 +232,9 @@ class IteratedDual(DualRidge):
         shift = np.concatenate([np.full(width, s.alpha) for s, (_, width) in zip(systems, groups, strict=True)])[
             None, :
         ]
-        operator, has_factor = self.matrix.operator(), self.matrix.rank_limit > 0
+        if "operator" not in self._kept:
+            self._kept["operator"] = self.matrix.operator()
+        operator, has_factor = self._kept["operator"], self.matrix.rank_limit > 0
         preconditioner = (
             Deferred(lambda: self._preconditioner(shift), captures_constant=has_factor)
             if is_deferred
@@ -228,9 +257,10 @@ class IteratedDual(DualRidge):
         if self.matrix.rank_limit == 0:
             return Identity()
         plan, importance = self._plan, None if self.scale is None else self.scale**2
-        is_enough = pivot_rule(self._strategy, plan, float(shift.min()), plan.problem.tol)
-        factor = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
-        return LowRank(factor, shift, self.scale, self.matrix.is_mixed)
+        if "factor" not in self._kept:
+            is_enough = pivot_rule(self._strategy, plan, min(plan.problem.alphas), plan.problem.tol)
+            self._kept["factor"] = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
+        return LowRank(self._kept["factor"], shift, self.scale, self.matrix.is_mixed)
 
 
 @dataclass
@@ -248,24 +278,33 @@ class FactoredDual(DualRidge):
     """Systems that are solved one after the other, each by iterations with a complete factor in float32."""
 
     def __init__(self, strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> None:
-        super().__init__(data)
-        self._strategy, self._plan, self._context = strategy, plan, context
+        super().__init__(data, plan)
+        self._strategy, self._context = strategy, context
         self.matrix: Float32Gram = float32_gram(data, strategy, context, self.scale)
+        self._factors = dict[str, CompleteFactor]()
 
     def solve(self, system: RidgeSystem) -> CGOutcome:
         """Solve a system: to the tolerance of an iterative solver that was requested, else to the level of rounding."""
         matrix, group = self.matrix, f"factored-{system.number}"
         solve = self._to_rounding if self._strategy.tol is None else self._to_tolerance
-        factor = CompleteFactor(matrix.factor(group, system.shift, family=group))
-        outcome = solve(system, factor, is_last=bool(matrix.breakdown(group)))
+        if group not in self._factors:
+            self._factors[group] = CompleteFactor(matrix.factor(group, system.shift, family=group))
+        outcome = solve(system, self._factors[group], is_last=bool(matrix.breakdown(group)))
         if outcome is None:
+            del self._factors[group]
             matrix.give_up(group, group, NOT_CONTRACTING)
-            outcome = solve(system, CompleteFactor(matrix.factor(group, system.shift, family=group)), is_last=True)
+            self._factors[group] = CompleteFactor(matrix.factor(group, system.shift, family=group))
+            outcome = solve(system, self._factors[group], is_last=True)
         assert outcome is not None
-        if not self._context.storage.keeps:
-            matrix.release(group)
+        if not self._in_batches:
+            self.release(system.alpha)
         broken = matrix.breakdown(group)
         return replace(outcome, messages=(broken, *outcome.messages)) if broken else outcome
+
+    def release(self, alpha: float) -> None:
+        group = f"factored-{self._numbers[alpha]}"
+        if self._factors.pop(group, None) is not None and not self._context.storage.keeps:
+            self.matrix.release(group)
 
     def _to_tolerance(
         self,

@@ -59,8 +59,11 @@ def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
     """Σ Kᵢᵢ αᵢ² of every column, of shape (t,)."""
     if kernel.has_unit_diagonal:
         return np.einsum("ij,ij->j", coef, coef)  # type: ignore[no-any-return]
-    diagonal = np.maximum(gram_diagonal(kernel, rows), 0.0)
-    return np.einsum("ij,ij->j", diagonal[:, None] * coef, coef)  # type: ignore[no-any-return]
+    diagonal, total = np.maximum(gram_diagonal(kernel, rows), 0.0), np.zeros(coef.shape[1])
+    for start in range(0, len(coef), _BLOCK):  # with many targets no second array of their size
+        here = slice(start, start + _BLOCK)
+        total += np.einsum("ij,ij->j", diagonal[here, None] * coef[here], coef[here])
+    return total
 
 
 def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
@@ -25,19 +26,15 @@ from dkrr.solvers.iteration_state import CGOutcome
 
 Array = NDArray[np.float64]
 
-DIRECT: Mapping[Form, type[DirectDual | DirectPrimal]] = {"dual": DirectDual, "primal": DirectPrimal}
-ITERATED: Mapping[Form, type[IteratedDual | IteratedPrimal]] = {"dual": IteratedDual, "primal": IteratedPrimal}
-
 
 def solve_directly(
-    strategy: Direct,
-    data: TrainingData,
+    form: DirectDual | DirectPrimal,
+    data: TrainingData,  # noqa: ARG001
     plan: Plan,
-    context: Context,
+    context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
     """One factorisation for each distinct λ."""
-    form = DIRECT[plan.form](strategy, data, plan, context)
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], plan.form):
             form.solve(system)
@@ -45,13 +42,16 @@ def solve_directly(
 
 
 def solve_iteratively(
-    strategy: Iterative, data: TrainingData, plan: Plan, context: Context, start: DualStart | None = None
+    form: IteratedDual | IteratedPrimal,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    start: DualStart | None = None,
 ) -> Solution:
     """Conjugate gradient for all λ at once, which a run of the same store resumes."""
     with in_terms_of_alpha(np.unique(data.alphas), plan.form):
-        if start is not None and plan.form == "dual":
-            return _continued(IteratedDual(strategy, data, plan, context), start, context)
-        form = ITERATED[plan.form](strategy, data, plan, context)
+        if start is not None and isinstance(form, IteratedDual):
+            return _continued(form, start, context)
         iteration, groups = form.iteration()
         outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
     return form.solution(outcome)
@@ -66,25 +66,47 @@ def _continued(form: IteratedDual, start: DualStart, context: Context) -> Soluti
 
 
 def solve_with_float32_factor(
-    strategy: Float32Factor,
-    data: TrainingData,
-    plan: Plan,
-    context: Context,
+    form: FactoredDual,
+    data: TrainingData,  # noqa: ARG001
+    plan: Plan,  # noqa: ARG001
+    context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
     """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
-    form, outcomes = FactoredDual(strategy, data, plan, context), list[CGOutcome]()
+    outcomes = list[CGOutcome]()
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], "dual"):
             outcomes.append(form.solve(system))
     return form.solution(merged(outcomes))
 
 
-SOLVERS: Mapping[type[Strategy], Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]] = {
-    Direct: solve_directly,
-    Iterative: solve_iteratively,
-    Float32Factor: solve_with_float32_factor,
+class Way(NamedTuple):
+    """How a strategy is carried out."""
+
+    forms: Mapping[Form, Any]
+    """Systems of each form, made of a strategy, data, plan and context."""
+    solve: Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]
+
+
+SOLVERS: Mapping[type[Strategy], Way] = {
+    Direct: Way({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
+    Iterative: Way({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
+    Float32Factor: Way({"dual": FactoredDual}, solve_with_float32_factor),
 }
+
+
+def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
+    """Solution of all targets, in the batches of the plan."""
+    way = SOLVERS[type(plan.chosen)]
+    form = way.forms[plan.form](plan.chosen, data, plan, context)
+    if plan.form == "primal" or not plan.problem.batch:
+        return way.solve(form, data, plan, context, start)
+
+    def solve_batch(one: DualForm, part: TrainingData, columns: NDArray[np.intp]) -> Solution:
+        here = None if start is None else start.of_targets(columns)
+        return way.solve(one, part, plan, context, here)
+
+    return solve_in_batches(form, data, plan, context, solve_batch)
 
 
 def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[Solved]:
@@ -93,7 +115,7 @@ def fit(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress)
     data, sizes = data.in_range()
     start = request.start if isinstance(request.start, DualStart) and sizes is None else None
     with open_context(plan, request.settings.store, progress) as context:
-        solution = SOLVERS[type(plan.chosen)](plan.chosen, data, plan, context, start)
+        solution = _solution(data, plan, context, start)
     return (solved(data, plan, solution, sizes, context, begun),)
 
 

@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.iteration import refuse_columns_of_gram
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
@@ -51,6 +52,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     if not forms:
         raise PlanError("; ".join(impossible))
     _check_layout(problem)
+    problem = replace(problem, batch=batch_of(problem, resources) if "dual" in forms else 0)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
     if not candidates and forms == ["primal"]:
         refuse_columns_of_gram(problem, impossible)
@@ -99,7 +101,9 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
         # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
         if not strategy.serves(problem.settings) or (soon_done and not strategy.is_direct):
             continue
-        for c in strategy.candidates(problem, resources, form):
+        batched = form == "dual" and problem.batch > 0
+        for one in strategy.candidates(of_one_batch(problem) if batched else problem, resources, form):
+            c = in_batches(one, problem, resources) if batched else one
             found.append(_checked(c, resources))
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
@@ -266,7 +270,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     if resources.confined:
         reasons.append(resources.confined)
     if chosen.form == "dual":
-        reasons += _function_reasons(problem)
+        reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
     return reasons + chosen.reasons(problem, chosen, candidates)
 
 

@@ -51,6 +51,8 @@ class Layout:
     columns_per_task: int
     row_parts: int
     solver: Literal["cholesky", "cg", "float32"] = "cholesky"
+    batch: int = 0
+    """Targets that are solved for at once; 0: all."""
 
     def is_of(self, solver: Cholesky | ConjugateGradient | None) -> bool:
         """Whether a solver can resume the run; None means any."""
@@ -100,6 +102,8 @@ class Problem:
     """The targets are in a mapped file, and so will be the training errors, which become the dual coefficients."""
     read_overhead_bytes: int = 0
     """Peak memory for reading a block of X, besides the block."""
+    batch: int = 0
+    """Most targets that the dual form solves for at once, found by `make_plan`; 0: all."""
     keeps_store: bool = False
     """The user gave a store, to be kept and resumed from."""
     form: Form | None = None

@@ -3,7 +3,16 @@
 from dkrr.rows.checks import scan, scan_tasks
 from dkrr.rows.dask_arrays import DaskRows, is_dask_frame, unframed
 from dkrr.rows.memory import MemoryRows
-from dkrr.rows.open import NO_LABELS, as_array, as_rows, load_array, load_labels, open_path, refuse_unreadable
+from dkrr.rows.open import (
+    NO_LABELS,
+    as_array,
+    as_rows,
+    load_array,
+    load_labels,
+    load_targets,
+    open_path,
+    refuse_unreadable,
+)
 from dkrr.rows.sources import Rows
 from dkrr.rows.staging import described_rows, stage, write_rows
 from dkrr.rows.stored import CheckedRows
@@ -24,6 +33,7 @@ __all__ = [
     "is_dask_frame",
     "load_array",
     "load_labels",
+    "load_targets",
     "open_path",
     "refuse_unreadable",
     "scan",

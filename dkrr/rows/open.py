@@ -1,6 +1,8 @@
 """From what a user passes to `Rows`, with an error for what cannot be used."""
 
+import math
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -9,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.config import setting
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.rows.dask_arrays import DaskRows, unframed
 from dkrr.rows.memory import csr_rows, memory_rows
@@ -17,7 +20,13 @@ from dkrr.rows.stored_gram import stored_gram
 from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
+from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
 from dkrr.values import place
+
+HELD_BYTES = 64 * 2**20
+"""Targets up to this size are read into memory, whatever holds them."""
+COPIED_BYTES = 16 * 2**20
+"""Targets that are copied at once, unless chunks are larger."""
 
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
@@ -157,6 +166,51 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
     y = _opened(y, name)
     _check_dtype(y.dtype, name)
     return np.asarray(_loaded(y), np.float64)
+
+
+def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
+    """Targets as float64, of their own dimensions: in memory, or in a mapped file if they are large and not in memory.
+
+    A lazy or stored array is then copied to a temporary file, a block of rows at a time; a file of float64 in C order
+    is used as it is.
+
+    Raises
+    ------
+    InputError
+        As `as_rows`.
+    DiskSpaceError
+        If they do not fit on the disk.
+    """
+    y = _opened(y, name)
+    if not is_copied(y):
+        return load_array(y, name)
+    _check_dtype(y.dtype, name)
+    targets = mapped_array(tuple(map(int, y.shape)), setting("temporary-directory"), f"targets ({name})")
+    for start, stop in pairwise(_edges(y)):
+        targets[start:stop] = _loaded(y[start:stop])
+        release_pages(targets)
+        release_pages(y)
+    return targets
+
+
+def is_copied(y: Any) -> bool:
+    """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
+    if not (is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(s != s for s in y.shape):
+        return False
+    is_used = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
+    return not is_used and 8 * math.prod(y.shape) > HELD_BYTES
+
+
+def _edges(y: Any) -> list[int]:
+    """Rows at which blocks begin that are read at once, whole chunks, and the number of rows."""
+    n = int(y.shape[0])
+    if is_dask_array(y):
+        return [0, *accumulate(y.chunks[0])]
+    height = max(1, COPIED_BYTES * n // max(1, 8 * math.prod(y.shape)))
+    if is_zarr_array(y):
+        chunk = y.shards[0] if y.shards else y.chunks[0]
+        height = max(chunk, height // chunk * chunk)
+    return [*range(0, n, height), n]
 
 
 def load_labels(y: Any, name: str = "y") -> NDArray[Any]:

@@ -12,6 +12,10 @@ from dkrr.errors import DiskSpaceError
 from dkrr.units import format_bytes
 
 
+class _Shared(mmap.mmap):
+    """Mapping whose changes are in the file, so that its pages may be released at any time."""
+
+
 def is_mapped(array: Any) -> bool:
     """Whether the numbers of an array lie in a mapped file."""
     while isinstance(array, np.ndarray | memoryview):
@@ -20,16 +24,22 @@ def is_mapped(array: Any) -> bool:
 
 
 def release_pages(array: Any) -> None:
-    """Give back the memory of pages that have been read from a file mapped for reading only; they are read again."""
-    while isinstance(array, np.ndarray) and not isinstance(array.base, mmap.mmap):
-        array = array.base
+    """Give back the memory of pages of a file mapped for reading only, or by `mapped_array`; they are read again."""
+    while isinstance(array, np.ndarray | memoryview):
+        base: Any = array.base if isinstance(array, np.ndarray) else array.obj
+        if isinstance(base, mmap.mmap):
+            break
+        array = base
+    else:
+        return
     # Of a private mapping that may be written to, the changes would be lost.
-    base: Any = array.base if isinstance(array, np.memmap) and array.mode == "r" else None
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+    if not isinstance(base, _Shared) and not (isinstance(array, np.memmap) and array.mode == "r"):
+        return
+    if hasattr(mmap, "MADV_DONTNEED"):
         base.madvise(mmap.MADV_DONTNEED)
 
 
-def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float64]:
+def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dual coefficients") -> NDArray[np.float64]:
     """Array in a temporary file without a name, which is gone with the array.
 
     Parameters
@@ -37,6 +47,8 @@ def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float
     shape : tuple of int
     folder : str or None
         Where the file is; None: the system's folder of temporary files.
+    content : str
+        What it holds, for messages.
 
     Raises
     ------
@@ -53,8 +65,8 @@ def mapped_array(shape: tuple[int, ...], folder: str | None) -> NDArray[np.float
                 file.truncate(n_bytes)
         except OSError as error:
             raise DiskSpaceError(
-                f"not enough space for {format_bytes(n_bytes)} of dual coefficients in "
-                f"{folder or tempfile.gettempdir()}: {error.strerror or error}. y is read from a file, so "
-                f"they are kept in one; free some space, or give dkrr.temporary-directory on a larger disk"
+                f"not enough space for {format_bytes(n_bytes)} of {content} in "
+                f"{folder or tempfile.gettempdir()}: {error.strerror or error}. With many targets, or where y is read "
+                f"from a file, they are kept in one; free some space, or give dkrr.temporary-directory on a larger disk"
             ) from error
-        return np.frombuffer(mmap.mmap(file.fileno(), n_bytes), np.float64).reshape(shape)
+        return np.frombuffer(_Shared(file.fileno(), n_bytes), np.float64).reshape(shape)

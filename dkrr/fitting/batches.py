@@ -1,0 +1,199 @@
+"""Many targets of a dual ridge regression, solved a batch at a time with the same matrix and factors.
+
+In memory are the targets and the solution of one batch. The dual coefficients are written to a mapped file. Where the
+run has a store that is kept, so are the finished batches, which a run that resumes reads and does not solve again.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.config import setting
+from dkrr.errors import StoreError
+from dkrr.fitting.context import Context
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
+from dkrr.fitting.results import Solution
+from dkrr.linalg.condition import worst
+from dkrr.planning import Plan
+from dkrr.rows import Rows
+from dkrr.solvers import Status
+from dkrr.solvers.iteration_state import CGOutcome
+from dkrr.solvers.result import Residuals
+from dkrr.tiles import TileGrid
+from dkrr.tiles.mapped import mapped_array, release_pages
+
+Array = NDArray[np.float64]
+DualForm = DirectDual | FactoredDual | IteratedDual
+SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
+"""Solves for some targets with the systems of their batch, from their data and numbers."""
+
+GROUP = "batches"
+"""Group of the storage that holds the coefficients of finished batches."""
+CHUNK_BYTES = 16 * 2**20
+"""Size of a chunk of them."""
+
+
+class Batch(NamedTuple):
+    """Targets that are solved for together."""
+
+    name: str
+    columns: NDArray[np.intp]
+    """Their numbers."""
+    last_of: tuple[float, ...]
+    """Values of λ that no later batch has."""
+
+
+def batches_of(data: TrainingData, width: int, *, mixes_alphas: bool) -> Iterator[Batch]:
+    """Batches of at most so many targets: in their order, or one value of λ after another."""
+    groups = [([alpha], columns) for alpha, columns in data.alpha_groups()]
+    if mixes_alphas:
+        groups = [([alpha for alpha, _ in data.alpha_groups()], np.arange(len(data.alphas)))]
+    for g, (alphas, columns) in enumerate(groups):
+        for first in range(0, len(columns), width):
+            here = columns[first : first + width]
+            is_last = first + width >= len(columns)
+            yield Batch(f"{g}-{first}-{len(here)}", here, tuple(alphas) if is_last else ())
+
+
+def solve_in_batches(
+    form: DualForm, data: TrainingData, plan: Plan, context: Context, solve_batch: SolveBatch
+) -> Solution:
+    """Solution of all targets.
+
+    Parameters
+    ----------
+    form : DirectDual, FactoredDual or IteratedDual
+        Made of all data.
+    solve_batch : callable
+    """
+    t = data.targets.shape[1]
+    coef = mapped_array(data.targets.shape, setting("temporary-directory"))
+    intercept, squares = np.empty(t), np.empty(t)
+    finished, solutions = FinishedBatches(context, form.matrix.rows), list[tuple[NDArray[np.intp], Solution]]()
+    for batch in batches_of(data, plan.problem.batch, mixes_alphas=isinstance(form, IteratedDual)):
+        found = finished.load(batch)
+        if found is None:
+            with context.progress.measured("targets"):
+                part = data.of_columns(batch.columns)
+            if context.checkpoints is not None:
+                context.checkpoints.part = batch.name
+            found = solve_batch(form.of_batch(part), part, batch.columns)
+            finished.save(batch, found)
+        assert found.dual_coef is not None and found.squares is not None
+        with context.progress.measured("targets"):
+            coef[:, batch.columns] = found.dual_coef
+            release_pages(coef)
+            release_pages(data.targets)
+        intercept[batch.columns], squares[batch.columns] = found.intercept, found.squares
+        solutions.append((batch.columns, replace(found, dual_coef=None, rows=None)))
+        for alpha in batch.last_of:
+            form.release(alpha)
+    return Solution(
+        dual_coef=coef,
+        coef=None,
+        intercept=intercept,
+        rows=form.matrix.rows,
+        residual=float(np.max([s.residual for _, s in solutions])),
+        condition=worst([s.condition for _, s in solutions]),
+        outcome=_together([(columns, s.outcome) for columns, s in solutions if s.outcome is not None], t),
+        squares=squares,
+        messages=_different([m for _, s in solutions for m in s.messages]),
+    )
+
+
+def _together(outcomes: list[tuple[NDArray[np.intp], CGOutcome]], t: int) -> CGOutcome | None:
+    """Outcomes of all batches as one: the worst status, all residuals, the most iterations of a batch."""
+    if not outcomes:
+        return None
+    residuals = np.empty(t)
+    for columns, one in outcomes:
+        residuals[columns] = one.residuals
+    worse = [o for _, o in outcomes if o.status not in (Status.CONVERGED, Status.SOLVED)]
+    most = max((o for _, o in outcomes), key=lambda o: o.iterations)
+    return replace(
+        most,
+        x=np.empty((0, 0)),
+        residuals=residuals,
+        status=worse[0].status if worse else most.status,
+        rank=max(o.rank for _, o in outcomes),
+        messages=_different([m for _, o in outcomes for m in o.messages]),
+        condition=worst([o.condition for _, o in outcomes]),
+    )
+
+
+def _different(messages: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(messages))
+
+
+@dataclass
+class FinishedBatches:
+    """Solutions of batches in the storage of a run that may be resumed; nothing is kept in another."""
+
+    context: Context
+    rows: Rows
+    """The training rows, readable after the fit."""
+
+    def load(self, batch: Batch) -> Solution | None:
+        """Solution of a batch that an earlier run has finished; None if it did not, or if it is damaged."""
+        if not self.context.storage.keeps:
+            return None
+        note = self.context.storage.note(f"batch-{batch.name}")
+        if note is None:
+            return None
+        try:
+            coef, rest = (array.load() for array in self._arrays(batch))
+        except StoreError:
+            return None
+        facts = json.loads(note)
+        outcome = None
+        if facts["outcome"] is not None:
+            known = facts["outcome"]
+            known |= {"status": Status(known["status"]), "history": tuple(Residuals(*h) for h in known["history"])}
+            outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], **known | {"messages": tuple(known["messages"])})
+        return Solution(
+            dual_coef=coef,
+            coef=None,
+            intercept=rest[0],
+            rows=self.rows,
+            residual=facts["residual"],
+            condition=facts["condition"],
+            outcome=outcome,
+            squares=rest[1],
+            messages=tuple(facts["messages"]),
+        )
+
+    def save(self, batch: Batch, solution: Solution) -> None:
+        """Keep a solution; it is complete when the store's description names it."""
+        if not self.context.storage.keeps:
+            return
+        assert solution.dual_coef is not None and solution.squares is not None
+        outcome, facts = solution.outcome, dict[str, Any]()
+        residuals = np.zeros(len(batch.columns)) if outcome is None else outcome.residuals
+        rest = np.array([solution.intercept, solution.squares, residuals])
+        for name in self._names(batch):
+            self.context.storage.delete(f"{GROUP}/{name}")
+        for array, values in zip(self._arrays(batch), (solution.dual_coef, rest), strict=True):
+            array.fill(np.ascontiguousarray(values))
+        if outcome is not None:
+            lines = [(h.iteration, h.seconds, h.largest, h.is_true) for h in outcome.history]
+            facts = {k: getattr(outcome, k) for k in ("iterations", "rank", "messages", "condition")}
+            facts |= {"status": outcome.status.value, "history": lines}
+        note = {"residual": solution.residual, "condition": solution.condition, "messages": solution.messages}
+        self.context.storage.set_note(f"batch-{batch.name}", json.dumps(note | {"outcome": facts or None}))
+
+    def _names(self, batch: Batch) -> tuple[str, str]:
+        return f"{batch.name}-coef", f"{batch.name}-rest"
+
+    def _arrays(self, batch: Batch) -> list[Any]:
+        """Stored arrays of the coefficients (n, k), and of intercepts, squares and residuals (3, k)."""
+        n, width = self.rows.shape[0], len(batch.columns)
+        heights = (max(1, min(n, CHUNK_BYTES // (8 * width))), 3)
+        return [
+            self.context.storage.vectors(GROUP, name, TileGrid(size, height, height), width)
+            for name, size, height in zip(self._names(batch), (n, 3), heights, strict=True)
+        ]
