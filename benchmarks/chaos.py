@@ -1,0 +1,249 @@
+"""Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens.
+
+::
+
+    python -m benchmarks.chaos damage [--target models|runs] [--trials 1000] [--seed S] [--json FILE] [--minutes M]
+    python -m benchmarks.chaos kills [--trials 1000] ...
+    python -m benchmarks.chaos inputs [--trials N] ...
+    python -m benchmarks.chaos page FILE... --keep docs/measured/chaos.jsonl --write docs/chaos.md
+
+A trial is determined by the seed and its number, which are recorded; ``--number N`` repeats one. Trials run in
+processes that are kept warm and are started again if they die. The exit status is 1 if a promise was broken.
+
+``--json`` appends a line for each trial. ``page`` counts these lines, keeps the counts, and renders them.
+"""
+
+import json
+import platform
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from benchmarks.accuracy import replaced
+from benchmarks.chaos_child import ROOT, Children
+from benchmarks.chaos_trials import GOOD, Observation, Outcome
+
+SECONDS_PER_TRIAL = {"models": 30.0, "runs": 120.0}
+FUNCTIONS = {"models": "benchmarks.chaos_models:trial", "runs": "benchmarks.chaos_runs:trial"}
+BEGIN, END = "<!-- tables of chaos: begin -->", "<!-- tables of chaos: end -->"
+TITLES = {
+    "kills": ("Kills", "killed"),
+    "runs": ("Damage to runs, between a kill and the next call", "damage"),
+    "models": ("Damage to models, before they are loaded", "damage"),
+    "inputs": ("Wrong inputs", "argument of"),
+}
+
+
+class Campaign:
+    """One call of the command: it numbers trials, shows and records their outcomes.
+
+    Parameters
+    ----------
+    part : str
+    seed : int
+    file : Path or None
+        File of JSON lines that observations are appended to.
+    """
+
+    def __init__(self, part: str, seed: int, file: Path | None) -> None:
+        self.part, self.seed, self._file = part, seed, file
+        self.observations: list[Observation] = []
+        self._started, self._start = datetime.now(UTC), time.monotonic()
+
+    def note(self, number: int, answer: dict[str, Any], call: dict[str, Any] | None = None) -> None:
+        """Record the answer of a trial."""
+        found: dict[str, Any] = {"row": "?", "seed": self.seed} | (call or {}) | answer
+        self.add(Observation(part=self.part, number=number, **found))
+
+    def add(self, one: Observation) -> None:
+        """Record an observation."""
+        self.observations.append(one)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a") as out:
+                out.write(json.dumps(asdict(one)) + "\n")
+        if one.is_failure:
+            click.echo(f"--number {one.number} --seed {one.seed}: {one.outcome.upper()}: {one.what}", err=True)
+            click.echo(one.detail, err=True)
+        total = sum(o.count for o in self.observations)
+        if total // 50 > (total - one.count) // 50:
+            counts = Counter(str(o.outcome) for o in self.observations)
+            seconds = time.monotonic() - self._start
+            click.echo(f"{total} in {seconds:.0f} s: {dict(counts)}", err=True)
+
+    def end(self) -> bool:
+        """Record when and where it ran, print the table, and return whether a trial failed."""
+        about = {
+            "campaign": self.part,
+            "seed": self.seed,
+            "started": self._started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._start),
+            "commit": _commit(),
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("dkrr", "numpy", "zarr", "distributed")},
+        }
+        if self._file is not None:
+            with self._file.open("a") as out:
+                out.write(json.dumps(about) + "\n")
+        click.echo(table(self.part, [asdict(o) for o in self.observations]))
+        return any(one.is_failure for one in self.observations)
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def table(part: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Return the table of a part in Markdown: rows of what was done, columns of outcomes."""
+    lines = [line for line in lines if line["count"]]
+    used = [o for o in Outcome if o in GOOD or any(line["outcome"] == o for line in lines)]
+    if part == "kills":
+        used = [o for o in used if o != Outcome.DETECTED or any(line["outcome"] == o for line in lines)]
+    rows = list(dict.fromkeys(line["row"] for line in lines))
+    text = [f"| {TITLES[part][1]} | trials | {' | '.join(used)} |", "|---" * (len(used) + 2) + "|"]
+    for row in [*sorted(rows), "all"]:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            if row in (line["row"], "all"):
+                counts[line["outcome"]] += line["count"]
+        text.append(f"| {row} | {counts.total()} | {' | '.join(str(counts[o]) for o in used)} |")
+    return "\n".join(text)
+
+
+def tallied(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Observations that differ in nothing that the tables show as one; failures one by one; campaigns as they are."""
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    trials: Counter[tuple[str, str, str, int]] = Counter()
+    others = []
+    for line in lines:
+        if "campaign" in line or line["outcome"] not in GOOD:
+            others.append(line)
+        else:
+            key = (line["part"], line["row"], line["outcome"], line["seed"])
+            counts[key] += line["count"]
+            trials[key] += line.get("trials", 1)
+    return [
+        *({"part": p, "row": r, "outcome": o, "seed": s, "count": n, "trials": trials[p, r, o, s]}
+          for (p, r, o, s), n in sorted(counts.items())),
+        *others,
+    ]  # fmt: skip
+
+
+def page(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the tables of all parts in Markdown."""
+    text = []
+    for part, (title, _) in TITLES.items():
+        found = [line for line in lines if line.get("part") == part]
+        campaigns = [line for line in lines if line.get("campaign") == part]
+        if not found:
+            continue
+        text += [f"### {title}", "", table(part, found), ""]
+        for one in campaigns:
+            versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())
+            text += [
+                f"Seed {one['seed']}, {one['started'][:10]}, {one['seconds'] / 60:.0f} min, commit {one['commit']}; "
+                f"{versions}.",
+                "",
+            ]
+    return "\n".join(text).strip()
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that all parts have."""
+    for option in (
+        click.option("--trials", type=click.IntRange(min=1), help="Trials, or kills."),
+        click.option("--seed", type=int, help="Default: drawn, and recorded."),
+        click.option("--number", "numbers", type=int, multiple=True, help="Repeat this trial of a seed only."),
+        click.option(
+            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Observations, one a line."
+        ),
+        click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True, help="Stop then."),
+        click.option("--processes", type=click.IntRange(min=1), help="Trials at once; default: the cores."),
+        click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="For temporary files."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def main() -> None:
+    """Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens."""
+
+
+@main.command()
+@click.option("--target", type=click.Choice(["models", "runs"]), multiple=True, help="Default: both.")
+@options
+def damage(
+    target: tuple[str, ...],
+    trials: int | None,
+    seed: int | None,
+    numbers: tuple[int, ...],
+    file: Path | None,
+    minutes: float,
+    processes: int | None,
+    folder: Path | None,
+) -> None:
+    """Damage saved models, or runs between a kill and the next call."""
+    failed = False
+    for part in target or ("models", "runs"):
+        campaign = Campaign(part, secrets.randbelow(2**31) if seed is None else seed, file)
+        with _folder(folder) as place, Children(place, processes or _cores(), SECONDS_PER_TRIAL[part]) as children:
+            chosen = numbers or range(trials or 1000)
+            calls = [(FUNCTIONS[part], campaign.seed, number) for number in chosen]
+            done = _noting(campaign, chosen)
+            children.run(calls, done, time.monotonic() + 60 * minutes)
+        failed |= campaign.end()
+    sys.exit(failed)
+
+
+def _noting(campaign: Campaign, numbers: Sequence[int]) -> Callable[[int, dict[str, Any]], None]:
+    return lambda k, answer: campaign.note(numbers[k], answer)
+
+
+@main.command(name="page")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the counts.")
+@click.option(
+    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the tables."
+)
+def render(files: tuple[Path, ...], keep: Path | None, write: Path | None) -> None:
+    """Count recorded trials, and render the counts."""
+    lines = tallied(json.loads(line) for file in files for line in file.read_text().splitlines())
+    if keep is not None:
+        keep.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    block = page(lines)
+    click.echo(block)
+    if write is not None:
+        write.write_text(replaced(write.read_text(), block, BEGIN, END))
+
+
+def _cores() -> int:
+    return len(psutil.Process().cpu_affinity())
+
+
+def _folder(folder: Path | None) -> Any:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return _Temporary(prefix="chaos-", dir=folder)
+
+
+class _Temporary(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
+    def __enter__(self) -> Path:
+        return Path(super().__enter__())
+
+
+if __name__ == "__main__":
+    main()
