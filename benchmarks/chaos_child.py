@@ -28,6 +28,8 @@ from benchmarks.chaos_trials import Outcome
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 60.0
 """For the imports of the first trial, on a busy machine."""
+MAX_WORDS = 6000
+"""Characters of the last words of a child that are recorded."""
 ADDRESS_SPACE = 8 * 2**30
 """Bytes that a child may map: an absurd allocation fails there, and does not take the machine's memory."""
 ENVIRONMENT = {
@@ -95,7 +97,8 @@ class Child:
         self._end()
         self._messages.seek(0)
         outcome = Outcome.HANG if line is None else Outcome.CRASH
-        last = self._messages.read()[-6000:].decode(errors="replace")
+        lines = self._messages.read().decode(errors="replace").splitlines()
+        last = "\n".join(line for line in lines if not line.startswith("Extension modules"))[-MAX_WORDS:]
         return {"outcome": outcome, "detail": f"exit status {process.returncode}\n{last}"}
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -142,12 +142,12 @@ def trial(seed: int, number: int) -> dict[str, Any]:
         scene = Scene(path, [saved(name, 1).path], [saved(foreign, 1 if foreign == name else 0).path])
         done = damage(scene, rng, operation)
         if done is None:
-            return {"row": operation, "outcome": Outcome.HARMLESS, "what": f"{name}: nothing to damage", "count": 0}
+            return {"row": operation, "group": name, "outcome": Outcome.HARMLESS, "what": "nothing", "count": 0}
         outcome, detail = _judged(KINDS[name], path, original)
     finally:
         open_again(folder)
         shutil.rmtree(folder)
-    return {"row": operation, "outcome": outcome, "what": f"{name}, {done}", "detail": detail}
+    return {"row": operation, "group": name, "outcome": outcome, "what": f"{name}, {done}", "detail": detail}
 
 
 def _judged(kind: Kind, path: Path, original: Saved) -> tuple[Outcome, str]:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dkrr.errors import DkrrError
-
 MAX_DETAIL = 300
 """Characters of a message that are recorded; tracebacks of failures are recorded whole."""
 
@@ -64,6 +62,8 @@ class Observation:
     """Seed and number repeat a trial."""
     count: int = 1
     """Kills in this trial."""
+    group: str = ""
+    """Kind of model, or way to solve."""
     what: str = ""
     """What was damaged, or killed, and how."""
     detail: str = ""
@@ -85,6 +85,9 @@ def of_error(error: BaseException, named: str = "") -> tuple[Outcome, str]:
     named : str
         Text that the message must contain: the path of what was damaged.
     """
+    # Here: forks of a process that has imported dkrr are planned for as forks (`benchmarks.chaos_kills`).
+    from dkrr.errors import DkrrError
+
     text = f"{type(error).__name__}: {error}"
     if not isinstance(error, DkrrError) or _RAW.search(str(error)):
         return Outcome.RAW, "".join(traceback.format_exception(error)) if error.__traceback__ else text

@@ -61,33 +61,14 @@ def test_errors_are_judged(error, outcome):
     assert of_error(error, "/x/run")[0] == outcome
 
 
-def crash():
-    import ctypes
-
-    ctypes.string_at(0)
-
-
-def sleep():
-    import time
-
-    time.sleep(60)
-
-
-def fail():
-    raise KeyError("nothing")
-
-
-def answer(value):
-    return {"outcome": "harmless", "detail": value}
-
-
 def test_a_child_survives_what_happens_in_it(tmp_path):
+    calls = ["builtins:dict", "faulthandler:_sigsegv", "operator:index", "time:sleep", "builtins:dict"]
+    arguments = {"builtins:dict": [["outcome", "harmless"]], "operator:index": "x", "time:sleep": 60}
     with Child(tmp_path, 0.5) as child:
-        found = [child.ask(f"{__name__}:answer", "first")]
-        found += [child.ask(f"{__name__}:{name}") for name in ("crash", "fail", "sleep")]
-        found += [child.ask(f"{__name__}:answer", "last")]
+        found = [child.ask(call, *[arguments[call]] if call in arguments else []) for call in calls]
     assert [one["outcome"] for one in found] == ["harmless", "crash", "raw error", "hang", "harmless"]
-    assert "in crash" in found[1]["detail"] and "KeyError" in found[2]["detail"] and "in sleep" in found[3]["detail"]
+    assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
+    assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
 
 
 @pytest.mark.parametrize("part", ["models"])

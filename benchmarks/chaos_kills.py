@@ -1,0 +1,362 @@
+"""Kills of fits at random times: every process x way to solve x place x signal; the run is resumed, and compared.
+
+An episode begins with an empty store and ends with a result: until then fits of the same call are started, and
+processes of them killed. Nothing here imports dkrr: fits are forks (`chaos_processes`).
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.chaos_fits import FITS, Fitted, same
+from benchmarks.chaos_processes import GONE_SECONDS, Cluster, FitProcess, left_of_session
+from benchmarks.chaos_trials import Outcome, words
+
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+ALL_SIGNALS = tuple(SIGNALS)
+TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "here": {"process": ALL_SIGNALS},
+    "here, no store": {"process": ("SIGTERM", "SIGINT")},
+    "own workers": {
+        "process group": ("SIGKILL", "SIGTERM", "SIGINT"),
+        "client": ("SIGKILL", "SIGTERM"),
+        "scheduler": ("SIGKILL", "SIGTERM"),
+        "worker": ("SIGKILL", "SIGTERM"),
+    },
+    "own workers, no store": {"process group": ("SIGTERM", "SIGINT"), "client": ("SIGTERM",)},
+    "cluster": {
+        "client": ("SIGKILL", "SIGTERM", "SIGINT"),
+        "scheduler": ("SIGKILL",),
+        "nanny": ("SIGKILL",),
+        "worker": ("SIGKILL", "SIGTERM"),
+    },
+}
+"""Processes of each place and the signals that they are sent. Ctrl-C in a terminal is SIGINT to the process group."""
+SHARES = {"here": 50, "here, no store": 4, "own workers": 14, "own workers, no store": 3, "cluster": 29}
+"""Episodes of each place among a hundred."""
+WORKER_SHARE = 3
+"""Times that a worker is chosen for once that another process is."""
+MAX_KILLS = {"here": 4, "here, no store": 1, "own workers": 4, "own workers, no store": 1, "cluster": 8}
+"""Kills of an episode; of one fit in which workers are killed."""
+FIT_SECONDS = 240.0
+"""Limit of one fit, on a machine that does other work."""
+FIRST_SECONDS = {"here": 1.0, "own workers": 6.0, "cluster": 2.0}
+"""Expected time of a fit, until one was seen."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is fitted, where, and what is killed how."""
+
+    place: str
+    target: str
+    signal: str
+    name: str
+
+    @property
+    def row(self) -> str:
+        """Line of the table."""
+        return f"{self.place}: {self.target}, {self.signal}"
+
+    @property
+    def fit_place(self) -> str:
+        """Place as `chaos_fits` knows it."""
+        return self.place.removesuffix(", no store")
+
+
+def episodes(seed: int) -> Iterator[Episode]:
+    """Episodes of a campaign, without end: every combination of a place in a random order, then in another one."""
+    rng = random.Random(seed)
+    places = {place: _shuffled(place, rng) for place in TARGETS}
+    while True:
+        hundred = [place for place, n in SHARES.items() for _ in range(n)]
+        rng.shuffle(hundred)
+        for place in hundred:
+            yield next(places[place])
+
+
+def _shuffled(place: str, rng: random.Random) -> Iterator[Episode]:
+    while True:
+        found = []
+        for target, signals in TARGETS[place].items():
+            times = WORKER_SHARE if target == "worker" else 1
+            found += [Episode(place, target, one, name) for one in signals for name in FITS] * times
+        rng.shuffle(found)
+        yield from found
+
+
+@dataclass
+class Lane:
+    """What this process keeps between episodes."""
+
+    folder: Path
+    references: dict[str, Fitted] = field(default_factory=dict)
+    n_files: dict[str, int] = field(default_factory=dict)
+    """Files of the stores of finished runs."""
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Longest time of a fit that nothing disturbed, by place and name."""
+    cluster: Cluster | None = None
+
+
+@cache
+def lane() -> Lane:
+    """The one of this process."""
+    return Lane(Path(tempfile.mkdtemp(prefix="kills-")))
+
+
+def _warm() -> None:
+    """Import what all forks need, but not dkrr."""
+    import dask.array  # noqa: F401
+    import distributed  # noqa: F401
+    import fsspec  # noqa: F401
+    import scipy.linalg  # noqa: F401
+    import scipy.sparse  # noqa: F401
+    import sklearn.base  # noqa: F401
+    import zarr  # noqa: F401
+
+
+def episode(place: str, target: str, number_of_signal: str, name: str, seed: int, number: int) -> dict[str, Any]:
+    """Carry out an episode, and judge it."""
+    _warm()
+    one = Episode(place, target, number_of_signal, name)
+    folder = lane().folder / f"episode-{number}"
+    folder.mkdir()
+    trial = _Trial(one, folder, random.Random(f"{seed}-{number}"))
+    try:
+        _reference(name)
+        outcome, detail = trial.run()
+    finally:
+        trial.end()
+    failed = outcome != Outcome.HARMLESS
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    what = f"{name}, {one.row}: {trial.n_kills} kills at {', '.join(trial.moments)}" + (f"; {folder}" if failed else "")
+    return {"row": one.row, "group": name, "outcome": outcome, "count": trial.n_kills, "what": what, "detail": detail}
+
+
+def _reference(name: str) -> Fitted:
+    """Result of the uninterrupted fit, in the calling process with a store."""
+    if name not in lane().references:
+        folder = Path(tempfile.mkdtemp(dir=lane().folder))
+        fit = FitProcess(folder / "fit", name, folder / "run", "here")
+        if fit.wait(FIT_SECONDS) != 0:
+            raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
+        lane().references[name] = fit.result()
+        lane().n_files[name] = _count(folder / "run")
+        shutil.rmtree(folder)
+    return lane().references[name]
+
+
+def _count(store: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(store))
+
+
+def _chunks(store: Path) -> dict[str, tuple[int, int]]:
+    """Identities of the files of factors, which are written once."""
+    found = {}
+    for path in store.rglob("factor/*"):
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.name.endswith((".json", ".partial")):
+                status = path.stat()
+                found[str(path)] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+class _Trial:
+    """One episode as it goes on."""
+
+    def __init__(self, one: Episode, folder: Path, rng: random.Random) -> None:
+        self.one, self.folder, self._rng = one, folder, rng
+        self.n_kills = 0
+        self.moments: list[str] = []
+        self._errors: list[str] = []
+        self._store = None if one.place.endswith("no store") else folder / "run"
+        self._fits: list[FitProcess] = []
+        self._before: dict[str, tuple[int, int]] = {}
+        self._killed_threads = 0
+
+    def run(self) -> tuple[Outcome, str]:
+        """Kill and resume until there is a result."""
+        while True:
+            may_kill = self.n_kills < MAX_KILLS[self.one.place]
+            fit = self._start()
+            if may_kill:
+                self._disturb(fit)
+            status = fit.wait(FIT_SECONDS)
+            failure = self._judged(fit, status, is_disturbed=may_kill) or self._tidy(fit, status) or self._redone()
+            if failure is not None:
+                return failure
+            if status == 0:
+                if not same(self.one.name, fit.result(), _reference(self.one.name)):
+                    return Outcome.WRONG, words(fit.result().said)
+                return Outcome.HARMLESS, words(self._errors)
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for fit in self._fits:
+            if fit.poll() is None:
+                fit.wait(0.0)
+            left_of_session(fit.pid, 0.0)
+
+    def _start(self) -> FitProcess:
+        address = None
+        if self.one.fit_place == "cluster":
+            if lane().cluster is None:
+                lane().cluster = Cluster(lane().folder / "cluster")
+            lane().cluster.ensure()  # type: ignore[union-attr]
+            address = lane().cluster.address  # type: ignore[union-attr]
+        self._before, self._killed_threads = self._found_chunks(), self._killed_threads if self._before else 0
+        fit = FitProcess(
+            self.folder / f"fit-{len(self._fits)}", self.one.name, self._store, self.one.fit_place, address
+        )
+        self._fits.append(fit)
+        return fit
+
+    def _found_chunks(self) -> dict[str, tuple[int, int]]:
+        return {} if self._store is None else _chunks(self._store)
+
+    def _disturb(self, fit: FitProcess) -> None:
+        """Kill at a random moment; workers again and again."""
+        while fit.poll() is None and self.n_kills < MAX_KILLS[self.one.place]:
+            if not self._moment(fit):
+                return
+            if self._kill(fit):
+                self.n_kills += 1
+                stored = 0 if self._store is None else _count(self._store)
+                self.moments.append(f"{time.monotonic() - fit.started:.2f} s ({stored} files)")
+            if self.one.target not in ("worker", "nanny"):
+                return
+
+    def _moment(self, fit: FitProcess) -> bool:
+        """Wait for a random moment: a number of files in the store, or a time; False if the fit ended before."""
+        expected = lane().seconds.get((self.one.place, self.one.name), FIRST_SECONDS[self.one.fit_place])
+        if self.one.fit_place == "here":
+            expected = _reference(self.one.name).seconds
+        by_files = self._store is not None and self._rng.random() < 0.5
+        n_files = self._rng.randint(0, lane().n_files[self.one.name])
+        seconds = self._rng.uniform(0.0, expected)
+        if self.n_kills and self.one.target in ("worker", "nanny"):
+            by_files, seconds = False, self._rng.uniform(0.02, 0.8)
+        start = time.monotonic()
+        is_started = False
+        while fit.poll() is None:
+            if not is_started:
+                is_started = (fit.folder / "started").exists()
+                start = time.monotonic() if not is_started else start
+            elif by_files:
+                assert self._store is not None
+                if _count(self._store) >= n_files or time.monotonic() - start > expected:
+                    time.sleep(self._rng.uniform(0.0, 0.03))
+                    return fit.poll() is None
+            elif time.monotonic() - start >= seconds:
+                return True
+            time.sleep(0.002)
+        return False
+
+    def _kill(self, fit: FitProcess) -> bool:
+        """Send the signal; False if there is no such process now."""
+        number, target = SIGNALS[self.one.signal], self.one.target
+        own = self.one.fit_place == "own workers"
+        if target == "process group":
+            self._killed_threads += len(fit.workers())
+            fit.kill_all(number)
+            return True
+        if target in ("process", "client"):
+            self._killed_threads += 1 if target == "process" else len(fit.workers()) if own else _n_workers()
+            os.kill(fit.pid, number)
+            return True
+        if target == "scheduler":
+            self._killed_threads += len(fit.workers()) if own else _n_workers()
+            return _signal(fit.scheduler() if own else _cluster().scheduler(), number, self._rng)
+        self._killed_threads += 1
+        if target == "nanny":
+            nannies = [psutil.Process(nanny.pid) for nanny in _cluster().nannies if nanny.poll() is None]
+            if len(nannies) < 2 or not _signal(nannies, number, self._rng):
+                return False
+            _cluster().nannies = [nanny for nanny in _cluster().nannies if nanny.poll() is None]
+            _cluster().add_nanny()
+            return True
+        return _signal(fit.workers() if own else _cluster().workers(), number, self._rng)
+
+    def _judged(self, fit: FitProcess, status: int | None, *, is_disturbed: bool) -> tuple[Outcome, str] | None:
+        """Failure that the end of a fit shows; None if it ended as it may."""
+        if status is None:
+            return Outcome.HANG, fit.words()
+        if status == 0:
+            if not is_disturbed or not self.n_kills:
+                key = (self.one.place, self.one.name)
+                lane().seconds[key] = max(lane().seconds.get(key, 0.0), fit.result().seconds)
+            return None
+        if status == 3:
+            outcome, text = fit.error()
+            if outcome == Outcome.RAW:
+                return Outcome.RAW, text
+            if not is_disturbed:
+                return Outcome.LOST, text
+            if self.one.target in ("process", "client", "process group"):
+                return Outcome.MISLED, text
+            self._errors.append(text)
+            return None
+        number = SIGNALS[self.one.signal]
+        was_hit = is_disturbed and self.one.target in ("process", "client", "process group")
+        if was_hit and status in (-number, 128 + number):
+            return None
+        return (Outcome.CRASH if status in (-11, -6, -7, -4) else Outcome.RAW), f"status {status}\n{fit.words()}"
+
+    def _tidy(self, fit: FitProcess, status: int | None) -> tuple[Outcome, str] | None:
+        """Failure that a fit which ended shows by what it left: processes, temporary files."""
+        left = left_of_session(fit.pid, GONE_SECONDS)
+        if left:
+            return Outcome.ORPHAN, f"{words(left)}\n{fit.words()}"
+        was_killed = self.one.signal == "SIGKILL" and self.one.target in ("process", "client", "process group")
+        if was_killed and status != 0:
+            return None
+        files = fit.temporary_files()
+        return (Outcome.LITTER, f"{words(files)}\n{fit.words()}") if files else None
+
+    def _redone(self) -> tuple[Outcome, str] | None:
+        """Failure if more chunks of the factor were written again than one for each killed thread."""
+        now = self._found_chunks()
+        again = [path for path, found in self._before.items() if now.get(path, found) != found]
+        allowed = self._killed_threads
+        return (Outcome.REDONE, f"{len(again)} for {allowed}: {words(again)}") if len(again) > allowed else None
+
+
+def _cluster() -> Cluster:
+    found = lane().cluster
+    assert found is not None
+    return found
+
+
+def _n_workers() -> int:
+    return len(_cluster().workers())
+
+
+def _signal(processes: list[psutil.Process], number: int, rng: random.Random) -> bool:
+    if not processes:
+        time.sleep(0.05)
+        return False
+    try:
+        rng.choice(processes).send_signal(number)
+    except psutil.Error:
+        return False
+    return True
+
+
+def finish() -> dict[str, Any]:
+    """Stop what the process keeps."""
+    cluster = lane().cluster
+    if cluster is not None:
+        cluster.stop()
+    return {}
