@@ -120,7 +120,7 @@ def _warm() -> None:
     import dask.array  # noqa: F401
     import distributed  # noqa: F401
     import fsspec  # noqa: F401
-    import scipy.linalg  # noqa: F401
+    import scipy.linalg
     import scipy.sparse  # noqa: F401
     import sklearn.base  # noqa: F401
     import zarr  # noqa: F401

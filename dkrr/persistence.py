@@ -95,9 +95,9 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     description = description_of(model, fitted)
     json.dumps(description)  # fails before anything is written
     with written_aside(str(path), overwrite=overwrite) as url:
-        place = Place(url, description["id"])
+        root = Place(url, description["id"])
         make_folder(url)
-        stored = {name: write_rows(rows, place.at(name)).describe() for name, rows in parts.items()}
+        stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
         write_group(url, {**description, "stored": stored})
 
 

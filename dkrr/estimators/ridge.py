@@ -19,7 +19,7 @@ from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import Processes, Variances
 from dkrr.prediction import by_blocks
 from dkrr.requests import FitRequest
-from dkrr.rows import Rows, as_array, as_rows, load_targets
+from dkrr.rows import Rows, as_array, as_rows, load_array, load_targets
 from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult

@@ -20,8 +20,8 @@ from dkrr.rows.stored_csr import SparseRows
 from dkrr.rows.zarr_arrays import ZarrRows
 
 __all__ = [
-    "CheckedRows",
     "NO_LABELS",
+    "CheckedRows",
     "DaskRows",
     "MemoryRows",
     "Rows",
