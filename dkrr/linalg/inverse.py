@@ -21,7 +21,7 @@ from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitutio
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.runtime.task import execute
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid
-from dkrr.tiles.chunks import OVERHEAD_BYTES
+from dkrr.tiles.shards import OVERHEAD_BYTES
 
 Array = NDArray[np.float64]
 

@@ -47,7 +47,7 @@ from dkrr.solvers.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
-from dkrr.tiles.chunks import OVERHEAD_BYTES
+from dkrr.tiles.shards import OVERHEAD_BYTES
 
 MAX_ITERATIONS_PLANNED = 1_000_000
 

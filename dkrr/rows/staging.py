@@ -12,8 +12,8 @@ from dkrr.rows.sources import Rows, cuts_by_entries, dense
 from dkrr.rows.stored import CheckedRows
 from dkrr.rows.stored_csr import CHUNK_ENTRIES, SparseRows
 from dkrr.tiles import ChunkedArray
-from dkrr.tiles.chunks import DTYPES
 from dkrr.tiles.descriptions import write_group
+from dkrr.tiles.shards import DTYPES
 from dkrr.tiles.store import Place
 
 StoredCopy = CheckedRows | SparseRows

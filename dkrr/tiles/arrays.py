@@ -10,16 +10,13 @@ from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import StoreError
 from dkrr.tiles.files import local_path
+from dkrr.tiles.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
 
 
 def zarr_store(url: str) -> Any:
     """Zarr store behind a URL or path."""
     path = local_path(url)
     return zarr.storage.LocalStore(path) if path is not None else zarr.storage.FsspecStore.from_url(url)
-
-
-CHUNK_BYTES = 16 * 2**20
-"""Size of a chunk of staged rows: large enough to read fast, small beside any worker's memory."""
 
 
 def is_zarr_array(value: Any) -> bool:
@@ -99,4 +96,4 @@ def create_array(
 def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
     """Rows of a chunk of about CHUNK_BYTES."""
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
-    return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), 2**20)))
+    return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), MAX_CHUNK_ROWS)))

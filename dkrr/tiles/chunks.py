@@ -10,13 +10,11 @@ caller's buffer; Zarr's array interface would copy it several times, and decode 
 import contextlib
 import mmap
 import os
-import struct
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,35 +23,16 @@ from dkrr.tiles import remote
 from dkrr.tiles.descriptions import NAME, read_json, write_json
 from dkrr.tiles.faults import unreadable
 from dkrr.tiles.files import (
-    AT_ONCE,
     delete,
     local_path,
     make_folder,
     names,
     open_for_reading,
+    read_all,
     write_file,
 )
+from dkrr.tiles.shards import TAIL_BYTES, coordinates_of, index_of, key_of, layout_of, layout_of_rows, metadata, tail_of
 
-BLOCK_BYTES = 256 * 2**10
-"""Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
-CHUNK_BYTES = 16 * 2**20
-"""Size of a chunk of rows: large enough to read fast, small beside any worker's memory."""
-MAX_CHUNK_ROWS = 2**20
-
-DTYPES = (
-    "float64",
-    "float32",
-    "float16",
-    "bool",
-    *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8)),
-)
-
-_CRC_BYTES = 4
-_TAIL_BYTES = 2 * _CRC_BYTES
-_ENTRY_BYTES = 16
-"""Of a block in the index of a shard."""
-OVERHEAD_BYTES = _TAIL_BYTES + _ENTRY_BYTES + _CRC_BYTES
-"""Bytes of a chunk of one block besides its numbers."""
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""
 
@@ -105,14 +84,8 @@ class ChunkedArray:
             A chunk has as many rows, or slightly more so that its blocks are alike, of at most about CHUNK_BYTES;
             default: as many as that.
         """
-        row_bytes = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
-        n = max(1, shape[0])
-        most = max(1, min(CHUNK_BYTES // row_bytes, MAX_CHUNK_ROWS, n))
-        height = most if rows_per_chunk is None else max(1, min(rows_per_chunk, most))
-        n_blocks = -(-height // max(1, min(BLOCK_BYTES // row_bytes, height)))
-        block = -(-height // n_blocks)
-        chunks = (block * n_blocks, *(max(1, s) for s in shape[1:]))
-        return cls(url, tuple(shape), chunks, np.dtype(dtype).name, 0 if n_blocks == 1 else block, identity)
+        chunks, block_rows = layout_of_rows(tuple(shape), dtype, rows_per_chunk)
+        return cls(url, tuple(shape), chunks, np.dtype(dtype).name, block_rows, identity)
 
     def create_anew(self) -> "ChunkedArray":
         """Write the array's metadata, and return it; chunks of an earlier one are to be deleted before."""
@@ -153,14 +126,14 @@ class ChunkedArray:
             raise DamagedChunkError(f"no readable array of dkrr at {url}: {error}", url, NAME) from error
         if found is None:
             raise DamagedChunkError(f"no readable array of dkrr at {url}: it has no {NAME}", url, NAME)
-        array = _of_metadata(url, found, identity)
-        if array is None and found.get("node_type") == "group":
+        layout = layout_of(found)
+        if layout is None and found.get("node_type") == "group":
             raise StoreError(f"{url} is a group and no array; expected an array that dkrr wrote")
-        if array is None:
+        if layout is None:
             raise DamagedChunkError(
                 f"no readable array of dkrr at {url}: its {NAME} is not one that dkrr writes", url, NAME
             )
-        return array
+        return cls(url, *layout, identity)
 
     def check_metadata(self) -> None:
         """Compare the metadata in the store, which other readers of Zarr go by, with this layout.
@@ -181,33 +154,7 @@ class ChunkedArray:
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the array for readers of Zarr v3."""
-        dtype = np.dtype(self.dtype)
-        number = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})
-        index = {"name": "bytes", "configuration": {"endian": "little"}}
-        return {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": list(self.shape),
-            "data_type": self.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunks)}},
-            # One flat folder: a single directory listing finds the complete chunks.
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            # A missing chunk must never pass for zeros.
-            "fill_value": "NaN" if dtype.kind == "f" else False if dtype.kind == "b" else 0,
-            "codecs": [
-                {
-                    "name": "sharding_indexed",
-                    "configuration": {
-                        "chunk_shape": [self._height, *self.chunks[1:]],
-                        "codecs": [number, {"name": "crc32c"}],
-                        "index_codecs": [index, {"name": "crc32c"}],
-                        "index_location": "end",
-                    },
-                }
-            ],
-            "attributes": {},
-            "storage_transformers": [],
-        }
+        return metadata(self.shape, self.chunks, self.dtype, self._height)
 
     @property
     def _height(self) -> int:
@@ -223,24 +170,19 @@ class ChunkedArray:
 
     @cached_property
     def _index(self) -> bytes:
-        """Index of a shard: position and length of every block, as Zarr reads them, and its checksum."""
-        stride, length = self._block_bytes + _TAIL_BYTES, self._block_bytes + _CRC_BYTES
-        index = b"".join(struct.pack("<QQ", k * stride, length) for k in range(self._n_blocks))
-        return index + struct.pack("<I", google_crc32c.value(index))
+        return index_of(self._n_blocks, self._block_bytes)
 
     @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of one stored chunk, checksums and index included."""
-        return self._n_blocks * (self._block_bytes + _TAIL_BYTES + _ENTRY_BYTES) + _CRC_BYTES
+        return self._n_blocks * (self._block_bytes + TAIL_BYTES) + len(self._index)
 
     @cached_property
     def _label(self) -> bytes:
         return f"{self.identity}|{self.shape}|{self.chunks}|{self._height}|{self.dtype}|".encode()
 
     def _tail(self, key: str, block: int, data: Any) -> bytes:
-        """Checksum of a block, and the one that goes on with its name and position."""
-        plain = google_crc32c.value(data)
-        return struct.pack("<II", plain, google_crc32c.extend(plain, self._label + f"{key}|{block}".encode()))
+        return tail_of(data, self._label + f"{key}|{block}".encode())
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
@@ -308,11 +250,11 @@ class ChunkedArray:
 
     def _read_blocks(self, coordinates: tuple[int, ...], first: int, out: NDArray[Any]) -> None:
         """Read consecutive blocks of a chunk into `out`, and compare their checksums."""
-        key, size = _key(coordinates), self._block_bytes
+        key, size = key_of(coordinates), self._block_bytes
         content = out.reshape(-1).view(np.uint8)
         blocks = [content[k : k + size] for k in range(0, len(content), size)]
-        tails = [bytearray(_TAIL_BYTES) for _ in blocks]
-        path, offset = local_path(self.url), first * (size + _TAIL_BYTES)
+        tails = [bytearray(TAIL_BYTES) for _ in blocks]
+        path, offset = local_path(self.url), first * (size + TAIL_BYTES)
         if path is None:
             self._fetch(key, offset, blocks, tails)
         else:
@@ -331,7 +273,7 @@ class ChunkedArray:
             found = os.fstat(descriptor).st_size
             if found != self.chunk_bytes:
                 raise self._truncated(key, found)
-            _read_all(descriptor, [part for pair in zip(blocks, tails, strict=True) for part in pair], offset)
+            read_all(descriptor, [part for pair in zip(blocks, tails, strict=True) for part in pair], offset)
         except StoreError:
             raise
         except EOFError:
@@ -342,7 +284,7 @@ class ChunkedArray:
             os.close(descriptor)
 
     def _fetch(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
-        stride, is_whole = self._block_bytes + _TAIL_BYTES, len(blocks) == self._n_blocks
+        stride, is_whole = self._block_bytes + TAIL_BYTES, len(blocks) == self._n_blocks
         raw = remote.get(self.url, key, None if is_whole else (offset, offset + len(blocks) * stride))
         if raw is None:
             raise self._missing(key)
@@ -374,7 +316,7 @@ class ChunkedArray:
         path = local_path(self.url)
         if path is None:
             return None
-        key = _key(coordinates)
+        key = key_of(coordinates)
         try:
             descriptor = open_for_reading(path / key)
         except FileNotFoundError:
@@ -392,7 +334,7 @@ class ChunkedArray:
         finally:
             os.close(descriptor)
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
-        tail = content[self._block_bytes : self._block_bytes + _TAIL_BYTES]
+        tail = content[self._block_bytes : self._block_bytes + TAIL_BYTES]
         if check and tail != self._tail(key, 0, chunk):
             raise self._damaged(key)
         return chunk
@@ -433,7 +375,7 @@ class ChunkedArray:
         if data.shape != self.chunks or data.dtype != self.dtype or not data.flags.c_contiguous:
             block = np.zeros(self.chunks, self.dtype)
             block[tuple(slice(0, s) for s in data.shape)] = data
-        key, size = _key(coordinates), self._block_bytes
+        key, size = key_of(coordinates), self._block_bytes
         content, parts = block.reshape(-1).view(np.uint8), list[Any]()
         for k in range(self._n_blocks):
             part = content[k * size : (k + 1) * size]
@@ -451,12 +393,12 @@ class ChunkedArray:
         """
         path = local_path(self.url)
         if path is None:
-            return {c for key in names(self.url) if (c := _coordinates(key)) is not None}
+            return {c for key in names(self.url) if (c := coordinates_of(key)) is not None}
         found = set()
         try:
             with os.scandir(path) as entries:
                 for entry in entries:
-                    c = _coordinates(entry.name)
+                    c = coordinates_of(entry.name)
                     if c is not None and entry.stat(follow_symlinks=False).st_size == self.chunk_bytes:
                         found.add(c)
         except OSError as error:
@@ -465,7 +407,7 @@ class ChunkedArray:
 
     def discard(self, coordinates: tuple[int, ...]) -> None:
         """Delete a chunk."""
-        delete(f"{self.url}/{_key(coordinates)}")
+        delete(f"{self.url}/{key_of(coordinates)}")
 
     def check_complete(self) -> None:
         """Refuse an array without all of its chunks, before memory is taken for it.
@@ -483,11 +425,11 @@ class ChunkedArray:
         if len(present) < prod(self.grid):
             missing = next(c for c in np.ndindex(*self.grid) if c not in present)
             self._check_file(missing)
-            raise self._missing(_key(missing))
+            raise self._missing(key_of(missing))
 
     def _check_file(self, coordinates: tuple[int, ...]) -> None:
         """Refuse a chunk on this machine that is not there, is no file, or has another size."""
-        path, key = local_path(self.url), _key(coordinates)
+        path, key = local_path(self.url), key_of(coordinates)
         if path is None:
             return
         try:
@@ -533,7 +475,7 @@ class ChunkedArray:
         """
         found, buffer = [], np.empty(self.chunks, self.dtype)
         for key in sorted(names(self.url)):
-            c = _coordinates(key)
+            c = coordinates_of(key)
             if c is None or len(c) != len(self.grid):
                 continue
             try:
@@ -557,55 +499,3 @@ class ChunkedArray:
 
 
 _REMEDY = "Run again with the same store and the same data to compute it again"
-
-
-def _of_metadata(url: str, found: dict[str, Any], identity: str) -> ChunkedArray | None:
-    """Array that metadata describe; None if dkrr does not write such metadata."""
-    try:
-        shape = tuple(found["shape"])
-        chunks = tuple(found["chunk_grid"]["configuration"]["chunk_shape"])
-        (codec,) = found["codecs"]
-        height = codec["configuration"]["chunk_shape"][0]
-        numbers, dtype = (*shape, *chunks, height), found["data_type"]
-    except (KeyError, TypeError, ValueError, IndexError):
-        return None
-    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers) or dtype not in DTYPES:
-        return None
-    if not shape or len(shape) != len(chunks) or 0 in chunks or not 0 < height <= chunks[0] or chunks[0] % height:
-        return None
-    array = ChunkedArray(url, shape, chunks, dtype, 0 if height == chunks[0] else height, identity)
-    return array if array.metadata == found else None
-
-
-def _read_all(descriptor: int, parts: list[Any], offset: int) -> None:
-    """Fill buffers with consecutive bytes of a file."""
-    while parts:
-        # One call reads at most 2 GiB.
-        n = _read_once(descriptor, parts[:AT_ONCE], offset)
-        if n == 0:
-            raise EOFError
-        offset += n
-        while parts and n >= len(parts[0]):
-            n -= len(parts.pop(0))
-        if n:
-            parts[0] = memoryview(parts[0])[n:]
-
-
-def _read_once(descriptor: int, parts: list[Any], offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, parts, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
-    return os.readv(descriptor, parts)
-
-
-def _key(coordinates: tuple[int, ...]) -> str:
-    return "c." + ".".join(map(str, coordinates))
-
-
-def _coordinates(key: str) -> tuple[int, ...] | None:
-    head, *rest = key.split(".")
-    return (
-        tuple(map(int, rest))
-        if head == "c" and rest and all(part.isdecimal() and len(part) < 19 for part in rest)
-        else None
-    )

@@ -85,6 +85,27 @@ def _too_large(url: str, size: int, max_bytes: int) -> StoreError:
     return StoreError(f"{url} has {size} bytes; expected at most {max_bytes}: it is not a file that dkrr wrote")
 
 
+def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
+    """Fill buffers with consecutive bytes of a file; raises EOFError where it ends too early."""
+    while parts:
+        # One call reads at most 2 GiB.
+        n = _read_once(descriptor, parts[:AT_ONCE], offset)
+        if n == 0:
+            raise EOFError
+        offset += n
+        while parts and n >= len(parts[0]):
+            n -= len(parts.pop(0))
+        if n:
+            parts[0] = memoryview(parts[0])[n:]
+
+
+def _read_once(descriptor: int, parts: list[Any], offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, parts, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
+    return os.readv(descriptor, parts)
+
+
 def write_file(url: str, parts: Sequence[Buffer]) -> None:
     """Write a file from consecutive parts. It appears whole at once, or not at all: a killed writer leaves no half.
 

@@ -22,7 +22,7 @@ from dkrr.rows import (
     write_rows,
 )
 from dkrr.rows.sources import cuts_by_entries, dense
-from dkrr.tiles import chunks
+from dkrr.tiles import ChunkedArray, shards
 from tests.rows.sources import KINDS, SHARED, SPARSE, numbers, table
 from tests.stores import place
 
@@ -30,8 +30,8 @@ from tests.stores import place
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of a few rows, so that a small table has several."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 7 * 8)
-    monkeypatch.setattr(chunks, "BLOCK_BYTES", 2 * 7 * 8)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 4 * 7 * 8)
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * 7 * 8)
     for module in (staging, stored_csr):
         monkeypatch.setattr(module, "CHUNK_ENTRIES", 16)
 
@@ -80,7 +80,7 @@ def test_chunks_of_the_height_that_is_read(tmp_path):
         copy = stage(as_rows(handed_in), place(tmp_path / name), 4)
         assert copy.array.chunks == (4, 7)
         assert_array_equal(copy.read(3, 21), numbers()[3:21])
-    assert chunks.ChunkedArray.of_rows("a", (10**6, 2**20), "float64", "", 512).chunks == (2, 2**20), "at most 16 MiB"
+    assert ChunkedArray.of_rows("a", (10**6, 2**20), "float64", "", 512).chunks == (2, 2**20), "at most 16 MiB"
 
 
 def test_many_sparse_rows(tmp_path):

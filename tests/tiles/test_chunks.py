@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.tiles import ChunkedArray
-from dkrr.tiles import chunks as format_of_chunks
+from dkrr.tiles import ChunkedArray, shards
 from dkrr.tiles.arrays import zarr_store
 from dkrr.tiles.files import delete_partial, local_path
 
@@ -358,11 +357,8 @@ class TestRows:
         height = array.block_rows or array.chunks[0]
         assert array.chunks[0] % height == 0
         row_bytes = 8 * (shape[1] if len(shape) == 2 else 1)
-        assert height * row_bytes <= max(format_of_chunks.BLOCK_BYTES, row_bytes)
-        assert (
-            array.chunks[0]
-            <= min(format_of_chunks.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + array.chunks[0] // height
-        )
+        assert height * row_bytes <= max(shards.BLOCK_BYTES, row_bytes)
+        assert array.chunks[0] <= min(shards.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + array.chunks[0] // height
         if rows_per_chunk is not None:
             assert rows_per_chunk <= array.chunks[0] <= rows_per_chunk + array.chunks[0] // height
 
