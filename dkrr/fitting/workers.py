@@ -14,7 +14,7 @@ from dkrr.runtime import Executor
 from dkrr.runtime.folders import private_folder
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
-from dkrr.tiles.files import local_path
+from dkrr.tiles.files import local_path, make_folder
 from dkrr.units import format_bytes
 
 MUCH_LESS = 1.1
@@ -35,7 +35,7 @@ def check_store_is_shared(client: Any, url: str) -> None:
     """Refuse a store on this machine's disk that some worker does not see."""
     path = local_path(url)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(str(path.parent))
         dask_client().check_folder_is_shared(client, path.parent)
 
 

@@ -5,7 +5,6 @@ It depends on what is installed (libraries that import others, a preload in Dask
 
 import hashlib
 import json
-import os
 import sys
 import sysconfig
 from contextlib import suppress
@@ -17,7 +16,7 @@ import dask
 import dkrr
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.machine.profile import create_profile_folder, profile_folder
+from dkrr.machine.profile import create_profile_folder, profile_folder, write_beside
 
 _known: dict[tuple[str, str], int] = {}
 """Bytes that this process read or recorded, by folder and environment: every fit asks, and the folder may be
@@ -39,11 +38,8 @@ def record_baseline(n_bytes: int) -> None:
     """Record what workers of this environment hold, for later plans."""
     key = _key()
     _known[key] = n_bytes
-    with suppress(InputError, OSError):
-        path = create_profile_folder() / key[1]
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"worker_baseline_bytes": n_bytes}))
-        partial.replace(path)
+    with suppress(InputError):
+        write_beside(create_profile_folder() / key[1], json.dumps({"worker_baseline_bytes": n_bytes}))
 
 
 def _key() -> tuple[str, str]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -136,13 +137,15 @@ def create_profile_folder() -> Path:
     Raises
     ------
     InputError
-        If it cannot be created.
+        If it cannot be created, or written to.
     """
     folder = profile_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder for profiles cannot be made: {error}. {WHERE_PROFILES_GO}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"the folder for profiles, {folder}, cannot be written to. {WHERE_PROFILES_GO}")
     return folder
 
 
@@ -152,14 +155,32 @@ def save_profile(profile: Profile) -> Path:
     Raises
     ------
     InputError
-        If its folder cannot be created.
+        If its folder cannot be created, or the file cannot be written.
     """
     create_profile_folder()
     path = profile_path(profile.fingerprint)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(profile.to_dict(), indent=1))
-    partial.replace(path)
+    write_beside(path, json.dumps(profile.to_dict(), indent=1))
     return path
+
+
+def write_beside(path: Path, text: str) -> None:
+    """Write a file of the profiles' folder, in place of an earlier one at once.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written.
+    """
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise InputError(
+            f"{path} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"
+        ) from error
 
 
 _unsaved: dict[str, Profile] = {}
@@ -170,7 +191,7 @@ def keep_profile(profile: Profile) -> None:
     """Write a profile, or else keep it for later plans of this process."""
     try:
         save_profile(profile)
-    except (InputError, OSError):
+    except InputError:
         _unsaved[_unsaved_key(profile.fingerprint)] = profile
 
 

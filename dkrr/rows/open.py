@@ -50,10 +50,10 @@ def open_path(path: str, name: str = "X") -> Any:
     """
     path = place(path, name, "the path or URL of an array")
     file, _, member = path.partition("::")
-    if "://" not in file and not Path(file).exists():
-        raise InputError(f"{name}: the path {file} does not exist")
     suffix = Path(file).suffix
     try:
+        if "://" not in file and not Path(file).exists():
+            raise InputError(f"{name}: the path {file} does not exist")
         if suffix == ".npy":
             return np.lib.format.open_memmap(file, mode="r")
         if suffix == ".npz":

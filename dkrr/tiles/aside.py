@@ -57,7 +57,7 @@ def check_free(url: str, *, overwrite: bool, what: str, is_one: Callable[[str], 
     StoreError
         If it cannot be seen whether something exists.
     """
-    with faults_of(f"look for {url}", "Fix this, or give another path"):
+    with faults_of(f"look for {url}", "then try again"):
         if not _exists(url):
             return
         if not overwrite:
@@ -96,7 +96,7 @@ def written_aside(url: str, *, overwrite: bool) -> Iterator[str]:
         If it cannot be written for another reason.
     """
     path = local_path(url)
-    with faults_of(f"write {url}", "What was there before is unchanged; fix this and try again"):
+    with faults_of(f"write {url}", "then try again: what was there before is unchanged"):
         if path is None:
             with _written_remote(url, overwrite=overwrite) as place:
                 yield place

@@ -7,42 +7,34 @@ from pathlib import Path
 
 from dkrr.errors import DiskSpaceError, DkrrError, StoreError
 
-_NO_PERMISSION = "this user has no permission there: change the permissions, or give another path"
-_LOST_SERVER = "the connection to the server of these files was lost: mount them again"
-_LOST_DISK = "the disk is no longer there: attach and mount it again"
+_ALLOW = "Give this user permission there, or give another path"
+_MOUNT = "Mount the disk or the server of these files again"
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free some space",
-    errno.EDQUOT: "the quota of this user is used up: free some space, or have it raised",
-    errno.EFBIG: "files may not be that large here: raise the limit (ulimit -f)",
-    errno.EROFS: "the file system is read-only: mount it for writing, or give a path on another one",
-    errno.EACCES: _NO_PERMISSION,
-    errno.EPERM: _NO_PERMISSION,
-    errno.ENOENT: "a folder of the path does not exist any more: restore it, or mount its disk again",
-    errno.ENOTDIR: "a part of the path is a file: give another path",
-    errno.EMFILE: "this process has too many open files: allow more (ulimit -n)",
-    errno.ENFILE: "the system has too many open files: allow more, or run fewer processes",
-    errno.ENAMETOOLONG: "the path is too long: give a shorter one",
-    errno.ELOOP: "it is a link, which is not followed in a store: copy what it leads to there, or delete it",
-    errno.EIO: "the disk fails, or the connection to it: look at the system's log",
-    errno.ESTALE: _LOST_SERVER,
-    errno.ENOTCONN: _LOST_SERVER,
-    errno.ENODEV: _LOST_DISK,
-    errno.ENXIO: _LOST_DISK,
+    errno.ENOSPC: "Free some space on this disk",
+    errno.EDQUOT: "Free some space, or have the quota of this user raised",
+    errno.EFBIG: "Allow larger files (ulimit -f)",
+    errno.EROFS: "Mount the file system for writing, or give a path on another one",
+    errno.EACCES: _ALLOW,
+    errno.EPERM: _ALLOW,
+    errno.ENOENT: "Restore the folder, or mount its disk again",
+    errno.ENOTDIR: "A part of the path is a file: give another path",
+    errno.EMFILE: "Allow more open files (ulimit -n)",
+    errno.ENFILE: "Allow more open files on this system, or end other programs",
+    errno.ENAMETOOLONG: "Give a shorter path",
+    errno.ELOOP: "Links are not followed in a store: copy what it leads to there, or delete it",
+    errno.EIO: "The disk fails, or the connection to it: see the system's log, and repair it",
+    errno.ESTALE: _MOUNT,
+    errno.ENOTCONN: _MOUNT,
+    errno.ENODEV: _MOUNT,
+    errno.ENXIO: _MOUNT,
 }
 """What to do about what the system reports, by its number."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-KEPT = "Finished tiles are kept: then run again with the same store"
+AGAIN = "then run again (with the same store, which keeps what is finished)"
 
 
-def reason(error: OSError) -> str:
-    """What the system reports, in its words, and what to do about it."""
-    said = error.strerror or str(error) or type(error).__name__
-    remedy = _REMEDIES.get(error.errno or 0)
-    return said if remedy is None else f"{said}: {remedy}"
-
-
-def store_error(what: str, error: OSError, then: str = KEPT) -> StoreError:
+def store_error(what: str, error: OSError, then: str = AGAIN) -> StoreError:
     """Error for users from one of the system: a `DiskSpaceError` if there is no space.
 
     Parameters
@@ -51,17 +43,20 @@ def store_error(what: str, error: OSError, then: str = KEPT) -> StoreError:
         What could not be done, with the path: "write /data/run.zarr/c.0".
     error : OSError
     then : str
-        What is left, and what to do when this is fixed.
+        What to do when the cause is removed.
     """
+    said = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None and str(error.filename) not in what:
+        said = f"{said} ({error.filename})"
     kind = DiskSpaceError if error.errno in _FULL else StoreError
-    return kind(f"cannot {what}: {reason(error)}. {then}")
+    return kind(f"cannot {what}: {said}. {_REMEDIES.get(error.errno or 0, 'Remove the cause')}; {then}")
 
 
 def unreadable(path: Path | str, error: OSError) -> StoreError:
     """Error for a file that the system does not let this process read."""
     if error.errno == errno.ELOOP:
         return StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
-    return store_error(f"read {path}", error, "Fix this, and run again")
+    return store_error(f"read {path}", error, "then run again")
 
 
 def unwritable(path: Path | str, error: OSError) -> StoreError:
@@ -70,7 +65,7 @@ def unwritable(path: Path | str, error: OSError) -> StoreError:
 
 
 @contextmanager
-def faults_of(what: str, then: str = KEPT) -> Iterator[None]:
+def faults_of(what: str, then: str = AGAIN) -> Iterator[None]:
     """Raise errors of the system in the block as `store_error`; errors of dkrr pass.
 
     Raises

@@ -1,6 +1,7 @@
 """Files of a store, on this machine's disk or in an object store: read with bounds, written at once or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -209,15 +210,27 @@ def is_folder(url: str) -> bool:
 
 
 def delete(url: str) -> None:
-    """Delete a file, or a folder with all that is in it; what cannot be deleted stays."""
+    """Delete a file, or a folder with all that is in it; what cannot be deleted stays.
+
+    Raises
+    ------
+    StoreError
+        If this process has too many open files to look into a folder.
+    """
     path = local_path(url)
     if path is None:
         remote.delete(url)
     elif path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        # Without a free descriptor a folder is not even read; then it would seem to be what is written next.
+        shutil.rmtree(path, onerror=_refuse_without_descriptors)
     else:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _refuse_without_descriptors(_: Any, path: str, fault: tuple[Any, Any, Any]) -> None:
+    if fault[1].errno in (errno.EMFILE, errno.ENFILE):
+        raise unreadable(path, fault[1]) from fault[1]
 
 
 def delete_partial(url: str) -> None:

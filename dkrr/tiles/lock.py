@@ -30,7 +30,7 @@ from types import MappingProxyType
 from dkrr.errors import BusyStoreError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.faults import faults_of
-from dkrr.tiles.files import local_path
+from dkrr.tiles.files import local_path, read_file
 from dkrr.tiles.owner import MAX_BYTES, Owner, this_owner
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ SETTLE_SECONDS = 0.5
 """Time in which two clients of an object store see each other."""
 _FLOCK_SECONDS = 10.0
 """Others hold `flock` for milliseconds; one that is suspended just then must not stop all."""
+
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _tokens: set[str] = set()
 """Ownerships that this process holds: a lock with another one of its own is left over."""
@@ -78,7 +80,8 @@ def owned(url: str) -> Iterator[Ownership]:
     Parameters
     ----------
     url : str
-        Path or URL of a store. A folder that does not exist is created.
+        Path or URL of a store. A folder that does not exist is created. One that cannot be written to gets no lock:
+        finished work can be read from it, and whatever would write there fails.
 
     Yields
     ------
@@ -97,11 +100,14 @@ def owned(url: str) -> Iterator[Ownership]:
         yield around[name]
         return
     lock: _Lock = _ObjectLock(name) if path is None else _FileLock(Path(name))
-    ownership, mine, stop = Ownership(), this_owner(), threading.Event()
+    ownership, stop = Ownership(), threading.Event()
+    with faults_of(f"lock the store {url}"):
+        mine = this_owner()
     beating = threading.Thread(target=_beat, args=(lock, mine, ownership, stop), name="dkrr-heartbeat", daemon=True)
     try:
         _take(lock, mine, url)
-        beating.start()
+        if lock.is_written:
+            beating.start()
         before = _around.set({**around, name: ownership})
         try:
             yield ownership
@@ -170,6 +176,8 @@ class _Lock(ABC):
 
     place: str
     """Path or URL of the document."""
+    is_written = True
+    """False where nothing can be written: what is finished can be read there, and nothing damaged."""
 
     @abstractmethod
     def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
@@ -203,18 +211,32 @@ class _FileLock(_Lock):
         with faults_of(f"lock the store {self._folder}"):
             self._made_folder = not self._folder.exists()
             self._folder.mkdir(parents=True, exist_ok=True)
-            with _flocked(self._path, create=True) as descriptor:
-                document = _content(descriptor)
-                found = Owner.from_bytes(document) if document else None
-                if document and self._is_alive(found, descriptor):
-                    return found, False
-                try:
-                    _replace(descriptor, mine.to_bytes())
-                except OSError:
-                    with suppress(OSError):
-                        self._path.unlink()
+            try:
+                with _flocked(self._path, create=True) as descriptor:
+                    return self._taken(mine, descriptor)
+            except OSError as error:
+                if isinstance(error, StoreError) or error.errno not in _READ_ONLY or not any(self._folder.iterdir()):
                     raise
-                return (found, True) if document else None
+                self.is_written = False
+            # Without permission to write, another user's lock may be read.
+            with suppress(StoreError):
+                found = Owner.from_bytes(read_file(str(self._path), MAX_BYTES) or b"")
+                if found is not None and found.is_here() and _is_held_here(found):
+                    return found, False
+            return None
+
+    def _taken(self, mine: Owner, descriptor: int) -> tuple[Owner | None, bool] | None:
+        document = _content(descriptor)
+        found = Owner.from_bytes(document) if document else None
+        if document and self._is_alive(found, descriptor):
+            return found, False
+        try:
+            _replace(descriptor, mine.to_bytes())
+        except OSError:
+            with suppress(OSError):
+                self._path.unlink()
+            raise
+        return (found, True) if document else None
 
     def _is_alive(self, owner: Owner | None, descriptor: int) -> bool:
         if owner is not None and owner.is_here():
@@ -240,6 +262,8 @@ class _FileLock(_Lock):
             return _taken_by(None)
 
     def release(self, mine: Owner) -> None:
+        if not self.is_written:
+            return
         try:
             with _flocked(self._path) as descriptor:
                 found = Owner.from_bytes(_content(descriptor))
@@ -302,8 +326,8 @@ def _content(descriptor: int) -> bytes:
 def _replace(descriptor: int, document: bytes) -> None:
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.ftruncate(descriptor, 0)
-    if os.write(descriptor, document) != len(document):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    while document:  # a nearly full disk takes what fits, and says so at the next call
+        document = document[os.write(descriptor, document) :]
 
 
 class _ObjectLock(_Lock):

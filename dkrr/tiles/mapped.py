@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DiskSpaceError
+from dkrr.tiles.faults import faults_of
 from dkrr.units import format_bytes
 
 
@@ -54,19 +54,16 @@ def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dua
     ------
     DiskSpaceError
         If it does not fit on the disk.
+    StoreError
+        If the folder does not take it for another reason.
     """
     n_bytes = 8 * int(np.prod(shape))
-    with tempfile.TemporaryFile(dir=folder) as file:
-        try:
-            # A page of a mapped file that does not fit on the disk would end the process.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, n_bytes)
-            else:  # macOS
-                file.truncate(n_bytes)
-        except OSError as error:
-            raise DiskSpaceError(
-                f"not enough space for {format_bytes(n_bytes)} of {content} in "
-                f"{folder or tempfile.gettempdir()}: {error.strerror or error}. With many targets, or where y is read "
-                f"from a file, they are kept in one; free some space, or give dkrr.temporary-directory on a larger disk"
-            ) from error
+    what = f"keep {format_bytes(n_bytes)} of {content} in {folder or 'the temporary folder of the system'}"
+    then = "or give another folder as dkrr.temporary-directory (many targets, or y in a file, need one)"
+    with faults_of(what, then), tempfile.TemporaryFile(dir=folder) as file:
+        # A page of a mapped file that does not fit on the disk would end the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+        else:  # macOS
+            file.truncate(n_bytes)
         return np.frombuffer(_Shared(file.fileno(), n_bytes), np.float64).reshape(shape)

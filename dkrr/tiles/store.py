@@ -58,7 +58,9 @@ class RunStore:
 
     def place(self, name: str) -> Place:
         """Place of something inside the store, under a name that no other run has."""
-        if self._id is None:
+        path = files.local_path(self.url)
+        # A disk may have been unmounted: what would be made in its place is not the store of a run.
+        if self._id is None or not (path is None or os.path.exists(path / NAME)):  # noqa: PTH110 (no errors)
             self._id = self._attributes()["id"]
         return Place(self.url, self._id).at(name)
 
@@ -208,11 +210,13 @@ class RunStore:
             If something else exists here, or the description is damaged.
         """
         path = files.local_path(self.url)
-        if path is not None and path.exists() and not path.is_dir():
+        if path is not None and os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112 (no errors)
             raise StoreError(_foreign(self.url))
         try:
             found = read_group(self.url)
         except StoreError as error:
+            if isinstance(error.__cause__, OSError):  # the system does not let it be read, whatever it is
+                raise
             raise StoreError(f"{_foreign(self.url)} ({error})") from error
         if found is None:
             # Locks and what killed writers left have names with a dot or an end of their own.
@@ -251,7 +255,7 @@ def free_bytes(url: str) -> int | None:
     with suppress(OSError):  # mostly it exists
         return shutil.disk_usage(path).free
     existing: Path = path.absolute()
-    while not existing.exists():
+    while not os.path.exists(existing):  # noqa: PTH110 (Path's raises an error where there is no permission)
         existing = existing.parent
     return shutil.disk_usage(existing).free
 

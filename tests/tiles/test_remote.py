@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+import dkrr
 from dkrr.errors import InputError, StoreError
-from dkrr.tiles import remote
+from dkrr.tiles import lock, remote
 
 
 class Flaky(MemoryFileSystem):
@@ -155,3 +157,35 @@ def test_a_request_without_an_answer_ends(url: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(remote, "file_system", lambda url: (system, "/a"))
     with pytest.raises(StoreError, match="Timeout"):
         remote.get(url, "b")
+
+
+def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = np.random.default_rng(0).normal(size=(96, 3))
+    settings = {"kernel": "rbf", "tile": 32, "solver": "cholesky"}
+    expected = dkrr.KernelRidge(0.1, kernel="rbf", solver="cholesky").fit(X, X[:, 0]).dual_coef_
+    request, n_requests = Flaky._request, 0
+    down: float = np.inf
+
+    def failing(self: Flaky) -> None:
+        nonlocal n_requests
+        n_requests += 1
+        if n_requests >= down or n_requests % 3 == 0:
+            raise ConnectionResetError(errno.ECONNRESET, "reset by the server")
+        request(self)
+
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(Flaky, "_request", failing)
+    model = dkrr.KernelRidge(0.1, **settings, store=url).fit(X, X[:, 0])
+    np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
+    total, n_requests, again = n_requests, 0, f"{url}-again"
+    down = total // 2
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.02)
+    with pytest.raises(StoreError, match=r"reset by the server .tried \d+ times"):
+        dkrr.KernelRidge(0.1, **settings, store=again).fit(X, X[:, 0])
+    down, n_requests = np.inf, 0
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.2)
+    model = dkrr.KernelRidge(0.1, **settings, store=again).fit(X, X[:, 0])
+    np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
+    assert n_requests < 0.9 * total  # tiles of the first attempt are reused
