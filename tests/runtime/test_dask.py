@@ -276,7 +276,7 @@ class TestClients:
 
 
 SCRIPT = """
-import copy, logging, multiprocessing.spawn, os, signal, threading
+import copy, logging, multiprocessing.spawn, os, signal, threading, warnings
 import dask
 import numpy as np
 import dkrr
@@ -286,19 +286,24 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((1200, 3))
 y = np.sin(X[:, 0])
 # So slow a machine that the work is not small: it goes to two workers.
-dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2})
+os.mkdir("temporary")
+dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2,
+                 "dkrr.temporary-directory": os.path.abspath("temporary")})
 
 def state():
     loggers = logging.root.manager.loggerDict.items()
     levels = {name: logger.level for name, logger in loggers if hasattr(logger, "level")}
     return (copy.deepcopy(dask.config.config), dict(os.environ), multiprocessing.spawn.get_preparation_data,
-            signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)), levels
+            [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)],
+            signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getcwd(), list(warnings.filters),
+            [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]), levels
 
 def fit(k):
     models[k] = dkrr.KernelRidge(alpha=0.1, kernel=lambda A, B: np.exp(-((A[:, None] - B) ** 2).sum(axis=2)),
-                                 tile=100 + 20 * k, memory_limit="3GB").fit(X, y)
+                                 tile=100 + 20 * k, memory_limit="3GB",
+                                 store="run.zarr" if k else None).fit(X, y)
 
-import distributed
+import distributed, threadpoolctl
 import dkrr.estimators  # scikit-learn sets variables of the environment when it is imported
 
 models, (before, levels) = {}, state()
@@ -313,6 +318,9 @@ while any(thread.is_alive() for thread in threads):
 for model in models.values():
     workers = {t.worker for t in model.solve_result_.record.tasks}
     print(model.plan_.execution, len(workers), abs(model.predict(X[:5]) - y[:5]).max() < 0.2)
+del model
+models.clear()
+print("temporary", os.listdir("temporary"))
 after, new = state()
 print("unchanged", all(seen), after == before, {name: new[name] for name in levels} == levels)
 """
@@ -333,4 +341,9 @@ def test_a_script_without_a_guard(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["the script begins", *2 * ["dask 2 True"], "unchanged True True True"]
+    assert done.stdout.splitlines() == [
+        "the script begins",
+        *2 * ["dask 2 True"],
+        "temporary []",
+        "unchanged True True True",
+    ]
