@@ -77,10 +77,14 @@ def _checked_workers(
     """
     prepare = dask_client().held_when_ready
     ended = None if workers is None else workers.ended
+    watch = dask_client().Watch(client, ended)
     with ThreadPoolExecutor(1) as aside:
-        held = aside.submit(prepare, client, plan.problem.kernel, [store.url], TASK_MODULES, ended)
+        held = aside.submit(prepare, watch, plan.problem.kernel, [store.url], TASK_MODULES)
         executor: Executor = dask_executor().DaskExecutor(client, lambda: _memory(plan, held.result()), ended)
-        yield executor
+        try:
+            yield executor
+        finally:
+            watch.stop()  # Ctrl-C does not wait for workers
 
 
 def _memory(plan: Plan, held: Any) -> str:

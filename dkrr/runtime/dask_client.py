@@ -131,29 +131,22 @@ class Held:
     """Bytes with those of the fit's kernel and store as well."""
 
 
-def held_when_ready(
-    client: Client,
-    kernel: Any,
-    urls: Sequence[str],
-    modules: Sequence[str],
-    ended: Callable[[], int | None] | None = None,
-) -> Held:
+def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
     """Let every worker import what its tasks need, and ask what it holds then.
 
     Parameters
     ----------
-    client : distributed.Client
+    watch : Watch
+        Of the client.
     kernel : Kernel
         A user's own may import a library.
     urls : sequence of str
         Stores that tasks will open; those of another machine need libraries of their own.
     modules : sequence of str
         Modules that tasks will need.
-    ended : callable, optional
-        Returns the exit status of the process with the scheduler; None while it runs.
     """
     # As bytes, which the worker turns into a kernel after it has measured itself.
-    held = Watch(client, ended).on_all_workers(_prepare, dumps(kernel), list(urls), list(modules))
+    held = watch.on_all_workers(_prepare, dumps(kernel), list(urls), list(modules))
     environments, ready = zip(*held.values(), strict=True)
     return Held(max(environments), max(ready))
 

@@ -8,6 +8,7 @@ there are workers again. Workers do come back where the cluster replaces them (a
 import asyncio
 import inspect
 import logging
+import threading
 import time
 import uuid
 from asyncio import CancelledError
@@ -19,7 +20,7 @@ from distributed import Client
 from distributed.client import FutureCancelledError
 
 from dkrr.config import setting
-from dkrr.errors import ClusterError
+from dkrr.errors import ClusterError, DkrrError
 from dkrr.runtime.local_workers import how_it_ended
 from dkrr.units import format_seconds
 
@@ -63,6 +64,11 @@ class Watch:
         self.client, self._ended, self._known_of_memory = client, ended, known_of_memory
         self._without_since: float | None = None
         self._waiting: Any = None
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End the waiting of another thread, with CancelledError there."""
+        self._stopped.set()
 
     def call(self, method: Callable[..., Any], *arguments: Any, needs: Collection[str] = (), **options: Any) -> Any:
         """Result of a method of the client.
@@ -126,8 +132,8 @@ class Watch:
             self.wait_for_workers()
             try:
                 results: dict[str, Any] = self.call(self.client.run, function, *arguments)
-            except OSError:
-                if attempt == MAX_ATTEMPTS - 1:
+            except OSError as error:
+                if isinstance(error, DkrrError) or attempt == MAX_ATTEMPTS - 1:
                     raise
                 time.sleep(0.5)  # its loss becomes known
                 continue
@@ -141,10 +147,12 @@ class Watch:
             threads = self.look()
             if threads:
                 return threads
-            time.sleep(0.2)
+            self._stopped.wait(0.2)
 
     def look(self, needs: Collection[str] = ()) -> dict[str, int]:
         """Threads of every worker; raises as `call` does."""
+        if self._stopped.is_set():
+            raise CancelledError
         try:
             threads: dict[str, int] = self.client.nthreads()
         except (*CANCELLED, OSError, RuntimeError, AttributeError):

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dkrr.runtime.signals import ended_in_order
+
 Ask = Callable[[Any], Any]
 """Called by a function with what it asks for; returns the answer."""
 Serve = Callable[[Mapping[int, Any]], Mapping[int, Any]]
@@ -34,6 +36,11 @@ def take_turns(functions: Sequence[Callable[[Ask], None]], serve: Serve) -> None
         The first error of a function or of `serve`; the other functions are ended at their next request.
     """
     stepped = [_Stepped(function) for function in functions]
+    with ended_in_order():  # the functions' own threads get no signals
+        _take_turns(stepped, serve)
+
+
+def _take_turns(stepped: "Sequence[_Stepped]", serve: Serve) -> None:
     try:
         waiting = dict[int, Any]()
         ready = list(range(len(stepped)))

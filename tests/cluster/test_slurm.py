@@ -74,6 +74,7 @@ def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: P
     settings = ["--kernel", "rbf", "--gamma", 0.3, "--alpha", 0.1, "--tile", 256, "--json"]
     log = tmp_path / "log"
     assert run_job(allocation, log, *paths, *settings) == 0, log.read_text()
+    assert "tls://" in log.read_text() and "tcp://" not in log.read_text(), "scheduler and workers speak TLS only"
     result = next(json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
     assert (result["plan"]["execution"], result["plan"]["n_workers"]) == ("dask", 2)
     # Nine tenths of --mem-per-cpu.
@@ -85,7 +86,8 @@ def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: P
 
 def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
     # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
-    for command, script in {"dask": "exec sleep 60", "python": "echo tcp://127.0.0.1:9"}.items():
+    python = 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; *) echo tcp://127.0.0.1:9 ;; esac'
+    for command, script in {"dask": "exec sleep 60", "python": python}.items():
         (tmp_path / "bin" / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (tmp_path / "bin" / command).chmod(0o755)
     paths = ["--x", "nowhere.npy", "--y", "nowhere.npy"]

@@ -14,6 +14,7 @@ from dkrr.planning import make_plan
 from dkrr.planning.limits import WORKER_BASELINE_BYTES
 from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import held_when_ready
+from dkrr.runtime.dask_watch import Watch
 from dkrr.runtime.local_workers import local_client
 from tests.planning.problems import GIB, MIB, cluster, direct
 
@@ -42,7 +43,7 @@ def client(tmp_path_factory):
 
 
 def test_what_is_imported(client, tmp_path):
-    held = held_when_ready(client, RBF(), [str(tmp_path)], TASK_MODULES)
+    held = held_when_ready(Watch(client), RBF(), [str(tmp_path)], TASK_MODULES)
     assert 40 * MIB < held.environment < WORKER_BASELINE_BYTES, "what dkrr imports itself is planned for"
     assert held.ready - held.environment < 8 * MIB
     (large,) = client.run(lambda: [m for m in ("dask.array", "pandas", "sklearn") if m in sys.modules]).values()

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
@@ -22,6 +23,7 @@ from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.runtime.dask_executor import DaskExecutor
 from dkrr.runtime.dask_watch import Watch
+from tests.stores import place
 
 VECTORS = np.arange(6.0).reshape(3, 2)
 
@@ -70,7 +72,7 @@ USES = {
     "run": lambda client: DaskExecutor(client).run([Task("a", double, (4,))], Progress()).values()["a"] == 8,
     "map": lambda client: [t.value[2, 1] for t in DaskExecutor(client).map(TASKS, VECTORS).tasks] == [5, 10, 15],
     "total": lambda client: DaskExecutor(client).total(TASKS, VECTORS)[0][2, 1] == 30,
-    "imports": lambda client: held_when_ready(client, RBF(), [], []).ready > 0,
+    "imports": lambda client: held_when_ready(Watch(client), RBF(), [], []).ready > 0,
     "paths": lambda client: check_path_is_shared(client, "/", "the root") is None,
 }
 
@@ -106,7 +108,7 @@ class TestWithoutWorkers:
     def test_rows_of_a_dask_array(self, without_workers, tmp_path):
         rows = as_rows(da.ones((6, 2), chunks=(3, 2)))
         with dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}), pytest.raises(ClusterError, match="given store"):
-            write_rows(rows, str(tmp_path / "rows"), 3, without_workers)
+            write_rows(rows, place(tmp_path / "rows"), 3, without_workers)
 
     def test_a_worker_without_which_nothing_can_be_measured(self, client, cluster):
         with ThreadPoolExecutor(1) as pool:
@@ -122,6 +124,16 @@ class TestWithoutWorkers:
             with pytest.raises(ClusterError, match=r"the workers inproc://\S+ were lost while"):
                 done.result(30)
         cluster.scale(1)
+
+    def test_another_thread_stops_it(self, without_workers):
+        watch = Watch(without_workers)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(held_when_ready, watch, RBF(), [], [])
+            time.sleep(0.3)
+            assert not done.done()
+            watch.stop()
+            with pytest.raises(CancelledError):
+                done.result(5)
 
     def test_a_fit_is_refused_before_it_begins(self, without_workers):
         with without_workers.as_current(), pytest.raises(InputError, match="has no workers"):
