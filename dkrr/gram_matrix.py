@@ -20,6 +20,7 @@ from dkrr.machine import ambient_client
 from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import Executor, Progress, SerialExecutor, Task
+from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import delete_partial
 from dkrr.tiles.lock import owned
@@ -154,7 +155,7 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
     slots = 1 if client is None else sum(client.nthreads().values())
     store = RunStore(absolute_url(url))
     store.description()  # what is not a run is refused before a lock is written there
-    with owned(store.url):
+    with ended_in_order(), owned(store.url):
         delete_partial(store.url)
         store.open()
         stored = StoredArrays(store, keeps=True)

@@ -14,6 +14,7 @@ from dkrr.fitting.storage import absolute_url
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Targets
+from dkrr.runtime.signals import ended_in_order
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error
@@ -68,7 +69,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     if request.search is not None:
         _check_search(request, request.search)
     store = request.settings[0].store
-    with nullcontext() if store is None else owned(absolute_url(store)):
+    with ended_in_order(), nullcontext() if store is None else owned(absolute_url(store)):
         return _selected(request, show_progress)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from dkrr.runtime.folders import private_folder
+from dkrr.tiles.lock import LOCK_NAME
 from tests.cluster.processes import gone
-from tests.fitting.running import start
+from tests.fitting.running import start, wait_for_tiles
 
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky", "tile": 100}
 
@@ -61,3 +62,14 @@ def test_killed(tmp_path):
     with private_folder("next", str(tmp_path)) as path:
         assert [p for p in tmp_path.iterdir() if p.is_dir()] == [Path(path)]
     assert left(tmp_path) == []
+
+
+def test_the_lock_of_a_store_is_given_back(tmp_path):
+    """Another machine would wait for the heartbeat of a lock that was left."""
+    store = tmp_path / "run.zarr"
+    process = start(4000, 6, store, **SETTINGS)
+    wait_for_tiles(process, store, 20)
+    assert (store / LOCK_NAME).exists()
+    process.terminate()
+    assert process.wait(60) == -signal.SIGTERM
+    assert not (store / LOCK_NAME).exists()
