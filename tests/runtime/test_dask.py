@@ -293,10 +293,10 @@ dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2,
 def state():
     loggers = logging.root.manager.loggerDict.items()
     levels = {name: logger.level for name, logger in loggers if hasattr(logger, "level")}
+    levels["threads of BLAS"] = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
     return (copy.deepcopy(dask.config.config), dict(os.environ), multiprocessing.spawn.get_preparation_data,
             [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)],
-            signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getcwd(), list(warnings.filters),
-            [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]), levels
+            signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getcwd(), list(warnings.filters)), levels
 
 def fit(k):
     models[k] = dkrr.KernelRidge(alpha=0.1, kernel=lambda A, B: np.exp(-((A[:, None] - B) ** 2).sum(axis=2)),
