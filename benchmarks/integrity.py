@@ -119,16 +119,17 @@ def model(n: int, repetitions: int, folder: str | None) -> None:
     for d, n_new in ((16, 1000), (400, 1000), (400, 10)):
         X = rng.standard_normal((n, d))
         fitted = dkrr.KernelRidge(kernel="rbf", form="dual", solver="cg", tol=0.9).fit(X[:1000], X[:1000, 0])
+        coefficients = rng.standard_normal((n, 1))
         fitted._model = FittedFunction(
             kernel=fitted._model.kernel,
             n_features=d,
             coef=None,
             feature_map=None,
-            dual_coef=rng.standard_normal((n, 1)),
+            dual_coef=coefficients,
             rows=as_rows(X),
             intercept=np.zeros(1),
         )
-        fitted.dual_coef_ = fitted._model.dual_coef[:, 0]
+        fitted.dual_coef_ = coefficients[:, 0]
 
         def work(place: Path, fitted: Any = fitted, X: Any = X, n_new: int = n_new) -> float:
             dkrr.save(fitted, place / "m.zarr")
