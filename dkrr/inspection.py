@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import absolute_url
 from dkrr.model_description import describe_model, model_arrays
@@ -80,6 +81,8 @@ class RunStatus:
     arrays: tuple[ArrayContents, ...]
     checkpoint: dict[str, Any] | None
     """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
+    batches_left: int = 0
+    """Batches of targets that are not solved yet."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -102,6 +105,8 @@ class RunStatus:
     def left(self) -> str:
         """What the same call would have to do, in words."""
         unfinished = [array for array in self.arrays if array.present < array.expected]
+        if self.batches_left:
+            return f"{self.batches_left} batches of targets are left to solve"
         if self.checkpoint is not None:
             return "the same call goes on from the checkpoint"
         if unfinished:
@@ -200,7 +205,10 @@ def status(path: str | Path) -> RunStatus:
         return RunStatus(str(path), "begun", {}, {}, (), None)
     arrays, _ = _contents(run)
     kind = _kind(description, of_run="fit")
-    return RunStatus(str(path), kind, fingerprint, description.get("layout") or {}, arrays, _checkpoint(run))
+    layout, left = description.get("layout") or {}, run.note(N_BATCHES) or 0
+    if left:
+        left -= sum(a.name.startswith(f"{GROUP}/") and a.present == a.expected for a in arrays) // 2
+    return RunStatus(str(path), kind, fingerprint, layout, arrays, _checkpoint(run), left)
 
 
 def _read(url: str) -> dict[str, Any] | None:

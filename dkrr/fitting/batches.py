@@ -23,7 +23,6 @@ from dkrr.planning import Plan
 from dkrr.rows import Rows
 from dkrr.solvers import Status
 from dkrr.solvers.iteration_state import CGOutcome
-from dkrr.solvers.result import Residuals
 from dkrr.tiles import TileGrid
 from dkrr.tiles.mapped import mapped_array, release_pages
 
@@ -34,6 +33,8 @@ SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
 
 GROUP = "batches"
 """Group of the storage that holds the coefficients of finished batches."""
+N_BATCHES = "n-batches"
+"""Name of the note of the number of batches of a run."""
 CHUNK_BYTES = 16 * 2**20
 """Size of a chunk of them."""
 
@@ -75,7 +76,9 @@ def solve_in_batches(
     coef = mapped_array(data.targets.shape, setting("temporary-directory"))
     intercept, squares = np.empty(t), np.empty(t)
     finished, solutions = FinishedBatches(context, form.matrix.rows), list[tuple[NDArray[np.intp], Solution]]()
-    for batch in batches_of(data, plan.problem.batch, mixes_alphas=isinstance(form, IteratedDual)):
+    batches = list(batches_of(data, plan.problem.batch, mixes_alphas=isinstance(form, IteratedDual)))
+    finished.begin(len(batches))
+    for batch in batches:
         found = finished.load(batch)
         if found is None:
             with context.progress.measured("targets"):
@@ -138,6 +141,11 @@ class FinishedBatches:
     rows: Rows
     """The training rows, readable after the fit."""
 
+    def begin(self, n_batches: int) -> None:
+        """Note how many batches there are, for `dkrr.status`."""
+        if self.context.storage.keeps and self.context.storage.note(N_BATCHES) != n_batches:
+            self.context.storage.set_note(N_BATCHES, n_batches)
+
     def load(self, batch: Batch) -> Solution | None:
         """Solution of a batch that an earlier run has finished; None if it did not, or if it is damaged."""
         if not self.context.storage.keeps:
@@ -153,8 +161,8 @@ class FinishedBatches:
         outcome = None
         if facts["outcome"] is not None:
             known = facts["outcome"]
-            known |= {"status": Status(known["status"]), "history": tuple(Residuals(*h) for h in known["history"])}
-            outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], **known | {"messages": tuple(known["messages"])})
+            known |= {"status": Status(known["status"]), "messages": tuple(known["messages"])}
+            outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], history=(), **known)
         return Solution(
             dual_coef=coef,
             coef=None,
@@ -180,9 +188,8 @@ class FinishedBatches:
         for array, values in zip(self._arrays(batch), (solution.dual_coef, rest), strict=True):
             array.fill(np.ascontiguousarray(values))
         if outcome is not None:
-            lines = [(h.iteration, h.seconds, h.largest, h.is_true) for h in outcome.history]
             facts = {k: getattr(outcome, k) for k in ("iterations", "rank", "messages", "condition")}
-            facts |= {"status": outcome.status.value, "history": lines}
+            facts["status"] = outcome.status.value
         note = {"residual": solution.residual, "condition": solution.condition, "messages": solution.messages}
         self.context.storage.set_note(f"batch-{batch.name}", json.dumps(note | {"outcome": facts or None}))
 
