@@ -19,6 +19,10 @@ from dkrr.planning.tilings import TileChoice, system_seconds
 from dkrr.tiles import TileGrid
 
 
+MEMORY_VECTORS = 7
+"""Arrays of the size of the right-hand sides that a solution in memory holds (measured: 6.5, with an intercept 7.5)."""
+
+
 def stages_in_memory(p: Problem, resources: Resources, *, keeps_matrix: bool) -> tuple[Stage, ...]:
     """Stages of a factorisation in the calling process."""
     # One right-hand side more is the probe of the condition number.
@@ -40,11 +44,16 @@ def gram_in_memory_bytes(p: Problem, resources: Resources, *, keeps_matrix: bool
         + loaded_bytes(p)
         + memory_bytes(grid, keeps=keeps_matrix)
         + inverse_bytes(grid)
-        + 5 * 8 * p.n * m
+        + _vectors_held(p) * 8 * p.n * m
         + (1 if is_one else threads) * _thread_bytes(p, grid, m, keeps_matrix=keeps_matrix)
         + threads * (BYTES_PER_THREAD if is_one else min(BYTES_PER_THREAD, TILE_BUFFER_BYTES + 4096 * m))
         + CALLER_MARGIN_BYTES
     )
+
+
+def _vectors_held(p: Problem) -> int:
+    """Arrays of the size of the right-hand sides, at the check: with many targets they are most of the memory."""
+    return MEMORY_VECTORS + int(p.fit_intercept) + int(not p.y_in_memory)
 
 
 def _thread_bytes(p: Problem, grid: TileGrid, m: int, *, keeps_matrix: bool) -> int:
