@@ -124,9 +124,9 @@ class KernelRidge(RidgeRegressor):
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects if the kernel takes these.
         y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n_samples,) or (n_samples, n_targets)
-            Targets. A .npy file of float64 in C order, given by its path, is not read into memory, and other arrays that
-            are lazy or stored are copied to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is then
-            in a temporary file too, mapped into memory; in dual form wherever the plan has batches of targets.
+            Targets. A .npy file of float64 in C order, given by its path, is not read into memory, and other arrays
+            that are lazy or stored are copied to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is
+            then in a temporary file too, mapped into memory; in dual form wherever the plan has batches of targets.
         sample_weight : float or array-like of shape (n_samples,), optional
             wᵢ ≥ 0, not all 0; None: 1 for every row.
 

@@ -18,7 +18,6 @@ from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice, system_seconds
 from dkrr.tiles import TileGrid
 
-
 MEMORY_VECTORS = 7
 """Arrays of the size of the right-hand sides that a solution in memory holds (measured: 6.5, with an intercept 7.5)."""
 
