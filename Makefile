@@ -1,5 +1,6 @@
 # Set-up is part of every target: the first one makes .venv and installs what it needs from the package registry.
 VENV ?= .venv
+OLDEST = .venv-oldest
 PYTHON ?= python3
 RUN = $(VENV)/bin/python
 # Tests run in two processes: half of them wait for workers, disks and killed processes.
@@ -7,13 +8,23 @@ TOGETHER = --numprocesses 2 --dist worksteal
 # They start a hundred processes, each of which would compile the package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test quick check format clean
+# Those of each package that touch what it depends on: stores, saved models, workers, the interface of scikit-learn.
+OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py rows/test_staging.py \
+	fitting/test_resume.py fitting/test_checkpoint.py selection/test_resume.py \
+	estimators/test_kernel_ridge.py estimators/test_dask_frames.py kernels/test_text.py features/test_maps.py \
+	linalg/test_cholesky.py machine/test_profile.py posterior/test_processes.py solvers/test_refinement.py \
+	planning/test_direct.py cli cluster/test_preload.py test_gram.py test_blas.py test_sparse.py)
+
+.PHONY: demo test oldest quick check format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
 
-test: check  ## Everything CI runs
+test: check  ## All checks of the code and all tests
 	$(RUN) -m pytest $(TOGETHER)
+
+oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
+	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
 quick: $(VENV)/.test  ## Tests but for the slow ones
 	$(RUN) -m pytest $(TOGETHER) -m "not slow"
@@ -27,15 +38,24 @@ format: $(VENV)/.test  ## Put the code in order
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-$(VENV)/bin/python:
+$(VENV)/bin/python $(OLDEST)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dkrr needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || \
-		{ echo "Cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(@:/bin/python=) || \
+		{ echo "Cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; \
+		rm -rf $(@:/bin/python=); exit 1; }
 
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e ".[$*]"
 	@touch $@
 
-clean:  ## Remove the environment and what was made
-	rm -rf $(VENV) output
+$(OLDEST)/.suite: pyproject.toml .ci/oldest.py | $(OLDEST)/bin/python
+	@$(OLDEST)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || \
+		{ echo "The oldest versions are built for Python 3.11 and 3.12; give one: make PYTHON=python3.11 oldest" >&2; \
+		rm -rf $(OLDEST); exit 1; }
+	$(OLDEST)/bin/python .ci/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt -e ".[suite]"
+	@touch $@
+
+clean:  ## Remove the environments and what was made
+	rm -rf $(VENV) $(OLDEST) output
