@@ -115,6 +115,6 @@ def test_containers(data, labels, make):
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-6)
 
 
-@parametrize_with_checks([KernelLogisticRegressionCV(cv=2)])
+@parametrize_with_checks([KernelLogisticRegressionCV([0.1, 1.0], cv=2)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
