@@ -17,6 +17,7 @@ from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, NotPos
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.pairs import every_pair
 from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
 
 ALPHAS = [10.0, 1e-3, 0.3]
@@ -47,9 +48,7 @@ def y(data):
     return data.y[:, 0]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair(way=list(WAYS), fit_intercept=[False, True], weighted=[False, True], ids=str)
 def test_scores_of_folds_are_those_of_separate_fits(data, way, fit_intercept, weighted):
     weights = data.weights if weighted else None
     folds = list(KFold(4, shuffle=True, random_state=1).split(data.X))
@@ -70,17 +69,17 @@ def test_scores_of_folds_are_those_of_separate_fits(data, way, fit_intercept, we
     assert_allclose(search.predict(data.X_new), refit.predict(data.X_new), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if "sweep" not in way])
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair(
+    way=[way for way in WAYS if "sweep" not in way], fit_intercept=[False, True], weighted=[False, True], ids=str
+)
 def test_leave_one_out_is_n_fits(data, way, fit_intercept, weighted):
-    X, Y = data.X[:60], data.y[:60]
-    weights = data.weights[:60] if weighted else None
+    X, Y = data.X[:45], data.y[:45]
+    weights = data.weights[:45] if weighted else None
     search = KernelRidgeCV(
         ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **TIGHT, **WAYS[way]
     )
     search.fit(X, Y, sample_weight=weights)
-    folds, settings = leave_one_out(60), settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    folds, settings = leave_one_out(45), settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
     expected = [np.vstack(naive_predictions(X, Y, folds, alpha, weights, **settings)) for alpha in ALPHAS]
     scores = [-np.average(((Y - p) ** 2).mean(axis=1), weights=weights) for p in expected]
     assert_allclose(search.cv_results_["mean_test_score"], scores, rtol=1e-7)
@@ -99,18 +98,19 @@ def test_leave_one_out_of_ridge_cv(data, y):
     "cv",
     [
         3,
-        KFold(5, shuffle=True, random_state=0),
+        KFold(4, shuffle=True, random_state=0),
         ShuffleSplit(3, test_size=0.3, random_state=0),
         TimeSeriesSplit(3),
-        [(np.arange(100), np.arange(90, 211))],
+        [(np.arange(60), np.arange(55, 100))],
         LeaveOneOut(),
     ],
     ids=lambda cv: type(cv).__name__,
 )
 def test_as_grid_search(data, y, cv):
     grid = {"alpha": ALPHAS, "gamma": [0.1, 0.5]}
-    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(data.X, y)
-    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, **TIGHT).fit(data.X, y)
+    X, y = data.X[:100], y[:100]
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(X, y)
+    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, **TIGHT).fit(X, y)
     assert search.best_params_ == peer.best_params_
     assert search.best_score_ == pytest.approx(peer.best_score_, rel=1e-6)
     results = search.cv_results_
@@ -151,9 +151,9 @@ def test_own_scorer(data):
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_every_target_has_its_own_alpha(data, solver):
-    search = KernelRidgeCV(ALPHAS, cv=4, alpha_per_target=True, solver=solver, **TIGHT).fit(data.X, data.y)
+    search = KernelRidgeCV(ALPHAS, cv=3, alpha_per_target=True, solver=solver, **TIGHT).fit(data.X, data.y)
     for j in range(3):
-        alone = KernelRidgeCV(ALPHAS, cv=4, solver=solver, **TIGHT).fit(data.X, data.y[:, j])
+        alone = KernelRidgeCV(ALPHAS, cv=3, solver=solver, **TIGHT).fit(data.X, data.y[:, j])
         assert search.alpha_[j] == alone.alpha_ and search.best_index_[j] == alone.best_index_
         assert search.best_score_[j] == pytest.approx(alone.best_score_, rel=1e-6)
         assert_allclose(search.predict(data.X_new)[:, j], alone.predict(data.X_new), rtol=1e-6, atol=1e-6)
@@ -192,8 +192,8 @@ def test_the_last_fit_of_several_kernels_continues(data, y):
 
 
 def test_targets_in_several_runs(data, monkeypatch):
-    whole = KernelRidgeCV(ALPHAS, cv=4, solver="cg", fit_intercept=True, **TIGHT).fit(data.X, data.y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 30)  # two of the three targets
+    whole = KernelRidgeCV(ALPHAS, cv=2, solver="cg", fit_intercept=True, **TIGHT).fit(data.X, data.y)
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 18)  # two of the three targets
     search = clone(whole).fit(data.X, data.y)
     assert search.selection_plan_.plan.problem.n_targets == 2
     assert_allclose(scores_of(search), scores_of(whole), rtol=1e-8)
@@ -356,11 +356,12 @@ def test_predictions_of_rows_that_were_left_out(data):
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_on_workers(data, y, ambient_workers, solver):
-    accuracy = TIGHT | {"cv_tol": 1e-7}  # every iteration takes round trips
-    search = KernelRidgeCV(ALPHAS, cv=3, solver=solver, tile=50, **accuracy).fit(data.X, y)
+    # Every iteration takes round trips.
+    X, y, alphas, accuracy = data.X[:100], y[:100], [10.0, 0.3], TIGHT | {"cv_tol": 1e-7}
+    search = KernelRidgeCV(alphas, cv=2, solver=solver, tile=50, **accuracy).fit(X, y)
     assert search.selection_plan_.plan.execution == "dask"
-    folds = list(KFold(3).split(data.X))
-    assert_allclose(scores_of(search), naive_scores(data.X, y, folds, ALPHAS, kernel="rbf"), rtol=1e-6)
+    folds = list(KFold(2).split(X))
+    assert_allclose(scores_of(search), naive_scores(X, y, folds, alphas, kernel="rbf"), rtol=1e-6)
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])

@@ -10,6 +10,7 @@ from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.selection import Folds, LearningCurve
+from tests.conftest import Data
 from tests.selection.naive import naive_predictions, naive_scores
 
 ALPHAS = [10.0, 1e-3, 0.3]
@@ -19,7 +20,7 @@ WAYS = {
     "sweep and fits": {"kernel": "rbf", "solver": "cg"},
     "factors": {"kernel": "rbf", "solver": "cholesky"},
     "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
-    "refits": {"kernel": Nystroem(RBF(gamma=0.2), 12)},
+    "refits": {"kernel": Nystroem(RBF(gamma=0.2), 8)},
 }
 
 
@@ -50,8 +51,9 @@ def expected_scores(data, Y, parts, weights=None, **settings):
 def test_is_that_of_separate_fits(data, way, fit_intercept, weighted, monkeypatch):
     if way.startswith("sweep"):
         monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (1e9 * (way == "sweep"), 0))
+    data = Data(data.X[:120], data.y[:120, :2], data.weights[:120], data.X_new)
     weights = data.weights if weighted else None
-    cv = KFold(3, shuffle=True, random_state=1)
+    cv = KFold(2, shuffle=True, random_state=1)
     search = KernelRidgeCV(
         ALPHAS, cv=cv, train_sizes=(0.5, 0.2), fit_intercept=fit_intercept, refit=False, **TIGHT, **WAYS[way]
     ).fit(data.X, data.y, sample_weight=weights)
@@ -100,10 +102,10 @@ def test_every_target_has_its_own_alpha(data):
     assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1e9, 36), (0.0, 18)], ids=["columns", "fits"])
+@pytest.mark.parametrize(("seconds", "most"), [(1e9, 24), (0.0, 12)], ids=["columns", "fits"])
 def test_targets_in_several_runs(data, monkeypatch, seconds, most):
     monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (seconds, 0))
-    settings = {"cv": 3, "train_sizes": (0.25,), "solver": "cg", "refit": False} | TIGHT
+    settings = {"cv": 2, "train_sizes": (0.25,), "solver": "cg", "refit": False} | TIGHT
     whole = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
     monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", most)  # two of the three targets
     search = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
@@ -189,11 +191,12 @@ def test_documents():
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver, in_run):
+    X, y = data.X[:100], data.y[:100, 0]
     settings = {"cv": 2, "train_sizes": (0.25,), "solver": solver, "refit": False, "cv_tol": 1e-6}
-    plain = KernelRidgeCV([0.3], **settings).fit(data.X, data.y).learning_curve_
+    plain = KernelRidgeCV([0.3], **settings).fit(X, y).learning_curve_
     stored = KernelRidgeCV([0.3], tile=50, store=str(tmp_path / "run"), **settings)
     for _ in range(2):
-        assert_allclose(stored.fit(data.X, data.y).learning_curve_["test_scores"], plain["test_scores"], rtol=1e-4)
+        assert_allclose(stored.fit(X, y).learning_curve_["test_scores"], plain["test_scores"], rtol=1e-4)
 
 
 def test_fits_of_folds_have_stores_of_their_own(data, tmp_path):

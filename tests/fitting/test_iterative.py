@@ -247,7 +247,7 @@ def test_tiles_that_are_kept_and_tiles_that_are_formed(precision, limit, monkeyp
 
 def test_a_worker_that_is_killed(tmp_path, ambient_workers):
     """Its tiles and its rows of the factor are recomputed, on the other one or on the one that follows."""
-    X, y = problem(1009, 5)
+    X, y = problem(601, 5)
     store, killed = tmp_path / "run.zarr", []
     with dask.config.set(OFTEN):
         before = ambient_workers.run(os.getpid)
@@ -270,7 +270,7 @@ def test_a_worker_that_is_killed(tmp_path, ambient_workers):
     result = model.solve_result_
     assert model.plan_.execution == "dask" and result.status is Status.CONVERGED
     assert 5 <= killed[0] < result.iterations
-    expected = exact(1009, 5, alpha=0.1)
+    expected = exact(601, 5, alpha=0.1)
     assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -282,7 +282,7 @@ PROMISES = [
     (5003, 8, {"memory_limit": "375MiB", "cg": {"precision": "float64"}}, None),
     (5003, 8, {"memory_limit": "3GiB"}, None),
     (4001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}, None),
-    (12_007, 8, {"memory_limit": "555MiB"}, None),
+    (8009, 8, {"memory_limit": "395MiB"}, None),
 ]
 
 
@@ -306,9 +306,9 @@ def test_the_calling_process_keeps_its_promise(number, promises):
 
 def test_workers_keep_their_promise():
     """Many columns of a slow kernel, and a factor of a rank that was asked for; more workers than there are cores."""
-    settings = {"kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "cg": {"rank": 701}}
+    settings = {"kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "cg": {"rank": 401}}
     settings |= {"memory_limit": "1500MiB", "workers": 3, "config": SLOW}
-    _, facts = fit_here(2003, 211, None, **settings)
+    _, facts = fit_here(1201, 211, None, **settings)
     assert (facts["execution"], facts["solver"]) == ("dask", "cg")
     assert facts["residual"] <= 1e-8
     assert len(facts["peaks"]) == 3

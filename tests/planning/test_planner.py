@@ -195,7 +195,7 @@ class TestPlace:
 
 
 class TestEveryPlan:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(problems(), machines())
     def test_invariants(self, what, where):
         try:
@@ -294,7 +294,7 @@ def named_bytes(message):
 
 
 class TestMemoryRefused:
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(problems(), st.integers(1, 6), st.sampled_from([50, 170, 400, 900]))
     def test_the_named_limit_works_and_less_does_not(self, what, workers, limit):
         message = refusal(what, machine(limit * MIB, workers))
@@ -307,7 +307,7 @@ class TestMemoryRefused:
         with pytest.raises(MemoryLimitError):
             make_plan(what, machine(int(0.98 * exact), workers))
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(problems(), st.integers(1, 6), st.integers(1, 3), st.sampled_from([50, 200, 500]), st.booleans())
     def test_the_named_limit_of_per_worker(self, what, workers, threads, limit, slow):
         # On a slow machine no work is small enough for the calling process.
