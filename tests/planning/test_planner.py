@@ -264,7 +264,7 @@ class TestEveryPlan:
     def test_the_same_question_has_the_same_answer(self):
         assert make_plan(problem(5000, 7), machine()) == make_plan(problem(5000, 7), machine())
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(problems(), st.integers(1, 4))
     def test_more_memory_is_not_slower(self, what, workers):
         try:

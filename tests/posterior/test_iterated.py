@@ -10,6 +10,7 @@ from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.kernels import RBF
 from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.pairs import every_pair
 from tests.posterior.test_processes import dense_posterior
 
 GAMMA = 0.17
@@ -31,10 +32,9 @@ def fitted(data, solver="cg", alpha=0.3, weighted=False, **settings):
     return model.fit(data.X, data.y, sample_weight=data.weights if weighted else None)
 
 
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair(solver=list(SOLVERS), fit_intercept=[False, True], weighted=[False, True])
 def test_bounds_hold_the_exact_value(data, solver, fit_intercept, weighted):
+    solver = SOLVERS[solver]
     X_new = np.vstack([data.X_new, data.X[:5], np.full((1, 5), 100.0)])
     alphas = [0.3, 0.3, 0.02]
     model = fitted(data, solver, alphas, weighted, fit_intercept=fit_intercept)
