@@ -18,13 +18,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning
 from dkrr.features import Nystroem, PolynomialMap, RandomFourier
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from tests.estimators.checks import every_check
 from tests.oracles import kernel_features, naive_gram, naive_logistic, naive_probabilities
 from tests.pairs import every_pair
 
@@ -107,11 +107,8 @@ def close(actual, expected, tolerance=1e-7):
     assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1e-300, np.abs(expected).max()))
 
 
-@parametrize_with_checks(
-    [
-        KernelLogisticRegression(),
-        KernelLogisticRegression(kernel="rbf", form="dual", multi_class="ovr", solver="cg"),
-    ]
+@every_check(
+    KernelLogisticRegression(), KernelLogisticRegression(kernel="rbf", form="dual", multi_class="ovr", solver="cg")
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

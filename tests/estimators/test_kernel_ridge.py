@@ -17,12 +17,12 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dkrr import KernelRidge
 from dkrr.estimators.base import DTYPES, is_plain
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, Scaled
+from tests.estimators.checks import every_check
 from tests.oracles import naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 
@@ -46,12 +46,10 @@ FINITE = [k for k in KERNELS if isinstance(k, Linear | Polynomial | Cosine | Sca
 PLACES = {"memory": {}, "tiles": {"tile": 80}}
 
 
-@parametrize_with_checks(
-    [
-        KernelRidge(),
-        KernelRidge(kernel="rbf", tile=40, fit_intercept=True),
-        KernelRidge(form="primal", tile=5, fit_intercept=True),
-    ]
+@every_check(
+    KernelRidge(),
+    KernelRidge(kernel="rbf", tile=40, fit_intercept=True),
+    KernelRidge(form="primal", tile=5, fit_intercept=True),
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

@@ -10,13 +10,13 @@ from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut, ShuffleSplit, TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.estimators.checks import every_check
 from tests.pairs import every_pair
 from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
 
@@ -446,6 +446,6 @@ def test_the_plan_explains_itself(data, y):
     assert_array_equal(search.cv_results_["stopped"], False)
 
 
-@parametrize_with_checks([KernelRidgeCV(cv=3), KernelRidgeCV(cv="loo"), KernelRidgeCV(kernel="linear", cv=3)])
+@every_check(KernelRidgeCV(cv=3), KernelRidgeCV(cv="loo"), KernelRidgeCV(kernel="linear", cv=3))
 def test_scikit_learn_checks(estimator, check):
     check(estimator)

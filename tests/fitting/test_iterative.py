@@ -280,8 +280,8 @@ PROMISES = [
     (3001, 8, {"memory_limit": "360MiB", "cg": {"rank": 1009}}, None),
     (3001, 40, {"memory_limit": "360MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal"}, None),
     (5003, 8, {"memory_limit": "375MiB", "cg": {"precision": "float64"}}, None),
-    (5003, 8, {"memory_limit": "3GiB"}, None),
-    (4001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}, None),
+    (4001, 8, {"memory_limit": "3GiB"}, None),
+    (3001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}, None),
     (8009, 8, {"memory_limit": "395MiB"}, None),
 ]
 

@@ -54,7 +54,9 @@ def both(search, monkeypatch, *data, **more):
     return alone, together
 
 
-@every_pair(way=list(WAYS), race=[False, True], settings=[{}, {"fit_intercept": True, "alpha_per_target": True}], ids=str)
+@every_pair(
+    way=list(WAYS), race=[False, True], settings=[{}, {"fit_intercept": True, "alpha_per_target": True}], ids=str
+)
 def test_scores_are_those_of_single_runs(rows, way, race, settings, monkeypatch):
     X, y, weights = rows
     search = KernelRidgeCV(ALPHAS, solver="cg", race=race, cv_tol=1e-6, cv=3, **WAYS[way], **settings)
