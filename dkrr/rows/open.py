@@ -78,7 +78,7 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
             f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries, "
             f"e.g. by {name}.filled(0.0)"
         )
-    dtypes = X.dtypes if hasattr(X, "dtypes") and hasattr(X, "columns") else [getattr(X, "dtype", None)]
+    dtypes = X.dtypes if hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2 else [getattr(X, "dtype", None)]
     for dtype in dtypes:
         kind = getattr(dtype, "kind", "f")
         if isinstance(kind, str) and kind in kinds:
