@@ -13,6 +13,7 @@ from dkrr.model_description import describe_model, model_arrays
 from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.descriptions import read_group
+from dkrr.tiles.lock import who_owns
 from dkrr.units import format_bytes
 
 
@@ -83,6 +84,8 @@ class RunStatus:
     """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
     batches_left: int = 0
     """Batches of targets that are not solved yet."""
+    owner: str = ""
+    """Process that uses the store, or that was killed while it did; empty without."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -93,6 +96,7 @@ class RunStatus:
             return f"{self.path}: a run that has not begun to compute"
         shape = " × ".join(map(str, self.problem.get("shape", ()))) or "unknown shape"
         lines = [f"{self.path}: {self.kind}, X of {shape}, {_described(self.layout)}"]
+        lines += [f"  {self.owner}"] if self.owner else []
         for array in self.arrays:
             share = f"{array.present} of {array.expected} chunks" if array.present < array.expected else "complete"
             lines.append(f"  {array.name:<28} {share:<24} {format_bytes(array.n_bytes)}")
@@ -208,7 +212,7 @@ def status(path: str | Path) -> RunStatus:
     layout, left = description.get("layout") or {}, run.note(N_BATCHES) or 0
     if left:
         left -= sum(a.name.startswith(f"{GROUP}/") and a.present == a.expected for a in arrays) // 2
-    return RunStatus(str(path), kind, fingerprint, layout, arrays, _checkpoint(run), left)
+    return RunStatus(str(path), kind, fingerprint, layout, arrays, _checkpoint(run), left, who_owns(run.url))
 
 
 def _read(url: str) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
 from dkrr.tiles import RunStore
+from dkrr.tiles.lock import LOCK_NAME, owned
 
 X = np.random.default_rng(0).normal(size=(300, 4))
 Y = X @ [1.0, -2.0, 0.5, 0.0]
@@ -97,6 +98,17 @@ def test_how_far_a_run_is(made, tmp_path):
     assert dkrr.verify(tmp_path / "run").is_whole, "what is yet to be computed is not missing"
     assert dkrr.status(made / "cg").checkpoint["iteration"] > 0
     assert json.loads(json.dumps(found.to_dict()))["arrays"][0]["present"] >= 1
+
+
+def test_who_uses_it(made, tmp_path):
+    assert dkrr.status(made / "cg").owner == ""
+    shutil.copytree(made / "cg", tmp_path / "run")
+    with owned(str(tmp_path / "run")):
+        assert "in use by this process" in str(dkrr.status(tmp_path / "run"))
+        shutil.copy(tmp_path / "run" / LOCK_NAME, tmp_path / "lock")
+    assert dkrr.status(tmp_path / "run").owner == ""
+    shutil.copy(tmp_path / "lock", tmp_path / "run" / LOCK_NAME)
+    assert "which has ended without releasing it" in dkrr.status(tmp_path / "run").owner
 
 
 def test_a_run_that_has_not_begun(tmp_path):

@@ -138,6 +138,26 @@ def check_owned(url: str) -> None:
         ownership.check()
 
 
+def who_owns(url: str) -> str:
+    """Words for the owner that the lock of a store names, and whether it is alive; empty without a lock.
+
+    Raises
+    ------
+    StoreError
+        If the lock cannot be read.
+    """
+    found = read_file(f"{url.rstrip('/')}/{LOCK_NAME}", MAX_BYTES)
+    if found is None:
+        return ""
+    owner = Owner.from_bytes(found)
+    if owner is None:
+        return "its lock cannot be read; the next run takes the store over when it is a minute old"
+    if owner.is_here():
+        is_alive = _is_held_here(owner)
+        return f"in use by {owner}" if is_alive else f"last used by {owner}, which has ended without releasing it"
+    return f"in use by {owner}, unless that has ended within the last {STALE_SECONDS:.0f} seconds"
+
+
 def _name(url: str) -> str:
     path = local_path(url)
     return url.rstrip("/") if path is None else os.path.realpath(path)
