@@ -24,9 +24,10 @@ from unittest import mock
 import numpy as np
 
 import dkrr
-from benchmarks.chaos_values import MATRICES, VALUES, VECTORS, D, Values, labels, rows, targets
+from benchmarks import chaos_options
+from benchmarks.chaos_values import MATRICES, VALUES, VECTORS, D, N, Values, labels, rows, targets
 from dkrr import features, kernels, solvers
-from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError
+from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError, PlanError
 from dkrr.fitting import run as fitting_run
 from dkrr.selection import run as selection_run
 from dkrr.selection.scoring import all_scored
@@ -119,7 +120,7 @@ MEANINGS: dict[str, frozenset[str]] = {
     "class_weight": NONE | EMPTY,
     "coef0": REAL,
     "columns": NONE | {"[1, 2]"},
-    "concentration": POSITIVE | SCALAR_ARRAY | {"[1, 2]"},
+    "concentration": COUNT | HALF | {"1.5"} | SCALAR_ARRAY | PATH,
     "cosine": FLAG,
     "coverage": frozenset({"0.5", "float32 0.5", "1e-300"}),
     "cv": NONE | COUNT - {"1"},
@@ -128,7 +129,7 @@ MEANINGS: dict[str, frozenset[str]] = {
     "decay": POSITIVE,
     "degree": WHOLE_POWER,
     "fit_intercept": FLAG,
-    "function": FUNCTION,
+    "function": FUNCTION | KERNEL,
     "gamma": NONE | POSITIVE,
     "groups": NONE,
     "idf": NONE,
@@ -155,6 +156,7 @@ MEANINGS: dict[str, frozenset[str]] = {
     "name": NONE | NAME,
     "ngram_range": frozenset({"[1, 2]"}),
     "normalized": FLAG,
+    "out": NONE,
     "nu": HALF | {"1.5"},
     "optimize": NONE,
     "overwrite": FLAG,
@@ -167,10 +169,10 @@ MEANINGS: dict[str, frozenset[str]] = {
     "refit": FLAG,
     "return_std": FLAG,
     "right": KERNEL,
-    "sample_weight": NONE | POSITIVE | SCALAR_ARRAY,
+    "sample_weight": NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY,
     "scale": POSITIVE,
     "scoring": NONE,
-    "size": COUNT,
+    "size": COUNT | FUNCTION,
     "solver": frozenset({"Cholesky()", "ConjugateGradient()"}),
     "start": NONE | COUNT | {"0"},
     "steps": NONE | COUNT,
@@ -195,13 +197,14 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("KernelRidgeCV", "alphas"): NONE | NOT_NEGATIVE | SCALAR_ARRAY | PATH,
     ("KernelRidgeCV", "coef0"): REAL | PATH,
     ("KernelRidgeCV", "degree"): WHOLE_POWER | PATH,
-    ("KernelRidgeCV", "gamma"): NONE | POSITIVE | PATH,
+    ("KernelRidgeCV", "gamma"): NONE | POSITIVE | PATH | {"[None]"},
     ("KernelLogisticRegression", "alpha"): POSITIVE | SCALAR_ARRAY,
     ("KernelLogisticRegression.fit_path", "alphas"): PATH,
     ("KernelLogisticRegressionCV", "coef0"): REAL | PATH,
     ("KernelLogisticRegressionCV", "cv"): COUNT - {"1"},
     ("KernelLogisticRegressionCV", "degree"): WHOLE_POWER | PATH,
-    ("KernelLogisticRegressionCV", "gamma"): NONE | POSITIVE | PATH,
+    ("KernelLogisticRegressionCV", "gamma"): NONE | POSITIVE | PATH | {"[None]"},
+    ("KernelLogisticRegressionCV", "store"): NONE,
     ("KernelRidge.fit", "X"): SPARSE,
     ("KernelRidgeCV.fit", "X"): SPARSE,
     ("KernelLogisticRegression.fit", "X"): SPARSE,
@@ -212,7 +215,7 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("KernelRidge.predict_variance_bounds", "scale"): NONE | POSITIVE,
     ("KernelRidgeCV.predict_variance_bounds", "scale"): NONE | POSITIVE,
     ("plan", "X"): SPARSE | {"[1, 2]", "[True]"},
-    ("plan", "alphas"): NONE | NOT_NEGATIVE | SCALAR_ARRAY | PATH,
+    ("plan", "alphas"): NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH,
     ("plan", "fit_intercept"): NONE | FLAG,
     ("plan", "y"): NONE,
     ("gram", "X"): SPARSE | {"[1, 2]", "[True]"},
@@ -222,7 +225,7 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("calibrate", "folder"): NONE,
     ("calibrate", "seconds"): POSITIVE,
     ("Chi2", "gamma"): POSITIVE,
-    ("Columns", "columns"): NONE | {"[1, 2]", "['a']"} | TEXT,
+    ("Columns", "columns"): NONE | COUNT | {"0"} | {"[1, 2]", "['a']"} | TEXT,
     ("ColumnsMap", "base"): MAP,
     ("ColumnsMap", "columns"): frozenset({"[1, 2]"}),
     ("ConcatenatedMap", "left"): MAP,
@@ -231,7 +234,6 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("Graph", "n_nodes"): COUNT - {"1"},
     ("Laplacian", "gamma"): NONE | POSITIVE | SCALAR_ARRAY | PATH,
     ("MapKernel", "base"): MAP,
-    ("NystroemMap", "centres"): NOTHING,
     ("NystroemMap", "whitening"): NOTHING,
     ("PolynomialMap", "coef0"): NOT_NEGATIVE,
     ("RBF", "gamma"): NONE | POSITIVE | SCALAR_ARRAY | PATH,
@@ -252,6 +254,8 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
 
 FRACTIONS = frozenset({"0.5", "1.5", "float32 0.5", "1e-300"})
 UNREAD = frozenset({"[nan]", "NaN in row 5", "infinity in row 5", "list of masked", "series with NA", "masked table"})
+UNCHECKED = SPARSE | {"NaN in row 5", "infinity in row 5", "no rows"}
+"""Blocks of rows that are checked before kernels are called."""
 GIVEN_GROUPS = frozenset({
     "structured array", "NaN in row 5", "infinity in row 5", "vector of dates", "vector of text and numbers",
     "series of dates", "series with NA", "complex vector", "list of None",
@@ -260,7 +264,14 @@ EITHER: dict[tuple[str, str], frozenset[str]] = {
     ("", "degree"): FRACTIONS,  # of rows that are not negative
     ("", "kernel"): FUNCTION,  # of blocks of rows
     ("", "groups"): GIVEN_GROUPS,  # what the splitter takes
-    ("", "scoring"): FUNCTION,
+    ("", "scoring"): FUNCTION | KERNEL,  # of an estimator, rows and targets
+    ("", "size"): KERNEL,
+    ("", "concentration"): POSITIVE,  # drawn until the candidates differ
+    ("", "train_sizes"): PATH,  # of the folds' rows and classes
+    ("Kernel.__call__", "X"): UNCHECKED,
+    ("Kernel.__call__", "Y"): UNCHECKED | NONE,
+    ("Kernel.diagonal", "X"): UNCHECKED,
+    ("Kernel.to", "Y"): UNCHECKED,
     ("plan", "X"): UNREAD,  # a plan reads only a sample of the rows
     ("plan", "y"): UNREAD,
     ("load", "kernel"): FUNCTION | KERNEL | MAP | {"class", "class RBF"},  # of the model
@@ -288,7 +299,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "MapKernel": {"base": features.IdentityMap()},
     "Normalized": {"base": kernels.RBF()},
     "Nystroem": {"base": kernels.RBF(), "n_components": 4},
-    "NystroemMap": {"base": kernels.RBF(), "centres": np.eye(3), "whitening": np.eye(3)},
+    "NystroemMap": {"base": kernels.RBF(), "centres": np.eye(N), "whitening": np.eye(N)},
     "RandomFourier": {"base": kernels.RBF(), "n_components": 4},
     "RandomWalk": {"decay": 0.1},
     "Scaled": {"base": kernels.RBF(), "scale": 2.0},
@@ -412,6 +423,8 @@ def _model() -> str:
 
 # The table -------------------------------------------------------------------------------------------------------
 
+WORDS = {"path": ("path", "exist"), "edges": ("edge", "edges")}
+"""How errors name an argument, where not by its name alone."""
 BY_ROWS = {"X", "Y", "y", "sample_weight", "groups"}
 """Arguments that have an entry for each row: all are read before a bad one is found."""
 USED = {"function", "class"}
@@ -437,10 +450,24 @@ def cases() -> Iterator[Case]:
                 yield Case(
                     f"{subject.name}({name}={label})",
                     partial(_call, subject, name, make),
-                    () if label in means else (name,),
+                    () if label in means else WORDS.get(name, (name,)),
                     label in unsure,
                     name in BY_ROWS or label in USED or label in unsure,
                 )
+
+    yield from _of_options()
+
+
+def _of_options() -> Iterator[Case]:
+    folder = Path(_folder().name)
+    x, y, codes, model = (str(folder / name) for name in ("x.npy", "y.npy", "labels.npy", "cg.zarr"))
+    if not Path(model).exists():
+        np.save(x, rows())
+        np.save(y, targets())
+        np.save(codes, labels())
+        dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), model)
+    for name, call, words, may_be_taken in chaos_options.calls(chaos_options.Files(x, y, codes, model)):
+        yield Case(name, call, words, may_be_taken, may_be_late=may_be_taken)
 
 
 def _call(subject: Subject, name: str, make: Callable[[], Any]) -> Any:
@@ -526,7 +553,7 @@ def _verdict(case: Case, error: BaseException | None, seconds: float, *, is_late
         return "unnamed"
     if case.may_be_late:
         return "refused"
-    return "late" if is_late else "wrote" if has_written else "refused"
+    return "late" if is_late and not isinstance(error, PlanError) else "wrote" if has_written else "refused"
 
 
 def names(message: str, words: tuple[str, ...]) -> bool:

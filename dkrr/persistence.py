@@ -101,7 +101,7 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
         write_group(url, {**description, "stored": stored})
 
 
-def check_model_path(path: str | Path, *, overwrite: bool) -> None:
+def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:
     """Refuse a path that `save` could not write to, before a model is fitted.
 
     Raises
@@ -110,7 +110,7 @@ def check_model_path(path: str | Path, *, overwrite: bool) -> None:
         If the path exists, unless it is a model that may be overwritten.
     """
     check_free(
-        place(path, "path", "the path or URL of a model"),
+        place(path, name, "the path or URL of a model"),
         overwrite=overwrite,
         what="a saved model of dkrr",
         is_one=_is_model,

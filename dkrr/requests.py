@@ -26,6 +26,7 @@ from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.objective import Point
 from dkrr.tiles import RunStore, TileGrid
 from dkrr.tiles.mapped import is_mapped
+from dkrr.units import parse_bytes
 from dkrr.values import flag
 
 Array = NDArray[np.float64]
@@ -64,6 +65,8 @@ class Settings:
         store: Any,
     ) -> Self:
         """Settings from a user's arguments; raises InputError for one that cannot be used."""
+        if memory_limit is not None:
+            parse_bytes(memory_limit)
         return cls(
             kernel=kernel,
             fit_intercept=flag(fit_intercept, "fit_intercept"),

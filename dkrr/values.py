@@ -89,6 +89,14 @@ def flag(value: object, name: str, remedy: str = "") -> bool:
     raise InputTypeError(f"{name} is {shown(value)}; expected True or False{remedy}")
 
 
+def n_dimensions(value: object) -> int | None:
+    """Number of dimensions of a number, an array or nested sequences; None for ragged ones."""
+    try:
+        return int(np.ndim(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
 def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -> str:
     """One of some names, or InputError."""
     if not isinstance(value, str) or value not in choices:

@@ -71,5 +71,7 @@ def test_what_is_not_a_classification(y, n_classes, message):
 
 def test_width_of_targets(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros((5, 3)))
-    assert [checked_width(y) for y in ([1.0, 2.0], np.zeros(5), np.zeros((5, 1)), np.zeros((5, 4)))] == [1, 1, 1, 4]
-    assert checked_width(tmp_path / "y.npy") == 3
+    targets = (np.zeros(5), np.zeros((5, 1)), np.zeros((5, 4)), tmp_path / "y.npy")
+    assert [checked_width(y, 5) for y in targets] == [1, 1, 4, 3]
+    with pytest.raises(InputError, match="y has 5 rows, and X has 6"):
+        checked_width(np.zeros(5), 6)

@@ -1,10 +1,15 @@
 """Candidates and folds as they are written on a command line."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from dkrr.errors import InputError
+from dkrr.values import shown
+
+MAX_COUNT = 10**6
+"""More values of λ are no search."""
 
 
 def candidates(text: str, option: str) -> list[float]:
@@ -18,13 +23,13 @@ def candidates(text: str, option: str) -> list[float]:
     try:
         if ":" in text:
             first, last, count = text.split(":")
-            if not 0 < float(first) < float(last) or int(count) < 2:
+            if not 0 < float(first) < float(last) < math.inf or not 2 <= int(count) <= MAX_COUNT:
                 raise ValueError
             return [float(value) for value in np.geomspace(float(first), float(last), int(count))]
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InputError(
-            f"{option} is {text!r}; expected numbers with commas between, or from:to:how-many such as 1e-4:1:10"
+            f"{option} is {shown(text)}; expected numbers with commas between, or from:to:how-many such as 1e-4:1:10"
         ) from None
 
 
@@ -35,7 +40,7 @@ def train_sizes(text: str, option: str) -> list[float] | list[int]:
         return [int(part) for part in parts] if all(part.strip().isdigit() for part in parts) else [*map(float, parts)]
     except ValueError:
         raise InputError(
-            f"{option} is {text!r}; expected fractions such as 0.125,0.25,0.5, or numbers of rows, with commas between"
+            f"{option} is {shown(text)}; expected fractions such as 0.125,0.25,0.5, or numbers of rows"
         ) from None
 
 
@@ -44,6 +49,8 @@ def folds_of_rows(cv: str, shuffle: int | None) -> Any:
     from dkrr.estimators.cross_validation import shuffled_folds
 
     count = whole(cv, "--cv")
+    if shuffle is not None and not 0 <= shuffle < 2**32:
+        raise InputError(f"--shuffle is {shown(shuffle)}; expected a seed from 0 to {2**32 - 1}")
     return count if shuffle is None or count < 2 else shuffled_folds(count, shuffle)
 
 
@@ -52,4 +59,4 @@ def whole(text: str, option: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{option} is {text!r}; expected a whole number of folds, or loo") from None
+        raise InputError(f"{option} is {shown(text)}; expected a whole number of folds, or loo") from None

@@ -5,6 +5,7 @@ reach the required accuracy. Results go to stdout, everything else to stderr.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes, whole
 from dkrr.cli.output import (
+    check_picture_path,
     check_predictions_path,
     convergence_report,
     draw_convergence,
@@ -26,6 +28,10 @@ from dkrr.cli.output import (
 )
 from dkrr.errors import DkrrError, InputError, PlanError, StoreError
 from dkrr.solvers import ConjugateGradient, Status
+from dkrr.values import place, shown
+
+ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
+"""Of a scheduler: a protocol, a host and a port."""
 
 
 def main() -> None:
@@ -40,6 +46,9 @@ def _readable_errors() -> Iterator[None]:
     except DkrrError as error:
         click.echo(f"dkrr: {error}", err=True)
         sys.exit(2 if isinstance(error, InputError | PlanError) else 1)
+    except (OSError, MemoryError) as error:  # of the machine, during the work
+        click.echo(f"dkrr: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
 
 
 @contextmanager
@@ -51,12 +60,23 @@ def _named_model() -> Iterator[None]:
         raise InputError(str(error)) from error
 
 
+def _check_store(store: str | None) -> None:
+    """Report a store that holds something else, which the user named, as bad input."""
+    from dkrr.requests import stored_layout
+
+    if store is not None:
+        with _named_model():
+            stored_layout(place(store, "--store", "the path or URL of the run's store"))
+
+
 @contextmanager
 def _cluster(address: str | None) -> Iterator[None]:
     """Use a running scheduler's client as the ambient one."""
     if address is None:
         yield
         return
+    if re.fullmatch(ADDRESS, address) is None:
+        raise InputError(f"--scheduler is {shown(address)}; expected an address such as tcp://host:8786")
     from dkrr.runtime.dask_client import connect
 
     with connect(address):
@@ -190,7 +210,8 @@ def fit(
     from dkrr.persistence import check_model_path
 
     with _readable_errors(), _cluster(scheduler):
-        check_model_path(model_path, overwrite=overwrite)
+        check_model_path(model_path, overwrite=overwrite, name="--model")
+        _check_store(options["store"])
         model = _estimator(progress=not quiet, **_settings(**options))
         model.fit(x_path, y_path, sample_weight=sample_weight)
         is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
@@ -250,7 +271,9 @@ def select(
 
     with _readable_errors(), _cluster(scheduler):
         if model_path is not None:
-            check_model_path(model_path, overwrite=overwrite)
+            check_model_path(model_path, overwrite=overwrite, name="--model")
+        if out_path is not None:
+            check_picture_path(out_path)
         settings = {name: value for name, value in options.items() if value is not None}
         kernels = settings.pop("kernel").split(",")
         for name in ("alphas", "gamma", "degree"):
@@ -326,6 +349,7 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
     with _readable_errors(), _cluster(scheduler):
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("expected either --x (with --y), or --n and --d")
+        _check_store(options["store"])
         settings = _settings(**options)
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
         if settings["cv"] not in (None, "loo"):
@@ -414,5 +438,6 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
         if out_path is not None:
+            check_picture_path(out_path)
             draw_convergence(found, out_path)
         click.echo(convergence_report(found, as_json=as_json))

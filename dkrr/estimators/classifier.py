@@ -17,6 +17,7 @@ from dkrr.estimators.labels import checked_labels
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
 from dkrr.rows import load_labels
+from dkrr.values import shown
 
 Array = NDArray[np.float64]
 
@@ -108,7 +109,10 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         if labels.shape != predicted.shape:
             raise InputError(f"y has {len(labels)} labels; expected {len(predicted)}, one for each row of X")
         weights = None if sample_weight is None else checked_weights(sample_weight, len(labels))
-        return float(accuracy_score(labels, predicted, sample_weight=weights))
+        try:
+            return float(accuracy_score(labels, predicted, sample_weight=weights))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"y cannot be compared with {shown(self.classes_.tolist())}: {error}") from error
 
     def _likelihood(self) -> Likelihood:
         return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)

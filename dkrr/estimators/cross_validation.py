@@ -38,7 +38,7 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
         If the folds cannot be used.
     """
     n = len(y)
-    _check_groups(groups, n)
+    check_groups(groups, n)
     if cv is None or (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
         if n < 2:
             raise InputError(f"leave-one-out needs at least 2 rows, and X has n_samples={n}")
@@ -50,7 +50,7 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     return Folds.of_pairs(n, pairs)
 
 
-def _check_groups(groups: Any, n: int) -> None:
+def check_groups(groups: Any, n: int) -> None:
     """Refuse groups that are not a sequence with one for each of n rows, also where the splitter does not use them."""
     if groups is None:
         return
@@ -150,6 +150,8 @@ class _Predicted(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 def named_scorer(scoring: Any) -> Any:
     """Scorer of scikit-learn by its name; a function as it is. Raises InputError for anything else."""
     try:
+        if isinstance(scoring, type):
+            raise TypeError("a class is not a function")
         return scoring if callable(scoring) else get_scorer(scoring)
     except (ValueError, TypeError) as error:
         raise InputError(
@@ -175,8 +177,8 @@ def checked_scoring(scoring: Any) -> Score:
     wanted = getattr(scorer, "_response_method", "predict")
     if wanted != "predict":
         raise InputError(
-            f"scoring={scoring!r} needs {wanted}, which a regression does not have; expected a score of predictions, "
-            f"such as 'r2' or 'neg_mean_absolute_error'"
+            f"scoring={shown(scoring)} needs {wanted}, which a regression does not have; expected a score of "
+            f"predictions, such as 'r2' or 'neg_mean_absolute_error'"
         )
     takes_weights = "sample_weight" in inspect.signature(getattr(scorer, "_score_func", scorer)).parameters
 
@@ -187,7 +189,7 @@ def checked_scoring(scoring: Any) -> Score:
             return float(value)
         except (AttributeError, TypeError, ValueError) as error:
             raise InputError(
-                f"scoring={scoring!r} failed on held-out predictions of shape {predictions.shape}: {error}"
+                f"scoring={shown(scoring)} failed on held-out predictions of shape {predictions.shape}: {error}"
             ) from error
 
     return score

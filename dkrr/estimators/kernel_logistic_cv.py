@@ -17,7 +17,7 @@ from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
 from dkrr.selection import Folds
-from dkrr.values import flag
+from dkrr.values import flag, shown
 
 Array = NDArray[np.float64]
 
@@ -140,6 +140,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if self.alphas is not None:
             alphas = np.array(checked_path(self.alphas, "alphas"))
         flag(self.refit, "refit")
+        if self.store is not None:
+            raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = [self._model_with(parameters) for parameters in grid]
         # All that is wrong with the data is said before the first fold is fitted.
@@ -224,9 +226,14 @@ def _checked_scoring(scoring: Any) -> Any:
     if scoring is None:
         return _negative_log_loss
     scorer = named_scorer(scoring)
-    return lambda model, X, y, weights: float(
-        scorer(model, X, y, **({} if weights is None else {"sample_weight": weights}))
-    )
+
+    def score(model: KernelLogisticRegression, X: Any, y: Any, weights: Any) -> float:
+        try:
+            return float(scorer(model, X, y, **({} if weights is None else {"sample_weight": weights})))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"scoring={shown(scoring)} failed on {len(y)} held-out rows: {error}") from error
+
+    return score
 
 
 def _negative_log_loss(model: KernelLogisticRegression, X: Any, y: Any, weights: Any) -> float:

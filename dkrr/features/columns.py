@@ -11,7 +11,7 @@ from dkrr.features.base import Array, FeatureMap
 from dkrr.features.maps import WrapperMap
 from dkrr.kernels import Columns, Kernel
 from dkrr.kernels.blocks import Block
-from dkrr.values import shown, whole
+from dkrr.values import n_dimensions, shown, whole
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ColumnsMap(WrapperMap):
 
 
 def _checked_columns(columns: Any) -> tuple[int, ...]:
-    if not isinstance(columns, Sequence | np.ndarray) or isinstance(columns, str | bytes) or np.ndim(columns) != 1:
+    if not isinstance(columns, Sequence | np.ndarray) or isinstance(columns, str | bytes) or n_dimensions(columns) != 1:
         raise InputTypeError(f"columns is {shown(columns)}; expected numbers of columns, at least one")
     if len(columns) == 0:
         raise InputError("columns is empty; expected numbers of columns, at least one")

@@ -55,9 +55,9 @@ class CallableMap(FeatureMap):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise InputTypeError(f"function is {shown(self.function)}, not callable; expected one of a block of rows X")
-        if not callable(self.size):
+        if not callable(self.function) or isinstance(self.function, type):
+            raise InputTypeError(f"function {shown(self.function)} is not callable; expected one of a block of rows")
+        if not callable(self.size) or isinstance(self.size, type):
             object.__setattr__(self, "size", whole(self.size, "the size of a feature map", 1))
         object.__setattr__(self, "name", checked_name(self.name, self.function))
 

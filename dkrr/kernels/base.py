@@ -31,7 +31,7 @@ from dkrr.kernels.blocks import (
     pieces_of,
     strips,
 )
-from dkrr.values import positive, whole
+from dkrr.values import MAX_WHOLE, positive, whole
 
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
 FIXED_WORKSPACE_BYTES = 512 * 1024
@@ -202,7 +202,7 @@ class Kernel(ABC):
 
     def resolved(self, n_features: int) -> Kernel:
         """Kernel with all parameters known: gamma=None becomes 1 / n_features, as in scikit-learn."""
-        if type(n_features) is not int or n_features < 1:  # asked often
+        if type(n_features) is not int or not 1 <= n_features <= MAX_WHOLE:  # asked often
             n_features = whole(n_features, "n_features", 1)
         if getattr(self, "gamma", 1.0) is None:
             return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]

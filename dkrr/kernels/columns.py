@@ -15,7 +15,7 @@ from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.objects import is_objects
-from dkrr.values import MAX_WHOLE, shown, whole
+from dkrr.values import MAX_WHOLE, is_real, n_dimensions, shown, whole
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
@@ -138,7 +138,11 @@ class Columns(Compound):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole(getattr(self, name), name, 0))
         columns = self.columns
-        if isinstance(columns, Sequence | np.ndarray) and not isinstance(columns, str | bytes) and np.ndim(columns):
+        if isinstance(columns, np.integer) and is_real(columns):
+            columns = int(columns)
+            object.__setattr__(self, "columns", columns)
+        is_list = isinstance(columns, Sequence | np.ndarray) and not isinstance(columns, str | bytes)
+        if is_list and n_dimensions(columns) == 1:
             columns = tuple(c.item() if isinstance(c, np.generic) else c for c in columns)
             object.__setattr__(self, "columns", columns)
         kinds = {type(c) for c in self._listed}

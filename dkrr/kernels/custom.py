@@ -87,8 +87,8 @@ class CallableKernel(Kernel):
     cost: FunctionCost | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise InputTypeError(f"function is {shown(self.function)}, not callable; expected one of blocks (X, Y)")
+        if not callable(self.function) or isinstance(self.function, type):
+            raise InputTypeError(f"function {shown(self.function)} is not callable; expected one of blocks (X, Y)")
         object.__setattr__(self, "name", checked_name(self.name, self.function))
         object.__setattr__(self, "takes_objects", flag(self.takes_objects, "takes_objects"))
 

@@ -186,7 +186,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     unknown = sorted(extra.keys() - _parameters(kernel))
     if unknown:
         raise InputError(
-            f"kernel_params names {', '.join(map(shown, unknown))}, which the kernel {name!r} does not have; expected "
+            f"kernel_params: the kernel {name!r} has no parameter {', '.join(unknown)}; expected "
             f"{_listed(_parameters(kernel)) or 'none'}"
         )
     return _made(kernel, name, settings | extra)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
@@ -115,6 +116,8 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
         rows = rows[chosen]
         if kernel.is_precomputed:
             rows = rows[:, chosen]
+    if not np.isfinite(rows.data if sp.issparse(rows) else rows).all():
+        raise InputError("X holds NaN or infinity; expected finite numbers")
     K = kernel(rows)
     if not np.isfinite(K).all():
         raise InputError(f"X: the matrix of {kernel!r} holds NaN or infinity; expected finite numbers: check X")

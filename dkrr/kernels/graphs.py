@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.values import whole
+from dkrr.values import n_dimensions, whole
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""
@@ -89,6 +89,8 @@ def as_graph(item: Any, label: str | None = "label") -> Graph:
 def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
     """Checked edges in order, the smaller node of each first, (n_edges, 2)."""
     try:
+        if isinstance(edges, str | bytes):
+            raise TypeError("text")
         ends = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
     except (TypeError, ValueError) as error:
         raise InputTypeError(
@@ -102,7 +104,9 @@ def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
             "(n_edges, 2): weighted graphs are not supported"
         )
     if ends.min() < 0 or ends.max() >= n_nodes:
-        raise InputError(f"an edge names node {_outside(ends, n_nodes)}; expected 0 to {n_nodes - 1}")
+        raise InputError(
+            f"n_nodes is {n_nodes}, and an edge names node {_outside(ends, n_nodes)}; expected 0 to {n_nodes - 1}"
+        )
     ends = np.sort(ends.astype(np.int64), axis=1)
     loops = ends[ends[:, 0] == ends[:, 1]]
     if len(loops):
@@ -125,7 +129,7 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
     """Checked labels as Python's own ints or strings."""
     if labels is None:
         return None
-    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__") or np.ndim(labels) != 1:
+    if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__") or n_dimensions(labels) != 1:
         raise InputTypeError(
             f"its labels are of type {type(labels).__qualname__}; expected a sequence of whole numbers or strings, "
             "one for each node in order, or None"

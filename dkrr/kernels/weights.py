@@ -77,8 +77,8 @@ def weighted_sums(
     rng = np.random.default_rng(whole(random_state, "random_state", 0))
     given = np.atleast_1d(numbers(concentration, "concentration", "a number above 0, or several"))
     each = [positive(c, "concentration") for c in given.ravel().tolist()]
-    if not each:
-        raise InputError("concentration is empty; expected a number above 0, or several")
+    if not each or given.ndim > 1:
+        raise InputError(f"concentration is {shown(concentration)}; expected a number above 0, or several")
     weights = {tuple(w): w for w in (np.full(n_kernels, 1.0 / n_kernels), *np.eye(n_kernels))}
     for k in range(MAX_DRAWS * n_candidates):
         if len(weights) == n_candidates:

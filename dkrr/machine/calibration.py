@@ -70,8 +70,10 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     where = folder or setting("temporary-directory") or tempfile.gettempdir()
     if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)
         raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
-    begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     client = ambient_client()
+    if client is None:
+        local_workers(None)  # a wrong number is refused before anything is measured
+    begun, busy = time.perf_counter(), other_cores_busy(WATCH_SECONDS)
     with private_folder("calibrate", str(where)) as scratch:
         here = measure_threads(seconds)
         if client is not None:

@@ -32,6 +32,14 @@ def ambient_client() -> Client | None:
     return client if process.may_use(client) else None
 
 
+def default_client_or_none() -> Client | None:
+    """Client that Dask would use, in whatever state it is."""
+    try:
+        return Client.current()
+    except ValueError:
+        return None
+
+
 def connect(address: str, timeout: str = "10s") -> Client:
     """Connect to a running scheduler; the client becomes the ambient one.
 
@@ -46,10 +54,14 @@ def connect(address: str, timeout: str = "10s") -> Client:
             f"expected files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and "
             f"client.key"
         )
+    before = default_client_or_none()
     try:
         resolve_address(address)  # a client that fails at this stays the ambient one
         return Client(address, timeout=timeout)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:  # what is not a scheduler may answer with any length
+        failed = default_client_or_none()
+        if failed is not None and failed is not before:
+            failed.close(timeout=1)
         raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
 
 

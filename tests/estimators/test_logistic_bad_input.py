@@ -229,13 +229,13 @@ def test_bad_weights(weights, message):
 @pytest.mark.parametrize(
     ("alphas", "message"),
     [
-        ([], "alpha"),
-        ([1.0, 0.0], "alpha is 0; expected a finite number > 0"),
-        ([1.0, np.nan], "alpha is nan; expected a finite number > 0"),
-        ([1.0, -2.0], "alpha is -2; expected a finite number > 0"),
-        (1.0, "alpha"),
-        (["a", "b"], "alphas: a sequence"),
-        ([[1.0, 2.0]], "alpha has shape"),
+        ([], "alphas"),
+        ([1.0, 0.0], "alphas is 0; expected a finite number > 0"),
+        ([1.0, np.nan], "alphas is nan; expected a finite number > 0"),
+        ([1.0, -2.0], "alphas is -2; expected a finite number > 0"),
+        (1.0, "alphas"),
+        (["a", "b"], "alphas is .*expected a number > 0 for each"),
+        ([[1.0, 2.0]], "alphas has shape"),
     ],
 )
 def test_bad_paths(alphas, message):

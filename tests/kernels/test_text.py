@@ -313,7 +313,7 @@ def test_hashing_needs_to_be_fitted_for_tfidf():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"weighting": "tf-idf"}, InputError, "weighting is 'tf-idf'; expected 'tfidf', 'counts', 'binary'"),
+        ({"weighting": "tf-idf"}, InputError, "weighting is 'tf-idf'; expected 'tfidf', 'counts' or 'binary'"),
         ({"cosine": 1}, InputTypeError, "cosine is 1; expected True or False"),
         ({"lowercase": None}, InputTypeError, "lowercase is None"),
         ({"ngram_range": 2}, InputTypeError, "ngram_range is 2; expected two"),

@@ -1,0 +1,212 @@
+"""Wrong options of the command line: every option and argument of every command × texts that mean nothing to it."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+
+import click
+
+from dkrr.cli import dkrr
+from dkrr.errors import InputError
+
+TEXTS = {
+    "empty": "",
+    "space": " ",
+    "nan": "nan",
+    "inf": "inf",
+    "minus infinity": "-inf",
+    "-1": "-1",
+    "0": "0",
+    "1": "1",
+    "1.5": "1.5",
+    "1e30": "1e30",
+    "1e400": "1e400",
+    "10**30": str(10**30),
+    "5000 digits": "1" * 5000,
+    "text": "text",
+    "null byte": "a\0b",
+    "lone surrogate": "a\udcff",
+    "long": "x" * 5000,
+    "True": "True",
+    "None": "None",
+    "list": "[1, 2]",
+    "1,2": "1,2",
+    "1,": "1,",
+    "1:2": "1:2",
+    "2:1:3": "2:1:3",
+    "1:2:10**21": "1:2:1000000000000000000000",
+    "1:1e400:3": "1:1e400:3",
+    "missing folder": "missing/folder/file",
+    "missing picture": "missing/folder/file.png",
+    "missing array": "missing.npy",
+    "folder": "/",
+    "device": "/dev/null",
+    "unknown protocol": "nowhere://bucket/x",
+    "object store": "s3://bucket/x.zarr",
+    "web page": "http:///x.npy",
+    "member of none": "missing.npz::a",
+    "port": "tcp://host:port",
+    "line": "a\nb",
+    "option": "--quiet",
+}
+"""What every option is given, under labels."""
+
+NAMES = frozenset({"text", "True", "None", "list", "1,2", "1,", "nan", "inf", "-1", "0", "1", "1.5", "1e30", "1e400"})
+NEW = NAMES | {
+    "minus infinity", "10**30", "1:2", "2:1:3", "1:2:10**21", "1:1e400:3", "missing folder", "missing picture",
+    "missing array", "member of none", "line", "option",
+}  # fmt: skip
+"""Names of new files and folders."""
+POSITIVE = frozenset({"1", "1.5", "1e30", "10**30"})
+COUNT = frozenset({"1"})
+REAL = POSITIVE | {"-1", "0"}
+ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
+    ("", "alpha"): POSITIVE | {"0"},
+    ("", "class_weight"): frozenset(),
+    ("", "coef0"): REAL,
+    ("", "d"): COUNT,
+    ("", "degree"): POSITIVE - {"1.5"} | {"0"},
+    ("", "gamma"): POSITIVE,
+    ("", "max_iter"): COUNT,
+    ("", "model_path"): NEW,
+    ("", "n"): COUNT,
+    ("", "n_targets"): COUNT,
+    ("", "shuffle"): COUNT | {"0"},
+    ("", "solver_max_iter"): COUNT,
+    ("", "store"): NEW,
+    ("", "tile"): COUNT,
+    ("", "workers"): COUNT,
+    ("", "worker_memory"): frozenset({"1", "1.5"}),
+    ("calibrate", "folder"): frozenset({"folder"}),
+    ("plan", "alphas"): COUNT,
+    ("select", "alphas"): POSITIVE | {"0", "1,2"},
+    ("select", "degree"): POSITIVE - {"1.5"} | {"0", "1,2"},
+    ("select", "gamma"): POSITIVE | {"1,2"},
+    ("info", "model_path"): frozenset(),
+    ("predict", "model_path"): frozenset(),
+    ("convergence", "model_path"): frozenset(),
+}
+"""Labels of the texts that an option takes, of one command or of all; the others are refused."""
+
+EITHER: dict[str, frozenset[str]] = {
+    "degree": frozenset({"1.5"}),
+    "memory_limit": POSITIVE,
+    "train_sizes": COUNT | {"1,2"},
+}
+"""Texts that an option takes or refuses, by the data and the machine."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of data, and of a saved model whose solver was iterative."""
+
+    x: str
+    y: str
+    labels: str
+    model: str
+
+
+class CallError(InputError):
+    """A call that the command line refused, as it should."""
+
+
+class WrongStatusError(Exception):
+    """A call whose exit status or output is not that of a wrong call."""
+
+
+def commands(files: Files) -> dict[str, list[str]]:
+    """Options of a good call of every command."""
+    data = ["--x", files.x, "--y", files.y, "--quiet"]
+    return {
+        "fit": [*data, "--model", "model.zarr", "--kernel", "polynomial"],
+        "select": [*data, "--kernel", "polynomial", "--alphas", "0.1,1", "--cv", "2"],
+        "predict": ["--model", files.model, "--x", files.x, "--out", "p.npy"],
+        "plan": ["--n", "100", "--d", "3", "--kernel", "polynomial"],
+        "info": [files.model],
+        "convergence": [files.model],
+        "calibrate": [],
+    }
+
+
+BESIDE = {
+    "class_weight": ["--logistic"],
+    "max_iter": ["--logistic"],
+    "multi_class": ["--logistic"],
+    "n_classes": ["--logistic"],
+    "solver_max_iter": ["--solver", "cg"],
+    "worker_memory": ["--workers", "2"],
+    "train_sizes": ["--cv", "3"],
+}
+"""Options without which another one is refused."""
+
+
+def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ...], bool]]:
+    """Name, call, words of which the refusal must have one (none: accepted), and whether it may be accepted."""
+    for name, good in commands(files).items():
+        for option in dkrr.commands[name].params:
+            if isinstance(option, click.Option) and option.is_flag:
+                continue
+            key = str(option.name)
+            means = ACCEPTED.get((name, key), ACCEPTED.get(("", key), frozenset()))
+            either = EITHER.get(key, frozenset())
+            for label, text in TEXTS.items():
+                if label in means and name == "calibrate":  # measures for seconds
+                    continue
+                arguments = with_option(name, good, option, text, files)
+                words = () if label in means else words_of(option)
+                yield (
+                    f"dkrr {name} {option.opts[0]}={label}",
+                    partial(run, arguments, may_fail=not words),
+                    words,
+                    label in either,
+                )
+
+
+def with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, files: Files) -> list[str]:
+    """Arguments of a call with one option, or the argument, replaced."""
+    if isinstance(option, click.Argument):
+        return [name, "--", text]
+    arguments = list(good)
+    flag = max(option.opts, key=len)
+    if flag in arguments:
+        at = arguments.index(flag)
+        del arguments[at : at + 2]
+    beside = BESIDE.get(str(option.name), [])
+    if "--logistic" in beside and files.y in arguments:
+        arguments[arguments.index(files.y)] = files.labels
+    return [name, *arguments, *beside, f"{flag}={text}"]
+
+
+def words_of(option: click.Parameter) -> tuple[str, ...]:
+    """How messages name an option: as it is written, or as Python's argument."""
+    name = str(option.name).removesuffix("_path")
+    return (*option.opts, name, name.upper(), name.replace("solver_", ""), "exist", "exists")
+
+
+def run(arguments: Sequence[str], *, may_fail: bool = False) -> None:
+    """One call in this process; with `may_fail` it may end with status 1, of a failed run.
+
+    Raises
+    ------
+    CallError
+        If it ends with status 2 and a readable message.
+    WrongStatusError
+        If it ends with another status than 0 or 2, or with a traceback.
+    """
+    out, err = StringIO(), StringIO()
+    status: object = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            dkrr.main(list(arguments), prog_name="dkrr")
+        except SystemExit as ended:
+            status = ended.code or 0
+    message = err.getvalue()
+    if status == 1 and may_fail and message.startswith("dkrr: "):
+        return
+    if status == 2 and message.strip() and "Traceback" not in message:
+        raise CallError(re.sub(r"(?s)^Usage:.*?\n\n", "", message))
+    if status != 0:
+        raise WrongStatusError(f"status {status}: {message}")
