@@ -42,7 +42,7 @@ TEXTS = {
     "missing folder": "missing/folder/file",
     "missing picture": "missing/folder/file.png",
     "missing array": "missing.npy",
-    "folder": "/",
+    "folder": ".",
     "device": "/dev/null",
     "unknown protocol": "nowhere://bucket/x",
     "object store": "s3://bucket/x.zarr",
@@ -82,6 +82,8 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
     ("", "worker_memory"): frozenset({"1", "1.5"}),
     ("calibrate", "folder"): frozenset({"folder"}),
     ("plan", "alphas"): COUNT,
+    ("predict", "out_path"): frozenset({"missing array"}),
+    ("select", "store"): NEW,
     ("select", "alphas"): POSITIVE | {"0", "1,2"},
     ("select", "degree"): POSITIVE - {"1.5"} | {"0", "1,2"},
     ("select", "gamma"): POSITIVE | {"1,2"},
@@ -92,6 +94,7 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
 """Labels of the texts that an option takes, of one command or of all; the others are refused."""
 
 EITHER: dict[str, frozenset[str]] = {
+    "store": frozenset({"folder"}),
     "degree": frozenset({"1.5"}),
     "memory_limit": POSITIVE,
     "train_sizes": COUNT | {"1,2"},

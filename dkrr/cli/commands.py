@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ from dkrr.cli.output import (
     selection_report,
     write_predictions,
 )
-from dkrr.errors import DkrrError, InputError, PlanError, StoreError
+from dkrr.errors import DkrrError, InputError, PlanError
 from dkrr.solvers import ConjugateGradient, Status
 from dkrr.values import place, shown
 
@@ -52,12 +53,12 @@ def _readable_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _named_model() -> Iterator[None]:
-    """Report an unreadable model, which the user named, as bad input."""
+def _named(name: str) -> Iterator[None]:
+    """Report an unreadable model or store, which the user named, as bad input."""
     try:
         yield
-    except StoreError as error:
-        raise InputError(str(error)) from error
+    except OSError as error:  # as StoreError is
+        raise InputError(f"{name}: {error}") from error
 
 
 def _check_store(store: str | None) -> None:
@@ -65,8 +66,16 @@ def _check_store(store: str | None) -> None:
     from dkrr.requests import stored_layout
 
     if store is not None:
-        with _named_model():
+        with _named("--store"):
             stored_layout(place(store, "--store", "the path or URL of the run's store"))
+
+
+def _check_folder(store: str | None) -> None:
+    """Refuse a file where the stores of a run are to be."""
+    if store is not None:
+        path = Path(place(store, "--store", "a folder for the stores of the run"))
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
 
 
 @contextmanager
@@ -274,6 +283,7 @@ def select(
             check_model_path(model_path, overwrite=overwrite, name="--model")
         if out_path is not None:
             check_picture_path(out_path)
+        _check_folder(options["store"])
         settings = {name: value for name, value in options.items() if value is not None}
         kernels = settings.pop("kernel").split(",")
         for name in ("alphas", "gamma", "degree"):
@@ -316,8 +326,8 @@ def predict(
 
     with _readable_errors(), _cluster(scheduler):
         check_predictions_path(out_path, overwrite=overwrite)
-        with _named_model():
-            model = library.load(model_path)
+        with _named("--model"):
+            model = library.load(place(model_path, "--model", "the path or URL of a saved model"))
         if proba and not hasattr(model, "predict_proba"):
             raise InputError(
                 f"--proba is given, but {model_path} is a {type(model).__name__}; expected a KernelLogisticRegression"
@@ -373,8 +383,8 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
         if model_path is None:
             click.echo(machine_report(describe(), as_json=as_json))
         else:
-            with _named_model():
-                found = describe_model(model_path)
+            with _named("MODEL"):
+                found = describe_model(place(model_path, "MODEL", "the path or URL of a saved model"))
             click.echo(info_report(found, model_path, as_json=as_json))
 
 
@@ -433,8 +443,8 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
     from dkrr.model_description import describe_model
 
     with _readable_errors():
-        with _named_model():
-            found = describe_model(model_path)
+        with _named("MODEL"):
+            found = describe_model(place(model_path, "MODEL", "the path or URL of a saved model"))
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
         if out_path is not None:

@@ -218,9 +218,10 @@ def _axes(count: int = 1) -> tuple[Any, ...]:
 
 def check_picture_path(path: str) -> None:
     """Refuse a path that a picture could not be written to, before what it shows is computed."""
+    place(path, "--out", "the path of a picture")
     figure, *_ = _axes()
     kinds = sorted(figure.canvas.get_supported_filetypes())
-    if Path(place(path, "--out", "the path of a picture")).suffix.removeprefix(".") not in kinds:
+    if Path(path).suffix.removeprefix(".") not in kinds:
         raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"--out is {shown(path)}; expected a path in an existing folder: create it first")
