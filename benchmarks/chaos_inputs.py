@@ -222,6 +222,8 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("gram", "Y"): NONE,
     ("load", "kernel"): NONE,
     ("load", "path"): NOTHING,
+    ("status", "path"): NOTHING,
+    ("verify", "path"): NOTHING,
     ("calibrate", "folder"): NONE,
     ("calibrate", "seconds"): POSITIVE,
     ("Chi2", "gamma"): POSITIVE,
@@ -388,12 +390,15 @@ def subjects() -> Iterator[Subject]:
             given = {key: value for key, value in given.items() if key in (*parameters, "return_std")}
             call = partial(_refit if method.startswith("fit") else _method, name, method)
             yield Subject(f"{name}.{method}", call, f"{name}.{method}", parameters, given)
-    yield Subject("plan", _plan, "plan", _parameters(dkrr.plan))
-    yield Subject("gram", dkrr.gram, "gram", _parameters(dkrr.gram), NEEDS["gram"])
-    saved = {"model": _fitted("KernelRidge"), "path": "model.zarr"}
-    yield Subject("save", dkrr.save, "save", _parameters(dkrr.save), saved)
-    yield Subject("load", dkrr.load, "load", _parameters(dkrr.load), {"path": _model()})
-    yield Subject("calibrate", dkrr.calibrate, "calibrate", _parameters(dkrr.calibrate), is_quick=False)
+    given: dict[str, dict[str, Any]] = {
+        "gram": NEEDS["gram"],
+        "save": {"model": _fitted("KernelRidge"), "path": "model.zarr"},
+        "load": {"path": _model()},
+    }
+    for name in (n for n in dkrr.__all__ if n not in ESTIMATORS and n != "__version__"):
+        function = getattr(dkrr, name)
+        call = _plan if name == "plan" else function
+        yield Subject(name, call, name, _parameters(function), given.get(name, {}), is_quick=name != "calibrate")
     for module in (kernels, features, solvers):
         for name in module.__all__:
             if name not in MADE_BY_DKRR:

@@ -129,6 +129,8 @@ def commands(files: Files) -> dict[str, list[str]]:
         "predict": ["--model", files.model, "--x", files.x, "--out", "p.npy"],
         "plan": ["--n", "100", "--d", "3", "--kernel", "polynomial"],
         "info": [files.model],
+        "verify": [files.model],
+        "status": [files.model],
         "convergence": [files.model],
         "calibrate": [],
     }

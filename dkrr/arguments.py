@@ -16,7 +16,7 @@ from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.planning.problem import Form, Loss
 from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.values import MAX_WHOLE, choice, flag, is_real, numbers, place, shown, whole
+from dkrr.values import MAX_WHOLE, choice, flag, is_real, location, numbers, shown, whole
 
 FORMS = ("auto", *get_args(Form))
 SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
@@ -104,7 +104,7 @@ def checked_whole(value: Any, name: str, expected: str, maximum: int = MAX_WHOLE
 
 def checked_store(store: Any) -> str | None:
     """Path or URL of a run's store; None: a temporary one."""
-    return None if store is None else place(store, "store", "the path or URL of the run's store, or None")
+    return None if store is None else location(store, "store", "the path or URL of the run's store, or None")
 
 
 def checked_progress(progress: Any) -> bool | None:

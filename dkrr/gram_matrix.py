@@ -24,7 +24,7 @@ from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import delete_partial
 from dkrr.tiles.lock import owned
-from dkrr.values import place, shown
+from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""
@@ -103,7 +103,7 @@ def gram(
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
     if store is not None:
-        store = place(store, "store", "the path or URL of the matrix's store, or None")
+        store = location(store, "store", "the path or URL of the matrix's store, or None")
     dtype = _checked_dtype(dtype)
     expected = "whole numbers of at least 1 for rows and columns, or None"
     sizes = chunks if isinstance(chunks, tuple) and len(chunks) == 2 else (chunks, chunks)

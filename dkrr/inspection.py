@@ -15,6 +15,7 @@ from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.lock import who_owns
 from dkrr.units import format_bytes
+from dkrr.values import location
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def verify(path: str | Path) -> Verification:
     >>> found.is_whole, found.kind, len(found.arrays)
     (True, 'model', 3)
     """
-    url = absolute_url(str(path))
+    url = absolute_url(location(path, "path", "the path or URL of a run or a model"))
     if (_read(url) or {}).get("kind") == "model":
         return _verified_model(str(path), url)
     run = RunStore(url)
@@ -200,7 +201,7 @@ def status(path: str | Path) -> RunStatus:
     StoreError
         If the path does not hold a run, or its description is damaged.
     """
-    run = RunStore(absolute_url(str(path)))
+    run = RunStore(absolute_url(location(path, "path", "the path or URL of a run")))
     description = run.description()
     if description is None:
         raise StoreError(f"{path} does not exist, or is empty; expected the store of a run")

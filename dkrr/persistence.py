@@ -35,7 +35,7 @@ from dkrr.tiles.aside import check_free, written_aside
 from dkrr.tiles.descriptions import NAME, read_json, write_group
 from dkrr.tiles.files import make_folder
 from dkrr.tiles.store import Place
-from dkrr.values import flag, place, shown
+from dkrr.values import flag, location, shown
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -76,7 +76,7 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
-    path, overwrite = place(path, "path", "the path or URL of the new model"), flag(overwrite, "overwrite")
+    path, overwrite = location(path, "path", "the path or URL of the new model"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
     fitted: FittedFunction | None = getattr(model, "_model", None)
@@ -110,7 +110,7 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
         If the path exists, unless it is a model that may be overwritten.
     """
     check_free(
-        place(path, name, "the path or URL of a model"),
+        location(path, name, "the path or URL of a model"),
         overwrite=overwrite,
         what="a saved model of dkrr",
         is_one=_is_model,
@@ -151,7 +151,7 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     InputError
         If `kernel` is needed and not given, or does not make the kernel that was saved.
     """
-    url = place(path, "path", "the path or URL of a saved model")
+    url = location(path, "path", "the path or URL of a saved model")
     if not (kernel is None or callable(kernel) or isinstance(kernel, FeatureMap)):
         raise InputTypeError(
             f"kernel is {shown(kernel)}; expected the function, Kernel, FeatureMap or class that fit was given as "

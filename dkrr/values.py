@@ -105,7 +105,7 @@ def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -
     return value
 
 
-def place(value: object, name: str, what: str = "a path or URL: text or pathlib.Path") -> str:
+def location(value: object, name: str, what: str = "a path or URL: text or pathlib.Path") -> str:
     """Path or URL as text, or InputError."""
     if not isinstance(value, str | Path):
         raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected {what}")

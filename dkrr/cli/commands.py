@@ -29,7 +29,7 @@ from dkrr.cli.output import (
 )
 from dkrr.errors import DkrrError, InputError, PlanError
 from dkrr.solvers import ConjugateGradient, Status
-from dkrr.values import place, shown
+from dkrr.values import location, shown
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""
@@ -67,13 +67,13 @@ def _check_store(store: str | None) -> None:
 
     if store is not None:
         with _named("--store"):
-            stored_layout(place(store, "--store", "the path or URL of the run's store"))
+            stored_layout(location(store, "--store", "the path or URL of the run's store"))
 
 
 def _check_folder(store: str | None) -> None:
     """Refuse a file where the stores of a run are to be."""
     if store is not None:
-        path = Path(place(store, "--store", "a folder for the stores of the run"))
+        path = Path(location(store, "--store", "a folder for the stores of the run"))
         if path.exists() and not path.is_dir():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
 
@@ -327,7 +327,7 @@ def predict(
     with _readable_errors(), _cluster(scheduler):
         check_predictions_path(out_path, overwrite=overwrite)
         with _named("--model"):
-            model = library.load(place(model_path, "--model", "the path or URL of a saved model"))
+            model = library.load(location(model_path, "--model", "the path or URL of a saved model"))
         if proba and not hasattr(model, "predict_proba"):
             raise InputError(
                 f"--proba is given, but {model_path} is a {type(model).__name__}; expected a KernelLogisticRegression"
@@ -384,7 +384,7 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
             click.echo(machine_report(describe(), as_json=as_json))
         else:
             with _named("MODEL"):
-                found = describe_model(place(model_path, "MODEL", "the path or URL of a saved model"))
+                found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model"))
             click.echo(info_report(found, model_path, as_json=as_json))
 
 
@@ -396,7 +396,8 @@ def verify(path: str, as_json: bool) -> None:
     import dkrr as library
 
     with _readable_errors():
-        found = library.verify(path)
+        with _named("PATH"):
+            found = library.verify(location(path, "PATH", "the path or URL of a run or a model"))
         click.echo(json.dumps(found.to_dict()) if as_json else str(found))
         sys.exit(0 if found.is_whole else 1)
 
@@ -409,7 +410,8 @@ def status(path: str, as_json: bool) -> None:
     import dkrr as library
 
     with _readable_errors():
-        found = library.status(path)
+        with _named("RUN"):
+            found = library.status(location(path, "RUN", "the path or URL of a run"))
         click.echo(json.dumps(found.to_dict()) if as_json else str(found))
 
 
@@ -444,7 +446,7 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
 
     with _readable_errors():
         with _named("MODEL"):
-            found = describe_model(place(model_path, "MODEL", "the path or URL of a saved model"))
+            found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model"))
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
         if out_path is not None:

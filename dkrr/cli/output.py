@@ -14,7 +14,7 @@ from dkrr.errors import InputError, StoreError
 from dkrr.tiles.arrays import chunk_rows, create_array, open_array
 from dkrr.tiles.aside import check_free, written_aside
 from dkrr.units import format_bytes, format_seconds
-from dkrr.values import place, shown
+from dkrr.values import location, shown
 
 
 def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
@@ -218,7 +218,7 @@ def _axes(count: int = 1) -> tuple[Any, ...]:
 
 def check_picture_path(path: str) -> None:
     """Refuse a path that a picture could not be written to, before what it shows is computed."""
-    place(path, "--out", "the path of a picture")
+    location(path, "--out", "the path of a picture")
     figure, *_ = _axes()
     kinds = sorted(figure.canvas.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".") not in kinds:
@@ -229,7 +229,7 @@ def check_picture_path(path: str) -> None:
 
 def check_predictions_path(path: str, *, overwrite: bool) -> None:
     """Refuse a path that predictions could not be written to, before they are computed."""
-    if not place(path, "--out", "the path of the predictions").endswith((".zarr", ".npy")):
+    if not location(path, "--out", "the path of the predictions").endswith((".zarr", ".npy")):
         raise InputError(f"--out is {shown(path)}; expected a path that ends in .zarr or .npy")
     check_free(path, overwrite=overwrite, what="an array of predictions", is_one=_is_array)
 

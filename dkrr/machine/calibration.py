@@ -21,7 +21,7 @@ from dkrr.planning.limits import AVAILABLE_FRACTION
 from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.runtime import Meter, Progress, Task
 from dkrr.runtime.folders import private_folder
-from dkrr.values import place, positive
+from dkrr.values import location, positive
 
 SECONDS = 0.25
 """Seconds for each of the measurements of a worker."""
@@ -65,7 +65,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
             f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
         )
     if folder is not None:
-        folder = place(folder, "folder", "an existing folder, or None: the temporary one")
+        folder = location(folder, "folder", "an existing folder, or None: the temporary one")
     create_profile_folder()  # before the work
     where = folder or setting("temporary-directory") or tempfile.gettempdir()
     if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)

@@ -21,7 +21,7 @@ from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
-from dkrr.values import place
+from dkrr.values import location
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
@@ -48,7 +48,7 @@ def open_path(path: str, name: str = "X") -> Any:
     InputError
         If the path does not exist or cannot be read.
     """
-    path = place(path, name, "the path or URL of an array")
+    path = location(path, name, "the path or URL of an array")
     file, _, member = path.partition("::")
     suffix = Path(file).suffix
     try:
@@ -114,7 +114,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
     if isinstance(X, str | Path):
-        X = _open_rows(place(X, name, "the path or URL of an array"), name)
+        X = _open_rows(location(X, name, "the path or URL of an array"), name)
     if isinstance(X, Rows):
         return X
     refuse_unreadable(X, name)
@@ -232,7 +232,7 @@ def as_array(y: Any, name: str = "y") -> NDArray[Any]:
 def _opened(y: Any, name: str) -> Any:
     """Array that may be lazy or stored."""
     if isinstance(y, str | Path):
-        y = open_path(place(y, name, "the path or URL of an array"), name)
+        y = open_path(location(y, name, "the path or URL of an array"), name)
     refuse_unreadable(y, name, NO_LABELS)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
