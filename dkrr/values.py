@@ -4,7 +4,6 @@ Each function returns the value in the type that the package works with, or rais
 wrong type) that names the argument.
 """
 
-import re
 from collections.abc import Sequence
 from math import isfinite
 from numbers import Integral, Real
@@ -129,7 +128,7 @@ def _check_protocols(url: str, name: str) -> None:
     """Refuse a URL of a protocol that is unknown, or whose package is not installed."""
     from fsspec import get_filesystem_class  # not by processes that only see paths
 
-    for protocol in re.findall(r"([^:/]*)://", url):
+    for protocol in url.partition("://")[0].split("::"):
         try:
             get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:

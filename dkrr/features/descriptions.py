@@ -206,7 +206,8 @@ def kernel_from_dict(
     InputError
         If the description is damaged, or a function or an array is needed and not given.
     """
-    return _read_kernel(description, _reader(callables, arrays))
+    kernel: Kernel = _reader(callables, arrays).read_whole(description, _read_kernel)
+    return kernel
 
 
 def feature_map_from_dict(
@@ -231,7 +232,8 @@ def feature_map_from_dict(
     InputError
         If the description is damaged, or an array is needed and not given.
     """
-    return _read_map(description, _reader(callables, arrays))
+    found: FeatureMap = _reader(callables, arrays).read_whole(description, _read_map)
+    return found
 
 
 def _reader(callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any] | None) -> Reader:

@@ -144,7 +144,8 @@ def kernel_from_dict(
     UserWarning
         If the function given has another source than the one described.
     """
-    return read_kernel(description, Reader.of({"kernel": read_kernel}, callables, arrays))
+    kernel: Kernel = Reader.of({"kernel": read_kernel}, callables, arrays).read_whole(description, read_kernel)
+    return kernel
 
 
 def read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:

@@ -63,9 +63,18 @@ class Reader:
             )
         return name, self.callables[name]
 
+    def read_whole(self, description: Any, read: Callable[[Any, Reader], Any]) -> Any:
+        """What a description as a whole makes; one that contains itself, or thousands of others, is refused."""
+        try:
+            return read(description, self)
+        except RecursionError:
+            raise InputError(
+                "the description nests without end; expected a kernel or a feature map of few parts"
+            ) from None
+
     def _array(self, checksum: Any) -> Any:
-        if checksum not in self.arrays:
-            raise InputError(f"the array {checksum!r} of a description is missing; expected it in `arrays`")
+        if not isinstance(checksum, str) or checksum not in self.arrays:
+            raise InputError(f"the array {shown(checksum)} of a description is missing; expected it in `arrays`")
         return self.arrays[checksum]
 
 
@@ -76,5 +85,5 @@ def warn_of_another_source(description: Mapping[str, Any], digest: str, what: st
             f"the {what} given for {description['name']!r} has another source text than the one that was saved; "
             "results are right only if it computes the same",
             UserWarning,
-            stacklevel=5,  # the caller of kernel_from_dict or feature_map_from_dict
+            stacklevel=6,  # the caller of kernel_from_dict or feature_map_from_dict
         )

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.config import setting
-from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError
 from dkrr.rows.dask_arrays import DaskRows, unframed
 from dkrr.rows.memory import csr_rows, memory_rows
 from dkrr.rows.sources import Rows
@@ -134,7 +134,10 @@ def _open_rows(path: str, name: str) -> Any:
     try:
         return open_path(path, name)
     except InputError:
-        found = stored_gram(path)
+        try:
+            found = stored_gram(path)
+        except DkrrError as error:
+            raise InputError(f"{name}: {error}") from error
         if found is None:
             raise
         return found
