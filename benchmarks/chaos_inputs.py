@@ -122,6 +122,7 @@ MEANINGS: dict[str, frozenset[str]] = {
     "columns": NONE | {"[1, 2]"},
     "concentration": COUNT | HALF | {"1.5"} | SCALAR_ARRAY | PATH,
     "cosine": FLAG,
+    "cost": NONE,
     "coverage": frozenset({"0.5", "float32 0.5", "1e-300"}),
     "cv": NONE | COUNT - {"1"},
     "cv_tol": HALF,

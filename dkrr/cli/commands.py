@@ -85,7 +85,9 @@ def _cluster(address: str | None) -> Iterator[None]:
         yield
         return
     if re.fullmatch(ADDRESS, address) is None:
-        raise InputError(f"--scheduler is {shown(address)}, and no Dask scheduler has it; expected one such as tcp://host:8786")
+        raise InputError(
+            f"--scheduler is {shown(address)}, and no Dask scheduler has it; expected one such as tcp://host:8786"
+        )
     from dkrr.runtime.dask_client import connect
 
     with connect(address):

@@ -91,7 +91,7 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         f"  kernel      {json.dumps(description['kernel'])}",
         f"  columns     {description['n_features']}",
         f"  parameters  {json.dumps(description['parameters'])}",
-        f"  predicts    in {'primal' if 'coef' in description['arrays'] else 'dual'} form",
+        f"  predicts    in {'primal' if 'coef' in description['stored'] else 'dual'} form",
         f"  versions    {json.dumps(description['versions'])}",
     ]
     if "classes" in description:

@@ -91,6 +91,8 @@ class CallableKernel(Kernel):
             raise InputTypeError(f"function {shown(self.function)} is not callable; expected one of blocks (X, Y)")
         object.__setattr__(self, "name", checked_name(self.name, self.function))
         object.__setattr__(self, "takes_objects", flag(self.takes_objects, "takes_objects"))
+        if self.cost is not None and not isinstance(self.cost, FunctionCost):
+            raise InputTypeError(f"cost is {shown(self.cost)}; expected what a plan has measured, or None")
 
     @property
     def functions(self) -> tuple[Any, ...]:
