@@ -1,7 +1,6 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
-from dkrr.features.descriptions import parts_of
+from dkrr.features.descriptions import parts_of, try_given
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
@@ -232,11 +231,8 @@ def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: 
             raise InputError(
                 f"kernel is {kernel!r}; expected {part['name']!r}, which fit was given, or a kernel with it"
             )
-        make = kernel_from_dict if "kernel" in part else feature_map_from_dict
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the model's own making warns
-                make(part, custom, arrays)
+            try_given(part, custom, arrays)  # the model's own making warns
         except InputError:
             raise
         except (TypeError, ValueError, AttributeError) as error:

@@ -13,7 +13,7 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionErr
 from dkrr.features.base import Array, FeatureMap
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import checked_name, identity_of
-from dkrr.kernels.readers import Reader, warn_of_another_source
+from dkrr.kernels.readers import Reader
 from dkrr.values import shown, whole
 
 FEATURE_SECONDS = 20e-9
@@ -138,7 +138,7 @@ def given_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
     else:
         settings = description.get("settings")
         made = _of_class(reader.settings(settings) if isinstance(settings, Mapping) else None, name, value)
-    warn_of_another_source(description, made.to_dict()["digest"], "feature map")
+    reader.check_source(description, made.to_dict()["digest"], "feature map")
     return made
 
 

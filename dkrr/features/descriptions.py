@@ -1,7 +1,7 @@
 """From kernels and descriptions to feature maps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
@@ -234,6 +234,19 @@ def feature_map_from_dict(
     """
     found: FeatureMap = _reader(callables, arrays).read_whole(description, _read_map)
     return found
+
+
+def try_given(
+    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
+) -> None:
+    """Make a kernel or a feature map that is given again, without a warning, to find whether that can be done.
+
+    Raises
+    ------
+    InputError
+        If it cannot; or as the user's own function or class raises.
+    """
+    replace(_reader(callables, arrays), warns=False).read(description)
 
 
 def _reader(callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any] | None) -> Reader:

@@ -16,7 +16,7 @@ from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.random_walk import RandomWalk
-from dkrr.kernels.readers import Reader, warn_of_another_source
+from dkrr.kernels.readers import Reader
 from dkrr.kernels.taylor import TaylorRBF
 from dkrr.kernels.text import BagOfWords
 from dkrr.values import finite, shown
@@ -165,7 +165,7 @@ def read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
 def _given_function(description: Mapping[str, Any], reader: Reader) -> CallableKernel:
     name, function = reader.given(description, "kernel function")
     kernel = CallableKernel(function, name, bool(description.get("takes_objects")))
-    warn_of_another_source(description, kernel.digest, "kernel function")
+    reader.check_source(description, kernel.digest, "kernel function")
     return kernel
 
 

@@ -21,6 +21,8 @@ class Reader:
     """Functions, and users' own feature maps and classes, by name."""
     arrays: Mapping[str, Any]
     """Arrays by checksum."""
+    warns: bool = True
+    """Whether functions and classes whose source text has changed give a warning."""
 
     @classmethod
     def of(cls, kinds: Mapping[str, Any], callables: Any, arrays: Any) -> Reader:
@@ -77,13 +79,12 @@ class Reader:
             raise InputError(f"the array {shown(checksum)} of a description is missing; expected it in `arrays`")
         return self.arrays[checksum]
 
-
-def warn_of_another_source(description: Mapping[str, Any], digest: str, what: str) -> None:
-    """Warn if a function or class that was given again differs from the one that was described."""
-    if digest != description.get("digest"):
-        warnings.warn(
-            f"the {what} given for {description['name']!r} has another source text than the one that was saved; "
-            "results are right only if it computes the same",
-            UserWarning,
-            stacklevel=6,  # the caller of kernel_from_dict or feature_map_from_dict
-        )
+    def check_source(self, description: Mapping[str, Any], digest: str, what: str) -> None:
+        """Warn if a function or class that was given again differs from the one that was described."""
+        if self.warns and digest != description.get("digest"):
+            warnings.warn(
+                f"the {what} given for {description['name']!r} has another source text than the one that was saved; "
+                "results are right only if it computes the same",
+                UserWarning,
+                stacklevel=6,  # the caller of kernel_from_dict or feature_map_from_dict
+            )
