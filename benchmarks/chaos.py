@@ -15,13 +15,16 @@ processes that are kept warm and are started again if they die. The exit status 
 
 import json
 import platform
+import random
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,13 +36,19 @@ import psutil
 
 from benchmarks.accuracy import replaced
 from benchmarks.chaos_child import ROOT, Children
+from benchmarks.chaos_kills import TARGETS, episodes
 from benchmarks.chaos_trials import GOOD, Observation, Outcome
 
 SECONDS_PER_TRIAL = {"models": 30.0, "runs": 120.0}
+SECONDS_PER_INPUT = 60.0
+EPISODE_SECONDS = 1800.0
+"""Limits for the process of a trial; fits and calls have their own."""
 FUNCTIONS = {"models": "benchmarks.chaos_models:trial", "runs": "benchmarks.chaos_runs:trial"}
 BEGIN, END = "<!-- tables of chaos: begin -->", "<!-- tables of chaos: end -->"
+SHOWN = ("part", "row", "group", "outcome", "seed")
+"""What the tables show of an observation."""
 TITLES = {
-    "kills": ("Kills", "killed"),
+    "kills": ("Kills", "place: process, signal"),
     "runs": ("Damage to runs, between a kill and the next call", "damage"),
     "models": ("Damage to models, before they are loaded", "damage"),
     "inputs": ("Wrong inputs", "argument of"),
@@ -62,9 +71,9 @@ class Campaign:
         self.observations: list[Observation] = []
         self._started, self._start = datetime.now(UTC), time.monotonic()
 
-    def note(self, number: int, answer: dict[str, Any], call: dict[str, Any] | None = None) -> None:
+    def note(self, number: int, answer: dict[str, Any]) -> None:
         """Record the answer of a trial."""
-        found: dict[str, Any] = {"row": "?", "seed": self.seed} | (call or {}) | answer
+        found: dict[str, Any] = {"row": "?", "seed": self.seed} | answer
         self.add(Observation(part=self.part, number=number, **found))
 
     def add(self, one: Observation) -> None:
@@ -97,7 +106,10 @@ class Campaign:
         if self._file is not None:
             with self._file.open("a") as out:
                 out.write(json.dumps(about) + "\n")
-        click.echo(table(self.part, [asdict(o) for o in self.observations]))
+        lines = [asdict(o) for o in self.observations]
+        click.echo(table(self.part, lines))
+        if self.part == "kills":
+            click.echo(f"\n{by_group(lines)}")
         return any(one.is_failure for one in self.observations)
 
 
@@ -123,23 +135,32 @@ def table(part: str, lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def by_group(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the table of kills by way to solve and place."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        counts[line["group"], line["row"].split(":")[0]] += line["count"]
+    places = [place for place in TARGETS if any(found == place for _, found in counts)]
+    text = [f"| kills | {' | '.join(places)} | all |", "|---" * (len(places) + 2) + "|"]
+    for group in dict.fromkeys(group for group, _ in sorted(counts)):
+        row = [counts[group, place] for place in places]
+        text.append(f"| {group} | {' | '.join(map(str, row))} | {sum(row)} |")
+    return "\n".join(text)
+
+
 def tallied(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Observations that differ in nothing that the tables show as one; failures one by one; campaigns as they are."""
-    counts: Counter[tuple[str, str, str, int]] = Counter()
-    trials: Counter[tuple[str, str, str, int]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     others = []
     for line in lines:
         if "campaign" in line or line["outcome"] not in GOOD:
             others.append(line)
         else:
-            key = (line["part"], line["row"], line["outcome"], line["seed"])
-            counts[key] += line["count"]
-            trials[key] += line.get("trials", 1)
+            counts[tuple(str(line[name]) for name in SHOWN)] += line["count"]
     return [
-        *({"part": p, "row": r, "outcome": o, "seed": s, "count": n, "trials": trials[p, r, o, s]}
-          for (p, r, o, s), n in sorted(counts.items())),
+        *(dict(zip(SHOWN, key, strict=True)) | {"count": n} for key, n in sorted(counts.items()) if n),
         *others,
-    ]  # fmt: skip
+    ]
 
 
 def page(lines: Sequence[dict[str, Any]]) -> str:
@@ -151,6 +172,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         if not found:
             continue
         text += [f"### {title}", "", table(part, found), ""]
+        text += [by_group(found), ""] if part == "kills" else []
         for one in campaigns:
             versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())
             text += [
@@ -185,9 +207,37 @@ def main() -> None:
 
 @main.command()
 @click.option("--target", type=click.Choice(["models", "runs"]), multiple=True, help="Default: both.")
+@click.option("--only", multiple=True, help="Kind of model or fit; default: all.")
+@click.option("--place", "places", multiple=True, type=click.Choice(["here", "cluster"]), help="Where runs resume.")
 @options
-def damage(
-    target: tuple[str, ...],
+def damage(target: tuple[str, ...], only: tuple[str, ...], places: tuple[str, ...], **given: Any) -> None:
+    """Damage saved models, or runs between a kill and the next call; 1,000 times each."""
+    chosen = (list(only), list(places or ("here", "cluster")))
+    failures = [_damaged(part, chosen, **given) for part in target or ("models", "runs")]
+    sys.exit(any(failures))
+
+
+def _damaged(
+    part: str, chosen: tuple[list[str], list[str]], trials: int | None, seed: int | None, numbers: tuple[int, ...],
+    file: Path | None, minutes: float, processes: int | None, folder: Path | None,
+) -> bool:  # fmt: skip
+    campaign = Campaign(part, secrets.randbelow(2**31) if seed is None else seed, file)
+    is_over = _timer(minutes)
+    with (
+        _folder(folder, campaign) as place,
+        Children(place, processes or _cores(), SECONDS_PER_TRIAL[part]) as children,
+    ):
+        drawn = numbers or range(trials or 1000)
+        calls = ((number, (FUNCTIONS[part], campaign.seed, number, *chosen)) for number in drawn)
+        children.run(calls, campaign.note, is_over)
+    return campaign.end()
+
+
+@main.command()
+@click.option("--place", "places", multiple=True, type=click.Choice(list(TARGETS)), help="Only there; default: all.")
+@options
+def kills(
+    places: tuple[str, ...],
     trials: int | None,
     seed: int | None,
     numbers: tuple[int, ...],
@@ -196,21 +246,56 @@ def damage(
     processes: int | None,
     folder: Path | None,
 ) -> None:
-    """Damage saved models, or runs between a kill and the next call."""
-    failed = False
-    for part in target or ("models", "runs"):
-        campaign = Campaign(part, secrets.randbelow(2**31) if seed is None else seed, file)
-        with _folder(folder) as place, Children(place, processes or _cores(), SECONDS_PER_TRIAL[part]) as children:
-            chosen = numbers or range(trials or 1000)
-            calls = [(FUNCTIONS[part], campaign.seed, number) for number in chosen]
-            done = _noting(campaign, chosen)
-            children.run(calls, done, time.monotonic() + 60 * minutes)
-        failed |= campaign.end()
-    sys.exit(failed)
+    """Kill processes of fits; 1,000 times."""
+    campaign = Campaign("kills", secrets.randbelow(2**31) if seed is None else seed, file)
+    is_late, wanted = _timer(minutes), trials or 1000
+
+    def is_over() -> bool:
+        return is_late() or sum(one.count for one in campaign.observations) >= wanted
+
+    def calls() -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for number, one in enumerate(episodes(campaign.seed)):
+            if number > max(numbers, default=number):
+                return
+            if (not numbers or number in numbers) and (not places or one.place in places):
+                what = (one.place, one.target, one.signal, one.name)
+                yield number, ("benchmarks.chaos_kills:episode", *what, campaign.seed, number)
+
+    with (
+        _folder(folder, campaign) as place,
+        Children(
+            place, processes or _cores(), EPISODE_SECONDS, is_confined=False, finish="benchmarks.chaos_kills:finish"
+        ) as children,
+    ):
+        children.run(calls(), campaign.note, is_over)
+    sys.exit(campaign.end())
 
 
-def _noting(campaign: Campaign, numbers: Sequence[int]) -> Callable[[int, dict[str, Any]], None]:
-    return lambda k, answer: campaign.note(numbers[k], answer)
+@main.command()
+@options
+def inputs(
+    trials: int | None,
+    seed: int | None,
+    numbers: tuple[int, ...],
+    file: Path | None,
+    minutes: float,
+    processes: int | None,
+    folder: Path | None,
+) -> None:
+    """Give wrong values to every function, setting and option; all of `benchmarks.chaos_inputs` by default."""
+    campaign = Campaign("inputs", seed or 0, file)
+    is_over = _timer(minutes)
+    with _folder(folder, campaign) as place, Children(place, processes or _cores(), SECONDS_PER_INPUT) as children:
+        n = children.ask("benchmarks.chaos_input_trials:count")["count"]
+        drawn = range(n) if trials is None else sorted(random.Random(campaign.seed).sample(range(n), min(n, trials)))
+        calls = ((number, ("benchmarks.chaos_input_trials:trial", number)) for number in numbers or drawn)
+        children.run(calls, campaign.note, is_over)
+    sys.exit(campaign.end())
+
+
+def _timer(minutes: float) -> Callable[[], bool]:
+    deadline = time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() > deadline
 
 
 @main.command(name="page")
@@ -234,15 +319,19 @@ def _cores() -> int:
     return len(psutil.Process().cpu_affinity())
 
 
-def _folder(folder: Path | None) -> Any:
+@contextmanager
+def _folder(folder: Path | None, campaign: Campaign) -> Iterator[Path]:
+    """Folder for temporary files, which stays after a failure."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    return _Temporary(prefix="chaos-", dir=folder)
-
-
-class _Temporary(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
-    def __enter__(self) -> Path:
-        return Path(super().__enter__())
+    path = Path(tempfile.mkdtemp(prefix="chaos-", dir=folder))
+    try:
+        yield path
+    finally:
+        if any(one.is_failure for one in campaign.observations):
+            click.echo(f"what the failures left is in {path}", err=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

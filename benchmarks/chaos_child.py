@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -54,10 +54,12 @@ class Child:
         Folder for its temporary files.
     seconds : float
         Time limit of one trial.
+    is_confined : bool
+        It respects permissions, also as root, and its memory is bounded.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
+    def __init__(self, folder: Path, seconds: float, *, is_confined: bool = True) -> None:
+        self._folder, self._seconds, self._is_confined = folder, seconds, is_confined
         self._process: subprocess.Popen[bytes] | None = None
         self._is_warm = False
 
@@ -106,7 +108,7 @@ class Child:
             self._end()
             self._is_warm = False
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.chaos_child"],
+                [sys.executable, "-m", "benchmarks.chaos_child", *(["confined"] if self._is_confined else [])],
                 cwd=ROOT,
                 env=os.environ | ENVIRONMENT | {"TMPDIR": str(self._folder)},
                 stdin=subprocess.PIPE,
@@ -145,10 +147,22 @@ class Child:
 
 
 class Children:
-    """Children that share a list of trials; a context manager."""
+    """Children that share a list of trials; a context manager.
 
-    def __init__(self, folder: Path, n: int, seconds: float) -> None:
-        self._children = [Child(folder / f"child-{k}", seconds) for k in range(n)]
+    Parameters
+    ----------
+    folder : Path
+    n : int
+    seconds : float
+    is_confined : bool
+        See `Child`.
+    finish : str
+        Function that each calls at the end.
+    """
+
+    def __init__(self, folder: Path, n: int, seconds: float, *, is_confined: bool = True, finish: str = "") -> None:
+        self._children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(n)]
+        self._finish = finish
 
     def __enter__(self) -> Self:
         for child in self._children:
@@ -159,29 +173,40 @@ class Children:
         for child in self._children:
             child.__exit__()
 
-    def run(self, calls: Sequence[tuple[Any, ...]], done: Any, deadline: float) -> None:
-        """Carry out calls of `Child.ask` until none is left or the time is over.
+    def ask(self, function: str, *arguments: Any) -> dict[str, Any]:
+        """Return the answer of one of them."""
+        return self._children[0].ask(function, *arguments)
+
+    def run(
+        self,
+        calls: Iterable[tuple[int, tuple[Any, ...]]],
+        done: Callable[[int, dict[str, Any]], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Carry out calls of `Child.ask` until none is left or it is over.
 
         Parameters
         ----------
-        calls : sequence of tuple
-            Arguments of `Child.ask`.
+        calls : iterable of (int, tuple)
+            Numbers of trials, and arguments of `Child.ask`.
         done : callable
-            Called with the number of a call and its answer, by one thread at a time.
-        deadline : float
-            On the clock `time.monotonic`.
+            Called with the number of a trial and its answer, by one thread at a time.
+        is_over : callable
+            Whether no other trial is to be started.
         """
-        lock, numbers = threading.Lock(), iter(range(len(calls)))
+        lock, rest = threading.Lock(), iter(calls)
 
         def work(child: Child) -> None:
-            while time.monotonic() < deadline:
+            while True:
                 with lock:
-                    number = next(numbers, None)
-                if number is None:
-                    return
-                answer = child.ask(*calls[number])
+                    number, call = (0, None) if is_over() else next(rest, (0, None))
+                if call is None:
+                    break
+                answer = child.ask(*call)
                 with lock:
                     done(number, answer)
+            if self._finish:
+                child.ask(self._finish)
 
         threads = [threading.Thread(target=work, args=(child,)) for child in self._children]
         for thread in threads:
@@ -214,10 +239,11 @@ def respect_permissions() -> None:
 
 def main() -> None:
     """Answer until the parent closes the pipe."""
-    if sys.platform == "linux" and os.geteuid() == 0:
-        respect_permissions()
     faulthandler.enable(all_threads=True)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    if "confined" in sys.argv:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+        if sys.platform == "linux" and os.geteuid() == 0:
+            respect_permissions()
     # What libraries print must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -65,7 +65,7 @@ def _complete() -> Any:
 def _logistic(**settings: Any) -> Any:
     from dkrr import KernelLogisticRegression
 
-    chosen: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 150} | settings
+    chosen: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 300} | settings
     return KernelLogisticRegression(**chosen)
 
 
@@ -83,22 +83,21 @@ def _polynomial(**settings: Any) -> Any:
 FITS: dict[str, Fit] = {
     "Cholesky": Fit(lambda: _ridge(solver="cholesky", fit_intercept=True), is_exact=True),
     "Cholesky, two λ": Fit(lambda: _ridge(solver="cholesky", alpha=[0.01, 0.1], tile=100), is_exact=True),
-    "float32 factor": Fit(lambda: _ridge(alpha=0.1)),
-    "CG": Fit(lambda: _ridge(solver=_low_rank(20), alpha=0.01, tile=150)),
-    "CG, float32 factor": Fit(lambda: _ridge(solver=_complete(), alpha=0.001)),
+    "CG": Fit(lambda: _ridge(solver=_low_rank(20), alpha=0.1, tile=300)),
+    "float32 factor": Fit(lambda: _ridge(solver=_complete(), alpha=0.001)),
     "normal equations": Fit(lambda: _polynomial(solver="cholesky", degree=6), is_exact=True),
     "CG, normal equations": Fit(lambda: _polynomial(solver=_iterative(None), degree=3)),
     "Newton, CG": Fit(lambda: _logistic(solver="cg"), classes=3, tolerance=1e-4),
     "Newton, Cholesky": Fit(lambda: _logistic(solver="cholesky"), classes=2, tolerance=1e-4),
-    "selection, CG": Fit(lambda: _search(solver="cg", tile=150), n_targets=1, tolerance=1e-4),
+    "selection, CG": Fit(lambda: _search(solver="cg", tile=300), n_targets=1, tolerance=1e-4),
     "selection, Cholesky": Fit(lambda: _search(solver="cholesky", tile=100), n_targets=1),
 }
 
 
 @cache
-def problem(name: str) -> tuple[Array, Any, Array]:
-    """X, y or labels, and new rows: the same in every process."""
-    fit, rng = FITS[name], np.random.default_rng(15)
+def problem(name: str, version: int = 0) -> tuple[Array, Any, Array]:
+    """X, y or labels, and new rows: the same in every process; versions differ in all numbers."""
+    fit, rng = FITS[name], np.random.default_rng([15, version])
     X, X_new = rng.standard_normal((N, D)), rng.standard_normal((N_NEW, D))
     Y = np.column_stack([np.sin(2 * X[:, 0]), X[:, -1] ** 2]) + 0.1 * rng.standard_normal((N, 2))
     if fit.classes:
@@ -127,6 +126,7 @@ def configured(place: str) -> Iterator[None]:
     with ExitStack() as stack:
         if place != "here":
             settings["dkrr.rates.gemm-gflops"] = 1e-3  # a machine so slow that no work is small
+            stack.enter_context(_on_workers())
         if place == "own workers":
             settings |= {"dkrr.local.workers": 2, "dkrr.rates.cluster-start-seconds": 0.0}
             stack.enter_context(mock.patch("dkrr.planning.tilings.THREAD_EFFICIENCY", 0.0))
@@ -134,7 +134,21 @@ def configured(place: str) -> Iterator[None]:
         yield
 
 
-def fitted(name: str, store: str | None, place: str = "here") -> Fitted:
+@contextmanager
+def _on_workers() -> Iterator[None]:
+    """The planner chooses among the ways that use workers, where there are any."""
+    from dkrr.planning import planner
+
+    original = planner._cheapest
+
+    def cheapest(fitting: list[Any]) -> Any:
+        return original([c for c in fitting if c.execution == "dask"] or fitting)
+
+    with mock.patch.object(planner, "_cheapest", cheapest):
+        yield
+
+
+def fitted(name: str, store: str | None, place: str = "here", version: int = 0) -> Fitted:
     """Fit at a place.
 
     Raises
@@ -142,7 +156,7 @@ def fitted(name: str, store: str | None, place: str = "here") -> Fitted:
     DkrrError
         As the estimator does.
     """
-    fit, (X, y, X_new) = FITS[name], problem(name)
+    fit, (X, y, X_new) = FITS[name], problem(name, version)
     with configured(place), warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         model = fit.estimator().set_params(store=store, progress=False).fit(X, y)

@@ -128,10 +128,19 @@ def same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
     )
 
 
-def trial(seed: int, number: int) -> dict[str, Any]:
-    """Damage a model and use it."""
+def trial(seed: int, number: int, only: list[str], places: list[str]) -> dict[str, Any]:  # noqa: ARG001
+    """Damage a model and use it.
+
+    Parameters
+    ----------
+    seed, number : int
+    only : list of str
+        Kinds to choose from; empty: all.
+    places : list of str
+        Unused: models are loaded in one place.
+    """
     rng = np.random.default_rng([seed, number])
-    operations, kinds = list(OPERATIONS), list(KINDS)
+    operations, kinds = list(OPERATIONS), only or list(KINDS)
     operation, name = operations[number % len(operations)], kinds[int(rng.integers(len(kinds)))]
     original = saved(name, 0)
     foreign = kinds[int(rng.integers(len(kinds)))]

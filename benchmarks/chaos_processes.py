@@ -112,8 +112,9 @@ class FitProcess:
         return (self.folder / "log").read_text(errors="replace")[-5000:]
 
     def temporary_files(self) -> list[str]:
-        """Files that it left in its temporary folder."""
-        return sorted(p.name for p in (self.folder / "tmp").iterdir())
+        """Files that it left in its temporary folder, but for the locks that Dask leaves in any."""
+        folder = self.folder / "tmp"
+        return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
 
     def scheduler(self) -> list[psutil.Process]:
         """The process with the scheduler that dkrr started."""
@@ -128,7 +129,7 @@ class FitProcess:
             for server in self.scheduler():
                 for child in server.children(recursive=True):
                     line = " ".join(child.cmdline())
-                    if "multiprocessing" in line and "tracker" not in line:
+                    if "multiprocessing" in line and "resource_tracker" not in line:
                         found.append(child)
         return found
 

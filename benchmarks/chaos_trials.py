@@ -42,6 +42,10 @@ class Outcome(StrEnum):
     """More work was repeated than one task for each killed thread."""
     ACCEPTED = "accepted"
     """A wrong input was used without a word."""
+    DECLINED = "declined"
+    """An input that means something was refused."""
+    LATE = "late"
+    """A wrong input was refused after work had started."""
 
 
 GOOD = (Outcome.HARMLESS, Outcome.REPAIRED, Outcome.DETECTED)

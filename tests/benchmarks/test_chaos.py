@@ -1,6 +1,7 @@
 """The chaos suite: what it does to files and processes, what it notices, and a short campaign of each part."""
 
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from click.testing import CliRunner
 from benchmarks import chaos
 from benchmarks.chaos_child import Child
 from benchmarks.chaos_damage import OPERATIONS, Scene, damage, open_again
+from benchmarks.chaos_fits import FITS
+from benchmarks.chaos_kills import TARGETS, episodes
 from benchmarks.chaos_trials import Outcome, of_error
 from dkrr.errors import InputError, StoreError
 
@@ -71,19 +74,66 @@ def test_a_child_survives_what_happens_in_it(tmp_path):
     assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
 
 
-@pytest.mark.parametrize("part", ["models"])
-def test_a_short_campaign(tmp_path, part):
+@pytest.mark.parametrize(
+    ("part", "command", "least"),
+    [
+        ("models", ["damage", "--target", "models", "--trials", "63"], 60),
+        ("runs", ["damage", "--target", "runs", "--only", "Cholesky", "--place", "here", "--trials", "21"], 18),
+        ("kills", ["kills", "--place", "here", "--trials", "3"], 3),
+    ],
+)
+def test_a_short_campaign(tmp_path, part, command, least):
     file = tmp_path / "lines.jsonl"
-    command = ["damage", "--target", part, "--trials", "42", "--seed", "3", "--processes", "1", "--json", str(file)]
-    done = CliRunner().invoke(chaos.main, [*command, "--folder", str(tmp_path)])
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sum(line.get("count", 0) for line in lines) >= 38 and lines[-1]["campaign"] == part
+    options = ["--seed", "3", "--processes", "1", "--json", str(file), "--folder", str(tmp_path)]
+    done = CliRunner().invoke(chaos.main, [*command, *options])
     assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == part
+
+
+def test_what_is_changed_is_noticed(tmp_path, monkeypatch):
+    """A loader without checks gives wrong predictions, and the suite says so."""
+    from benchmarks import chaos_models
+
+    loaded = chaos_models._loaded
+
+    def careless(kind, path):
+        model = loaded(kind, chaos_models.saved("RBF", 0).path)
+        model._model.dual_coef[3] += 1e-9
+        return model
+
+    chaos_models.saved("RBF", 0)
+    monkeypatch.setattr(chaos_models, "_loaded", careless)
+    outcome, _ = chaos_models._judged(chaos_models.KINDS["RBF"], tmp_path, chaos_models.saved("RBF", 0))
+    assert outcome == Outcome.WRONG
+
+
+def test_every_process_and_way_to_solve_is_killed():
+    found = set()
+    for one in islice(episodes(15), 600):
+        found.add((one.place, one.target, one.signal, one.name))
+    every = {
+        (place, target, signal, name)
+        for place, targets in TARGETS.items()
+        for target, signals in targets.items()
+        for signal in signals
+        for name in FITS
+    }
+    assert len(every & found) > 0.7 * len(every)
+    assert {case[:3] for case in every} == {case[:3] for case in found}
 
 
 def test_the_page_counts_what_was_recorded(tmp_path):
     lines = [
-        {"part": "models", "row": "truncated", "outcome": "detected", "seed": 3, "number": k, "count": 1, "detail": "x"}
+        {
+            "part": "models",
+            "row": "truncated",
+            "group": "RBF",
+            "outcome": "detected",
+            "seed": 3,
+            "number": k,
+            "count": 1,
+        }
         for k in range(5)
     ]
     lines[4]["outcome"] = "wrong"
