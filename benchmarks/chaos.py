@@ -18,6 +18,7 @@ import platform
 import random
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -335,4 +336,6 @@ def _folder(folder: Path | None, campaign: Campaign) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: the processes of trials are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

@@ -41,8 +41,14 @@ ENVIRONMENT = {
 """Fixed rates and one thread: plans, and with them results, are the same in every process."""
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 """Numbers of Linux capabilities."""
-PR_CAPBSET_DROP = 24
-"""Number of an operation of prctl(2)."""
+PR_CAPBSET_DROP, PR_SET_PDEATHSIG = 24, 1
+"""Numbers of operations of prctl(2)."""
+
+
+def end_with_parent() -> None:
+    """The system kills this process when the one that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Child:
@@ -115,6 +121,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._messages,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         return self._process
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.chaos_child import ROOT
+from benchmarks.chaos_child import ROOT, end_with_parent
 from benchmarks.chaos_preload import FOLDER
 
 GONE_SECONDS = 40.0
@@ -139,6 +139,7 @@ def _fit(folder: Path, name: str, store: str | None, place: str, address: str | 
     status = 1
     try:
         os.setsid()
+        end_with_parent()
         log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
         null = os.open(os.devnull, os.O_RDONLY)
         for descriptor, number in ((null, 0), (log, 1), (log, 2)):
@@ -173,7 +174,7 @@ def _fitted(folder: Path, name: str, store: str | None, place: str, address: str
             if address is not None:
                 from distributed import Client
 
-                stack.enter_context(Client(address, timeout="60s"))
+                stack.enter_context(Client(address, timeout="15s"))
             (folder / "started").touch()
             found = fitted(name, store, place)
         _write(folder / "result", found)
@@ -254,6 +255,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
 
     def workers(self) -> list[psutil.Process]:
