@@ -1,5 +1,6 @@
 """Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +54,7 @@ def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
         If it does not exist.
     """
     path = local_path(url)
-    if path is not None and not path.exists():
+    if path is not None and not os.path.lexists(path):
         raise StoreError(f"{url} does not exist")
     try:
         return zarr.open_array(zarr_store(url), mode=mode)

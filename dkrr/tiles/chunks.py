@@ -96,7 +96,7 @@ class ChunkedArray:
     def _created(self) -> "ChunkedArray":
         path = local_path(self.url)
         found = None
-        if path is None or path.exists():
+        if path is None or os.path.lexists(path):
             with contextlib.suppress(DamagedChunkError):  # written again: checksums of chunks hold the layout
                 found = self.open(self.url, self.identity)
         if found is None:
