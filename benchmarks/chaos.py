@@ -125,6 +125,7 @@ def table(part: str, lines: Sequence[dict[str, Any]]) -> str:
     used = [o for o in Outcome if o in GOOD or any(line["outcome"] == o for line in lines)]
     if part == "kills":
         used = [o for o in used if o != Outcome.DETECTED or any(line["outcome"] == o for line in lines)]
+    lines = [line | {"row": _shown(line["row"])} for line in lines]
     rows = list(dict.fromkeys(line["row"] for line in lines))
     text = [f"| {TITLES[part][1]} | trials | {' | '.join(used)} |", "|---" * (len(used) + 2) + "|"]
     for row in [*sorted(rows), "all"]:
@@ -134,6 +135,12 @@ def table(part: str, lines: Sequence[dict[str, Any]]) -> str:
                 counts[line["outcome"]] += line["count"]
         text.append(f"| {row} | {counts.total()} | {' | '.join(str(counts[o]) for o in used)} |")
     return "\n".join(text)
+
+
+def _shown(row: str) -> str:
+    """Row of the table for what was tried: options of a command together."""
+    words = row.split()
+    return " ".join(words[:2]) if words[:1] == ["dkrr"] else row
 
 
 def by_group(lines: Sequence[dict[str, Any]]) -> str:

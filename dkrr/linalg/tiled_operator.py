@@ -21,7 +21,6 @@ from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import Operator, Precision, Vectors, column_sizes
 from dkrr.linalg.sources import Piece, TileSource
 from dkrr.rows import MemoryRows, Rows
-from dkrr.rows.sources import PART_ENTRIES
 from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
 from dkrr.tiles import TileGrid
 
@@ -277,7 +276,7 @@ class ResidentRows(Rows):
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         return self._kept().read(start, stop, columns)
 
-    def parts(self, rows: slice, max_entries: int = PART_ENTRIES) -> list[slice]:
+    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         return self._kept().parts(rows, max_entries)
 
     def _kept(self) -> MemoryRows:

@@ -88,14 +88,15 @@ class Rows(ABC):
                 top = bottom
             first = last
 
-    def parts(self, rows: slice, max_entries: int = PART_ENTRIES) -> list[slice]:
+    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
 
-        Sparse rows are cut into at most so many stored entries, or one row; dense ones are not cut.
+        Sparse rows are cut into at most so many stored entries (default: PART_ENTRIES), or one row; dense ones are
+        not cut.
         """
         if not self.is_sparse:
             return [rows]
-        cuts = cuts_by_entries(self._pointers_of(rows), max_entries)
+        cuts = cuts_by_entries(self._pointers_of(rows), PART_ENTRIES if max_entries is None else max_entries)
         return [slice(rows.start + a, rows.start + b) for a, b in pairwise(cuts)]
 
     def _pointers_of(self, rows: slice) -> NDArray[Any]:

@@ -134,7 +134,9 @@ class LocalWorkers:
         settings = portable(config)
         given = dask.config.get("distributed.worker.preload", default=[], config=settings)
         preload = [given] if isinstance(given, str) else list(given or [])
-        dask.config.set(SETTINGS | {"distributed.worker.preload": [PRELOAD, *preload]}, config=settings)
+        # The scheduler keeps a file there too, which its death would leave in Dask's own folder.
+        place = {"temporary-directory": self._options["local_directory"]}
+        dask.config.set(SETTINGS | place | {"distributed.worker.preload": [PRELOAD, *preload]}, config=settings)
         self._credentials = new_credentials()
         self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._credentials, settings)))
         self._process.stdin.flush()

@@ -311,7 +311,7 @@ def optimise(
         predictions = objective.predictions_of_best()
     best, values = objective.best, np.array(objective.values)
     for text in _shortfalls(objective, message, converged=converged):
-        warnings.warn(text, ConvergenceWarning, stacklevel=5)
+        warnings.warn(text, ConvergenceWarning, stacklevel=6)
     parameters = np.exp(objective.parameters)
     return Optimum(
         alpha=float(parameters[best, 0]),

@@ -97,7 +97,7 @@ class _Work:
         """The scores, with the λ in the order of the request; warns of what they lack."""
         self.report.seconds = seconds
         for message in _shortfalls(self.report, self.alphas):
-            warnings.warn(message, ConvergenceWarning, stacklevel=6)
+            warnings.warn(message, ConvergenceWarning, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
         found = self.sheet.in_order(back)
         start = None if self.refit is None else self.refit.start(request.values.shape[1])

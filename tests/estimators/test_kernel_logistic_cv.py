@@ -95,7 +95,7 @@ def test_the_chosen_model_is_saved(data, labels, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"alphas": [0.0]}, "alpha is 0; expected a finite number > 0"),
+        ({"alphas": [0.0]}, "alphas is 0; expected a finite number > 0"),
         ({"cv": "loo"}, "leave-one-out.*cv=5"),
         ({"cv": KFold(2)}, "fold 0 .*no training row of class 'a'.*StratifiedKFold"),
         ({"scoring": "right"}, "scoring is 'right'; expected"),

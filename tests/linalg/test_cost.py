@@ -7,6 +7,7 @@ from dkrr.linalg.cholesky import cholesky_cost, cold_cholesky_bytes, factor_byte
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
 from dkrr.tiles import TileGrid
+from dkrr.tiles.shards import OVERHEAD_BYTES
 
 
 def test_sum_and_multiple():
@@ -40,7 +41,7 @@ def test_a_small_factorisation_is_slower_by_the_flop():
 @pytest.mark.parametrize("n_tiles", [1, 2, 7, 40])
 def test_what_a_factorisation_reads_from_the_disk_itself(n_tiles):
     grid = TileGrid(n_tiles * 6, 6, 3)
-    tile = 2 * (8 * 6 * 3 + 4)  # two panels with their checksums
+    tile = 2 * (8 * 6 * 3 + OVERHEAD_BYTES)  # two panels with their checksums
     whole, read = factor_bytes(grid), cholesky_cost(grid, 0).read_bytes
     cold = [cold_cholesky_bytes(grid, part * whole) for part in (0.0, 0.1, 0.3, 0.5, 1.0)]
     # Without a cache every column reads all tiles on its left once; its own row is then at hand.

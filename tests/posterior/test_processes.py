@@ -180,10 +180,18 @@ def test_folds_of_intervals(data):
         model.predict_interval(data.X_new, 90)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, "one"])
-def test_bad_scales(data, scale):
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (0.0, "a finite number above 0"),
+        (-1.0, "a finite number above 0"),
+        (np.inf, "a finite number"),
+        ("one", "a real number"),
+    ],
+)
+def test_bad_scales(data, scale, expected):
     model = KernelRidge(kernel="rbf").fit(data.X, data.y[:, 0])
-    with pytest.raises(InputError, match="scale is .*expected a finite number > 0"):
+    with pytest.raises(InputError, match=f"scale is .*expected {expected}"):
         model.predict(data.X_new, return_std=True, scale=scale)
 
 
