@@ -55,7 +55,11 @@ class DamagedChunkError(StoreError):
         return type(self), (str(self), self.url, self.key)
 
 
-class BusyStoreError(StoreError):
+class UnreachableStoreError(StoreError):
+    """A store cannot be read or written at the moment (permission, limits, a lost disk); it is not damaged."""
+
+
+class BusyStoreError(UnreachableStoreError):
     """A store belongs to another run at the moment; the message says whose, where and since when."""
 
 

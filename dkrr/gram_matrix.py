@@ -68,8 +68,8 @@ def gram(
     store : str or Path, optional
         Path or URL of a Zarr store. The matrix (Y must be None) is then computed at once: the workers of the ambient
         Dask client, or this process, write its lower triangle in tiles, and the returned array reads them. Tiles of an
-        earlier call are reused. ``KernelRidge(kernel="precomputed")`` takes the path of a complete store as X, and
-        reads it tile by tile.
+        earlier call are read, compared with their checksums, and reused.
+        ``KernelRidge(kernel="precomputed")`` takes the path of a complete store as X, and reads it tile by tile.
 
     Returns
     -------
@@ -173,6 +173,8 @@ def _written(rows: Rows, kernel: Kernel, grid: TileGrid, context: Context) -> Ti
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
     matrix = TiledMatrix.create(context.stored.store.place("gram"), grid)
+    for damaged in matrix.array.damaged_chunks():
+        context.stored.store.discard(damaged.url, damaged.key)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]
     context.run_tasks("Gram matrix", tasks)

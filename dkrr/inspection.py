@@ -211,6 +211,8 @@ def status(path: str | Path) -> RunStatus:
     arrays, _ = _contents(run)
     kind = _kind(description, of_run="fit")
     layout, left = description.get("layout") or {}, run.note(N_BATCHES) or 0
+    if type(left) is not int:
+        raise StoreError(f"the run in {run.url} is damaged: it has {left!r} batches of targets")
     if left:
         left -= sum(a.name.startswith(f"{GROUP}/") and a.present == a.expected for a in arrays) // 2
     return RunStatus(str(path), kind, fingerprint, layout, arrays, _checkpoint(run), left, who_owns(run.url))
@@ -273,11 +275,17 @@ def _checkpoint(run: RunStore) -> dict[str, Any] | None:
     plain = Snapshots(run).plain()
     if plain is None:
         return None
-    if "iteration" in plain:
-        history = plain.get("history") or []
-        return {"iteration": plain["iteration"], **({"residual": history[-1][2]} if history else {})}
-    state = plain.get("state") or {}
-    return {"models done": len(plain.get("done", ())), **({"Newton step": state["step"]} if "step" in state else {})}
+    try:
+        if "iteration" in plain:
+            history = plain.get("history") or []
+            return {"iteration": plain["iteration"], **({"residual": history[-1][2]} if history else {})}
+        state = plain.get("state") or {}
+        return {
+            "models done": len(plain.get("done", ())),
+            **({"Newton step": state["step"]} if "step" in state else {}),
+        }
+    except (LookupError, TypeError) as error:
+        raise StoreError(f"the run in {run.url} is damaged: its checkpoint is described by {plain!r}") from error
 
 
 def _described(layout: dict[str, Any]) -> str:

@@ -97,7 +97,7 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     url = str(path)
     found = read_group(url)
     if found is None:
-        raise StoreError(f"{url} does not exist, or is no Zarr group; expected a model that dkrr.save wrote")
+        raise StoreError(f"{url} does not exist, or is not a Zarr group; expected a model that dkrr.save wrote")
     if not found:
         raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
     if found.get("kind") != "model":

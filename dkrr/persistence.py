@@ -177,6 +177,8 @@ def _loaded(
     arrays = {name: _whole(stored[name]) for name in ARRAYS if name in stored}
     coef, dual_coef, map_description = arrays.get("coef"), arrays.get("dual_coef"), found["feature_map"]
     rows = stored.get(ROWS)
+    for array in () if rows is None else rows.arrays:
+        array.check_complete()
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],

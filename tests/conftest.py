@@ -1,6 +1,7 @@
 """Shared data."""
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,13 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.runtime.local_workers import local_client
 
 WORKER_MEMORY = 2**30
+
+
+def pytest_configure() -> None:
+    """Signals have their default handlers, also where the tests run in the background of a shell that ignores some."""
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -144,7 +144,7 @@ def test_what_is_not_a_model_is_refused(data, tmp_path):
     with pytest.raises(StoreError, match="does not exist"):
         dkrr.load(tmp_path / "m.zarr")
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(StoreError, match="cannot read|no Zarr group"):
+    with pytest.raises(StoreError, match="cannot read|not a Zarr group"):
         dkrr.load(tmp_path / "text")
     KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr")).fit(data.X, data.y)
     with pytest.raises(StoreError, match="is a dkrr run, not a model"):

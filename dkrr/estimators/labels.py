@@ -34,7 +34,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InputTypeError(f"y is {shown(y)}; expected (n_samples,): one label for every row") from error
     if labels.dtype.kind == "c":
-        raise InputTypeError(f"y has dtype {labels.dtype}; expected labels: complex data not supported")
+        raise InputTypeError(f"y has dtype {labels.dtype}; expected labels of classes. Complex data not supported")
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1) or labels.size == 0:
         raise InputError(
             f"y has shape {labels.shape}, a bad input shape; expected (n_samples,): one label for every row"

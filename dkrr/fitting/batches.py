@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
-from dkrr.errors import StoreError
+from dkrr.errors import UnreachableStoreError
+from dkrr.fitting.checkpoint import UNLIKE_OURS
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
@@ -155,21 +156,23 @@ class FinishedBatches:
             return None
         try:
             coef, rest = (array.load() for array in self._arrays(batch))
-        except StoreError:
+            facts = json.loads(note)
+            residual, condition, known = facts["residual"], facts["condition"], facts["outcome"]
+            outcome = None
+            if known is not None:
+                known |= {"status": Status(known["status"]), "messages": tuple(known["messages"])}
+                outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], history=(), **known)
+        except UnreachableStoreError:
+            raise
+        except UNLIKE_OURS:
             return None
-        facts = json.loads(note)
-        outcome = None
-        if facts["outcome"] is not None:
-            known = facts["outcome"]
-            known |= {"status": Status(known["status"]), "messages": tuple(known["messages"])}
-            outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], history=(), **known)
         return Solution(
             dual_coef=coef,
             coef=None,
             intercept=rest[0],
             rows=self.rows,
-            residual=facts["residual"],
-            condition=facts["condition"],
+            residual=residual,
+            condition=condition,
             outcome=outcome,
             squares=rest[1],
             messages=tuple(facts["messages"]),

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
-from dkrr.errors import StoreError
+from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.solvers.iteration_state import State
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import check_owned
@@ -18,6 +19,9 @@ from dkrr.tiles.lock import check_owned
 Array = NDArray[np.float64]
 
 CHUNK_ROWS = 65536
+
+UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading raises where a store holds something else than dkrr writes."""
 
 Value = TypeVar("Value")
 
@@ -49,7 +53,9 @@ class Snapshots:
             self._turn = 1 - turn
             arrays = {name: self.store.open_array(f"checkpoint-{turn}/{name}").load() for name in found["arrays"]}
             return parse(arrays, json.loads(found["plain"]))
-        except (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except UnreachableStoreError:
+            raise
+        except UNLIKE_OURS as error:
             # The error's own advice is about tiles, which are computed again one by one.
             what = str(error).split(": ")[0]
             self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration restarts"
@@ -58,13 +64,26 @@ class Snapshots:
     def complete(self) -> list[str]:
         """Names of the arrays of the last complete checkpoint, and of the pivots."""
         found, pivots = self.store.note("checkpoint"), self.store.note("pivots")
-        names = [] if found is None else [f"checkpoint-{found['turn']}/{name}" for name in found["arrays"]]
-        return names if pivots is None else [*names, pivots]
+        with self._as_damage():
+            names = [] if found is None else [f"checkpoint-{int(found['turn'])}/{name}" for name in found["arrays"]]
+            return names if pivots is None else [*names, str(pivots)]
+
+    @contextmanager
+    def _as_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except UNLIKE_OURS as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"the run in {self.store.url} is damaged: its checkpoint is described by {error!r}"
+            ) from error
 
     def plain(self) -> dict[str, Any] | None:
         """Plain values of the last complete checkpoint; None without any."""
         found = self.store.note("checkpoint")
-        return None if found is None else json.loads(found["plain"])
+        with self._as_damage():
+            return None if found is None else dict(json.loads(found["plain"]))
 
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
         """Save arrays that do not change any more."""
@@ -85,7 +104,9 @@ class Snapshots:
         keys = self.store.note(name)
         try:
             return None if keys is None else {k: self.store.open_array(f"{name}/{k}").load() for k in keys}
-        except StoreError as error:
+        except UnreachableStoreError:
+            raise
+        except UNLIKE_OURS as error:
             self.damage = f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it restarts"
             return None
 
@@ -135,7 +156,9 @@ class Checkpoints(Snapshots):
             return None
         try:
             index = self.store.open_array(name).load()[:, 0].astype(np.intp)
-        except StoreError:
+        except UnreachableStoreError:
+            raise
+        except UNLIKE_OURS:
             return None
         self._n_pivots = len(index)
         return index

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cost import Stage
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
@@ -239,6 +239,8 @@ class Context:
             if self._scan(copy) == checksum:
                 return copy
             why = "its rows are others"
+        except UnreachableStoreError:
+            raise
         except (InputError, StoreError) as error:  # NaN, a damaged structure or chunk
             why = str(error).split(": ")[0]
         self.notices.append(f"the copy of X in the store is not the X of this run ({why}): X is copied again")

@@ -1,11 +1,13 @@
 """Runs whose store is damaged: what does not match its checksum is discarded, and computed again by its tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from dkrr.errors import DamagedChunkError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.storage import absolute_url
 from dkrr.tiles import RunStore
+from dkrr.tiles.lock import check_owned, owned
 
 Value = TypeVar("Value")
 
@@ -17,7 +19,7 @@ def with_repairs(store: str | None, work: Callable[[], Value]) -> tuple[Value, t
     """Do the work of a run; where a part of its own store is damaged, discard all that is, and resume.
 
     Each task owns the chunks that it writes and computes those that are missing, so the work that is done again is that
-    of the damaged ones.
+    of the damaged ones. The store belongs to this run all the time.
 
     Parameters
     ----------
@@ -38,30 +40,57 @@ def with_repairs(store: str | None, work: Callable[[], Value]) -> tuple[Value, t
     DamagedChunkError
         Of another store, or where damage does not end.
     """
-    messages: tuple[str, ...] = ()
-    for _ in range(MAX_ATTEMPTS):
-        try:
-            return work(), messages
-        except DamagedChunkError as error:
-            if store is None or not error.url.startswith(absolute_url(store)):
-                raise
-            found = error
-        messages += (discarded(store, found),)
-    return work(), messages
+    if store is None:
+        return work(), ()
+    run = RunStore(absolute_url(store))
+    run.description()  # what is not a run is refused before a lock is written there
+    messages, known = list[str](), set[tuple[str, str]]()
+    with owned(run.url):
+        while True:
+            try:
+                return work(), tuple(messages)
+            except DamagedChunkError as error:
+                where = error.url, error.key
+                if not run.holds(error.url) or where in known or len(messages) == MAX_ATTEMPTS:
+                    raise
+                found = error
+            known.add(where)
+            messages.append(discarded(run, found))
 
 
-def discarded(store: str, found: DamagedChunkError) -> str:
+@contextmanager
+def damage_discarded(store: str | None) -> Iterator[None]:
+    """Discard what is damaged in the store of a run that the block owns, and say so in the error of the block.
+
+    Raises
+    ------
+    StoreError
+        In place of a DamagedChunkError of this store: the same call computes again what was discarded.
+    """
+    try:
+        yield
+    except DamagedChunkError as error:
+        run = None if store is None else RunStore(absolute_url(store))
+        if run is None or not run.holds(error.url):
+            raise
+        with owned(run.url):
+            done = discarded(run, error)
+        raise StoreError(f"{done}. Run again with the same store and the same data") from error
+
+
+def discarded(run: RunStore, found: DamagedChunkError) -> str:
     """Delete every damaged part of a run's store, and return a message that names them.
 
     Parameters
     ----------
-    store : str
+    run : RunStore
+        Owned by the code around.
     found : DamagedChunkError
         The first one.
     """
-    run = RunStore(absolute_url(store))
     damaged = {(error.url, error.key) for error in run.damage()} | {(found.url, found.key)}
     for url, key in damaged:
+        check_owned(run.url)
         run.discard(url, key)
     first = ", ".join(sorted(f"{key} of {url.removeprefix(run.url).strip('/')}" for url, key in damaged)[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import DamagedChunkError, InputError
 from dkrr.rows.sources import ALL, Block, Rows
 from dkrr.rows.stored import SCRATCH_BYTES, CheckedRows
 from dkrr.sparse import check_structure
@@ -81,8 +81,9 @@ class SparseRows(Rows):
             data, indices = (part.read(first, last)[:, 0] for part in (self.values, self.columns))
             block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
-        except ValueError as error:  # SciPy's own, and ours
-            raise StoreError(f"the sparse rows in {self.url} are damaged: {error}. Write them again") from error
+        except (ValueError, MemoryError) as error:  # SciPy's own, and ours
+            text = f"the sparse rows in {self.url} are damaged: {error}. Write them again"
+            raise DamagedChunkError(text, self.url, "indptr") from error
         return block if columns == ALL else block[:, columns]
 
     @property

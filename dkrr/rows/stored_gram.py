@@ -21,6 +21,11 @@ class StoredGramRows(StoredRows):
     def matrix(self) -> TiledMatrix:
         """Tiles of the lower triangle."""
         array = RunStore(self.url).open_array(NAME)
+        n, chunks = array.shape[0], array.chunks
+        if array.shape != (n, n) or n == 0 or array.block_rows or chunks[0] % chunks[1] or array.dtype[:5] != "float":
+            raise StoreError(
+                f"{array.url} does not have the layout of a Gram matrix that dkrr.gram wrote: it is damaged"
+            )
         return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
 
     @cached_property
@@ -81,7 +86,10 @@ def stored_gram(url: str) -> StoredGramRows | None:
     if found is None or (found["fingerprint"] or {}).get("what") != NAME:
         return None
     rows = StoredGramRows(url)
-    n_tiles, wanted = len(rows.matrix.complete_tiles()), len(list(rows.matrix.grid.lower()))
+    side = rows.matrix.grid.n_tiles
+    n_tiles, wanted = len(rows.matrix.array.present()), side * (side + 1) // 2
+    if n_tiles >= wanted:
+        n_tiles = len(rows.matrix.complete_tiles())
     if n_tiles < wanted:
         raise StoreError(
             f"the Gram matrix in {url} has {n_tiles} of {wanted} tiles; expected all: call dkrr.gram again with "

@@ -48,7 +48,8 @@ def connect(address: str, timeout: str = "10s") -> Client:
     InputError
         If no scheduler answers within `timeout`, or certificates are missing.
     """
-    if address.startswith("tls://") and not dask.config.get("distributed.comm.tls.client.cert"):
+    needed = [dask.config.get(f"distributed.comm.tls.{name}", None) for name in ("ca-file", "client.cert")]
+    if address.startswith("tls://") and not all(needed):
         raise InputError(
             f"the Dask scheduler at {address} asks for certificates, and there are no certificates of a client; "
             f"expected files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and "
@@ -62,7 +63,10 @@ def connect(address: str, timeout: str = "10s") -> Client:
         failed = default_client_or_none()
         if failed is not None and failed is not before:
             failed.close(timeout=1)
-        raise InputError(f"no Dask scheduler answers at {address}: {error}") from error
+        raise InputError(
+            f"no Dask scheduler answers at {address}: {error}; expected the address of a running one: start it, or "
+            f"give another"
+        ) from error
 
 
 def check_folder_is_shared(client: Client, folder: Path) -> None:

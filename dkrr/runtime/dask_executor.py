@@ -70,6 +70,13 @@ class DaskExecutor:
             return
         try:
             self._memory = self._ready()
+        except DkrrError:
+            raise
+        except ImportError as error:
+            raise ClusterError(
+                f"the workers cannot import what the kernel or the store needs: {error}; expected the same packages "
+                f"and modules as here: install them where the workers run"
+            ) from error
         except OSError as error:  # no connection to a worker, or to the scheduler
             self._watch.refuse_a_lost_scheduler()
             raise self._died("the imports before the first task", 1) from error

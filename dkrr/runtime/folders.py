@@ -1,7 +1,7 @@
 """Temporary folders of runs: private, deleted at the end, and by a later run if their process was killed.
 
 Beside each folder is a file with `.lock` at the end of its name, which its process keeps locked. The system releases
-the lock when the process ends, however that happens: a folder whose lock can be had is nobody's. The lock file is made
+the lock when the process ends, however that happens: a folder whose lock is free is not in use. The lock file is made
 before the folder and deleted after it, so that a process that is killed at any point leaves nothing that is not found.
 """
 
@@ -31,7 +31,7 @@ PREFIX, SUFFIX = "dkrr-", ".lock"
 UNSIGNED_SECONDS = 60.0
 """Age from which a lock file without a name in it was left by a process that was killed before it wrote one."""
 MAX_ATTEMPTS = 20
-"""Attempts to find a name that nobody else has, and to delete a folder that something still writes to."""
+"""Attempts to find an unused name, and to delete a folder that something still writes to."""
 
 
 class PrivateFolder:
@@ -51,12 +51,14 @@ class PrivateFolder:
     """
 
     def __init__(self, kind: str = "", where: str | None = None) -> None:
-        parent = where or setting("temporary-directory") or tempfile.gettempdir()
+        parent = where or setting("temporary-directory")
         try:
+            parent = parent or tempfile.gettempdir()
             self.path, lock = _made(str(parent), f"{PREFIX}{kind}-" if kind else PREFIX)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a null byte
             raise StoreError(
-                f"no temporary folder can be made in {parent}: {error.strerror or error}; expected an existing folder "
+                f"no temporary folder can be made in {parent or 'the usual places'}: "
+                f"{getattr(error, 'strerror', None) or error}; expected an existing folder "
                 f"that this user may write to, with free space: set dkrr.temporary-directory in Dask's configuration, "
                 f"or give a store"
             ) from error

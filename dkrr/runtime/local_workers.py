@@ -111,6 +111,12 @@ class LocalWorkers:
                 stdin=subprocess.PIPE,
                 pass_fds=[writer],
             )
+        except OSError as error:
+            os.close(self._reader)
+            raise DkrrError(
+                f"no process for workers can be started: {error.strerror or error}; expected a free process, memory "
+                f"and open files: raise the limits (ulimit -u, -n), or give a Dask client of your own"
+            ) from error
         except BaseException:
             os.close(self._reader)
             raise

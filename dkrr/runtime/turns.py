@@ -110,7 +110,7 @@ class _Stepped:
             self._pause.release()
 
     def _ask(self, request: Any) -> Any:
-        if self._is_abandoned:  # asked while it was being ended: nobody would answer
+        if self._is_abandoned:  # asked while it was being ended: no answer would come
             raise AbandonedError
         self._request = request
         self._pause.release()

@@ -15,6 +15,7 @@ from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.repair import damage_discarded
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels.families import families
@@ -224,7 +225,7 @@ def _carry_out(
             parts = request.curve.of_size(size)
             PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
         return
-    with open_context(one, settings.store, progress) as context:
+    with damage_discarded(settings.store), open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
             matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)

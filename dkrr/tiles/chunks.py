@@ -264,11 +264,7 @@ class ChunkedArray:
                 raise self._damaged(key)
 
     def _read_file(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
-        path = f"{local_path(self.url)}/{key}"
-        try:
-            descriptor = open_for_reading(path)
-        except FileNotFoundError:
-            raise self._missing(key) from None
+        path, descriptor = f"{local_path(self.url)}/{key}", self._opened(key)
         try:
             found = os.fstat(descriptor).st_size
             if found != self.chunk_bytes:
@@ -317,10 +313,7 @@ class ChunkedArray:
         if path is None:
             return None
         key = key_of(coordinates)
-        try:
-            descriptor = open_for_reading(path / key)
-        except FileNotFoundError:
-            raise self._missing(key) from None
+        descriptor = self._opened(key)
         try:
             size = os.fstat(descriptor).st_size
             if size != self.chunk_bytes:
@@ -428,14 +421,11 @@ class ChunkedArray:
             raise self._missing(key_of(missing))
 
     def _check_file(self, coordinates: tuple[int, ...]) -> None:
-        """Refuse a chunk on this machine that is not there, is no file, or has another size."""
-        path, key = local_path(self.url), key_of(coordinates)
-        if path is None:
+        """Refuse a chunk on this machine that does not exist, is not a file, or has another size."""
+        key = key_of(coordinates)
+        if local_path(self.url) is None:
             return
-        try:
-            descriptor = open_for_reading(path / key)
-        except FileNotFoundError:
-            raise self._missing(key) from None
+        descriptor = self._opened(key)
         size = os.fstat(descriptor).st_size
         os.close(descriptor)
         if size != self.chunk_bytes:
@@ -471,31 +461,68 @@ class ChunkedArray:
     def damaged_chunks(self) -> list[DamagedChunkError]:
         """Read every chunk that is there, and return the errors of those that are damaged.
 
-        A file of a chunk that has another size counts; one that is missing does not: the array may be incomplete.
+        A file of a chunk that has another size counts; one that is missing does not: the array may be incomplete, and
+        its owner may delete it meanwhile.
         """
-        found, buffer = [], np.empty(self.chunks, self.dtype)
+        found, buffer = [], None
         for key in sorted(names(self.url)):
             c = coordinates_of(key)
             if c is None or len(c) != len(self.grid):
                 continue
             try:
+                self._check_file(c)
+                buffer = self._buffer() if buffer is None else buffer
                 self.read(c, buffer)
                 self._check_index(key)
             except DamagedChunkError as error:
-                found.append(error)
+                path = local_path(self.url)
+                if path is None or os.path.lexists(path / key):
+                    found.append(error)
         return found
+
+    def _buffer(self) -> NDArray[Any]:
+        """Buffer for a chunk."""
+        try:
+            return np.empty(self.chunks, self.dtype)
+        except (MemoryError, ValueError) as error:
+            raise StoreError(
+                f"{self.url} has chunks of {self.chunks}, for which memory does not suffice: {error}"
+            ) from error
 
     def _check_index(self, key: str) -> None:
         """Compare a chunk's index, which only other readers of Zarr use."""
-        path = local_path(self.url)
-        if path is None:
-            raw = remote.get(self.url, key, (self.chunk_bytes - len(self._index), self.chunk_bytes))
+        start = self.chunk_bytes - len(self._index)
+        if local_path(self.url) is None:
+            raw = remote.get(self.url, key, (start, self.chunk_bytes))
         else:
-            with (path / key).open("rb") as file:
-                file.seek(-len(self._index), os.SEEK_END)
-                raw = file.read()
+            found = bytearray(len(self._index))
+            descriptor = self._opened(key)
+            try:
+                read_all(descriptor, [found], start)
+            except EOFError:
+                raise self._truncated(key, os.fstat(descriptor).st_size) from None
+            except OSError as error:
+                raise unreadable(f"{self.url}/{key}", error) from error
+            finally:
+                os.close(descriptor)
+            raw = bytes(found)
         if raw != self._index:
             raise self._damaged(key)
+
+    def _opened(self, key: str) -> int:
+        """Descriptor of a chunk on this machine.
+
+        Raises
+        ------
+        DamagedChunkError
+            If it is missing, a link, or not a file.
+        """
+        try:
+            return open_for_reading(f"{local_path(self.url)}/{key}")
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        except DamagedChunkError as error:
+            raise DamagedChunkError(str(error), self.url, key) from error
 
 
 _REMEDY = "Run again with the same store and the same data to compute it again"

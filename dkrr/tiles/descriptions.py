@@ -52,7 +52,7 @@ def read_group(url: str) -> dict[str, Any] | None:
         raise StoreError(f"{url} is an array, and no group")
     attributes = found.pop("attributes", {})
     if not isinstance(attributes, dict):
-        raise _damaged(url, "its attributes are no object")
+        raise _damaged(url, "its attributes are not a JSON object")
     description = attributes.get("dkrr")
     if description is None or not isinstance(description, dict):
         return {}
@@ -69,7 +69,7 @@ def read_json(url: str) -> dict[str, Any] | None:
     Raises
     ------
     StoreError
-        If it is no JSON, no object, too large or too deep.
+        If it is not JSON, not an object, too large or too deep.
     """
     raw = read_file(url, MAX_BYTES)
     if raw is None:
@@ -79,7 +79,7 @@ def read_json(url: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise _damaged(url, f"it is not JSON that dkrr wrote: {error}") from error
     if not isinstance(found, dict):
-        raise _damaged(url, "it is no JSON object")
+        raise _damaged(url, "it is not a JSON object")
     if _is_deeper(found, MAX_DEPTH):
         raise _damaged(url, f"its values are nested more than {MAX_DEPTH} deep")
     return found

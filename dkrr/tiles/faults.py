@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dkrr.errors import DiskSpaceError, DkrrError, StoreError
+from dkrr.errors import DamagedChunkError, DiskSpaceError, DkrrError, StoreError, UnreachableStoreError
 
 _ALLOW = "Give this user permission there, or give another path"
 _MOUNT = "Mount the disk or the server of these files again"
@@ -48,14 +48,16 @@ def store_error(what: str, error: OSError, then: str = AGAIN) -> StoreError:
     said = error.strerror or str(error) or type(error).__name__
     if error.filename is not None and str(error.filename) not in what:
         said = f"{said} ({error.filename})"
-    kind = DiskSpaceError if error.errno in _FULL else StoreError
+    kind: type[StoreError] = DiskSpaceError if error.errno in _FULL else UnreachableStoreError
     return kind(f"cannot {what}: {said}. {_REMEDIES.get(error.errno or 0, 'Remove the cause')}; {then}")
 
 
 def unreadable(path: Path | str, error: OSError) -> StoreError:
     """Error for a file that the system does not let this process read."""
     if error.errno == errno.ELOOP:
-        return StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
+        place = Path(path)
+        text = f"{path} is a link, which is not followed in a store; copy what it leads to there"
+        return DamagedChunkError(text, str(place.parent), place.name)
     return store_error(f"read {path}", error, "then run again")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.config import setting
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.faults import unreadable, unwritable
 
@@ -49,7 +49,9 @@ def open_for_reading(path: Path | str) -> int:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StoreError(f"{path} is not a file; expected one that dkrr wrote: the store is damaged")
+        place = Path(path)
+        text = f"{path} is not a file; expected one that dkrr wrote: the store is damaged"
+        raise DamagedChunkError(text, str(place.parent), place.name)
     return descriptor
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import InputError, StoreError, UnreachableStoreError
 
 RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
@@ -208,9 +208,11 @@ def _repeated(request: Callable[[], Value], what: str, url: str) -> Value:
             # At least half of the wait, and not the same in all workers, whose requests have failed together.
             pause = wait * _waits.uniform(0.5, 1.0)
             if _is_final(error):
-                raise StoreError(_message(what, url, error, "")) from error
+                raise UnreachableStoreError(_message(what, url, error, "")) from error
             if waited + pause > RETRY_SECONDS:
-                raise StoreError(_message(what, url, error, f" (tried {n_tries} times in {waited:.0f} s)")) from error
+                raise UnreachableStoreError(
+                    _message(what, url, error, f" (tried {n_tries} times in {waited:.0f} s)")
+                ) from error
         time.sleep(pause)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 

@@ -8,17 +8,22 @@ The index gives Zarr the position of every block with its CRC-32C; the second ch
 """
 
 import struct
+import sys
 from math import prod
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
+from dkrr.errors import StoreError
+
 BLOCK_BYTES = 256 * 2**10
 """Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
 CHUNK_BYTES = 16 * 2**20
 """Size of a chunk of rows: large enough to read fast, small beside any worker's memory."""
 MAX_CHUNK_ROWS = 2**20
+MAX_BLOCKS, MAX_BLOCK_BYTES = 2**16, 2**40
+"""Most blocks of a chunk, and bytes of one: metadata that claim more were not written by dkrr."""
 
 DTYPES = (
     "float64",
@@ -48,6 +53,10 @@ def layout_of_rows(shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | Non
 
 def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, height: int) -> dict[str, Any]:
     """Metadata of an array for readers of Zarr v3; blocks have `height` rows."""
+    if sys.byteorder != "little":
+        raise StoreError(
+            "stores hold numbers with the lowest byte first; expected a machine that does, as nearly all do"
+        )
     kind = np.dtype(dtype)
     number = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if kind.itemsize > 1 else {})
     index = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -91,7 +100,8 @@ def layout_of(found: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], 
         return None
     if not shape or len(shape) != len(chunks) or 0 in chunks or not 0 < height <= chunks[0] or chunks[0] % height:
         return None
-    if metadata(shape, chunks, dtype, height) != found:
+    block = height * prod(chunks[1:]) * np.dtype(dtype).itemsize
+    if chunks[0] // height > MAX_BLOCKS or block > MAX_BLOCK_BYTES or metadata(shape, chunks, dtype, height) != found:
         return None
     return shape, chunks, dtype, 0 if height == chunks[0] else height
 
@@ -115,7 +125,7 @@ def key_of(coordinates: tuple[int, ...]) -> str:
 
 
 def coordinates_of(key: str) -> tuple[int, ...] | None:
-    """Position of the chunk that a file has by its name; None if it is no chunk."""
+    """Position of the chunk that a file has by its name; None if it is not a chunk."""
     head, *rest = key.split(".")
     return (
         tuple(map(int, rest))

@@ -40,7 +40,7 @@ class Place:
         """
         if not _NAME.fullmatch(name):
             raise StoreError(
-                f"{name!r} is no name in {self.url}; expected letters, digits, and folders between slashes"
+                f"{name!r} is not a valid name in {self.url}; expected letters, digits, and folders between slashes"
             )
         return Place(f"{self.url.rstrip('/')}/{name}", f"{self.identity}/{name}")
 
@@ -109,14 +109,32 @@ class RunStore:
             found += array.damaged_chunks() if isinstance(array, ChunkedArray) else [array]
         return found
 
+    def holds(self, url: str) -> bool:
+        """Whether an array lies in this store."""
+        return url.startswith(f"{self.url.rstrip('/')}/")
+
     def discard(self, url: str, key: str) -> None:
-        """Delete a damaged part of the store: a chunk, or metadata; a copy of X is copied again as a whole."""
+        """Delete a damaged part of the store: a chunk, or metadata; a copy of X is copied again as a whole.
+
+        Raises
+        ------
+        StoreError
+            If it is not a part of this store, or cannot be deleted.
+        """
+        if not self.holds(url):
+            raise StoreError(f"{url} is not in {self.url}; nothing was deleted")
         name = url.removeprefix(self.url).strip("/")
         if _COPY.fullmatch(name.split("/")[0]):
             self.set_staged_rows(None)
             self.delete(name.split("/")[0])
         else:
-            files.delete(f"{self.place(name).url}/{key}")
+            place = f"{self.place(name).url}/{key}"
+            files.delete(place)
+            path = files.local_path(place)
+            if path is not None and os.path.lexists(path):
+                raise StoreError(
+                    f"{path} is damaged and cannot be deleted; delete it, and run again with the same store"
+                )
 
     def open(self) -> None:
         """Begin a run here, or take the existing one; it belongs to no problem until `claim`.
@@ -188,11 +206,11 @@ class RunStore:
 
     def note(self, name: str) -> Any:
         """Value noted in the description under a name; None if nothing was noted."""
-        return self._attributes().get("notes", {}).get(name)
+        return (self._attributes().get("notes") or {}).get(name)
 
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types in the description, in one write."""
-        self._update(notes={**self._attributes().get("notes", {}), name: value})
+        self._update(notes={**(self._attributes().get("notes") or {}), name: value})
 
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
@@ -229,6 +247,11 @@ class RunStore:
             raise StoreError(
                 f"{self.url} is a dkrr {found.get('kind')} of format {found.get('format')}, not a run of format "
                 f"{FORMAT_VERSION}. Give another store= or delete this one"
+            )
+        kinds = {"fingerprint": dict | None, "layout": dict | None, "notes": dict | None}
+        if "fingerprint" not in found or any(not isinstance(found.get(name), kind) for name, kind in kinds.items()):
+            raise StoreError(
+                f"the store {self.url} is damaged: its description is not one that dkrr writes. Give another store="
             )
         if not _ID.fullmatch(str(found.get("id"))):
             raise StoreError(f"the store {self.url} is damaged: its id is {found.get('id')!r}. Give another store=")
