@@ -161,8 +161,12 @@ def tallied(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     counts: Counter[tuple[str, ...]] = Counter()
     others = []
     for line in lines:
-        if "campaign" in line or line["outcome"] not in GOOD:
+        if "campaign" in line:
             others.append(line)
+        elif line["outcome"] not in GOOD:
+            # Tracebacks and folders are of the machine.
+            what = "; ".join(part for part in line["what"].split("; ") if not part.startswith("/"))
+            others.append({**line, "what": what, "detail": ""})
         else:
             counts[tuple(str(line[name]) for name in SHOWN)] += line["count"]
     return [

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.rows.checks import digest_of
 from dkrr.solvers.iteration_state import State
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import check_owned
@@ -52,6 +53,9 @@ class Snapshots:
             turn = int(found["turn"])
             self._turn = 1 - turn
             arrays = {name: self.store.open_array(f"checkpoint-{turn}/{name}").load() for name in found["arrays"]}
+            for name, array in arrays.items():
+                if digest_of(array) != found["digests"][name]:  # each may be whole, and of another time
+                    raise StoreError(f"{name} is not of this checkpoint")
             return parse(arrays, json.loads(found["plain"]))
         except UnreachableStoreError:
             raise
@@ -113,7 +117,9 @@ class Snapshots:
     def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
         """Save them; they are complete when the store's description names them."""
         self._fill(f"checkpoint-{self._turn}", arrays)
-        self.store.set_note("checkpoint", {"turn": self._turn, "arrays": sorted(arrays), "plain": json.dumps(plain)})
+        digests = {name: digest_of(array) for name, array in arrays.items()}
+        note = {"turn": self._turn, "arrays": sorted(arrays), "digests": digests, "plain": json.dumps(plain)}
+        self.store.set_note("checkpoint", note)
         self._turn = 1 - self._turn
 
 

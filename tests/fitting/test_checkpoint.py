@@ -1,6 +1,7 @@
 """Checkpoints of conjugate gradient: what is saved comes back, and a kill at any moment leaves a complete one."""
 
 import copy
+import shutil
 from contextlib import suppress
 
 import dask
@@ -131,6 +132,21 @@ def test_damaged(store):
     assert_same(again.load(), found[5])
     assert again.damage == ""
     assert again.load_pivots().tolist() == [7, 8, 9]
+
+
+def test_an_array_of_another_time(store, tmp_path):
+    """Whole, of this run and at its place, but of an earlier checkpoint: not what the other arrays belong to."""
+    _, found = states()
+    checkpoints = Checkpoints(store)
+    checkpoints.save(found[3])
+    x = local_path(store.at("checkpoint-0/direction"))
+    shutil.copytree(x, tmp_path / "x")
+    for k in (4, 5):
+        checkpoints.save(found[k])
+    shutil.rmtree(x)
+    shutil.copytree(tmp_path / "x", x)
+    again = Checkpoints(store)
+    assert again.load() is None and "direction is not of this checkpoint" in again.damage
 
 
 class TestPivots:
