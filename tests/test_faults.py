@@ -45,13 +45,13 @@ def test_a_disk_that_is_full_from_any_write_on(found: Found) -> None:
 
 @pytest.mark.parametrize("case", ["vanished", "deleted"])
 def test_a_disk_or_a_store_that_vanishes(found: Found, case: str) -> None:
-    check(found[case], "StoreError", "BusyStoreError", "DamagedChunkError")
+    check(found[case], "StoreError", "UnreachableStoreError", "BusyStoreError", "DamagedChunkError")
     assert sum(kind != "" for _, kind, _, _ in found[case]) > 10
 
 
 def test_a_file_system_for_reading_only(found: Found) -> None:
     attempts = found["read_only"]
-    check(attempts, "StoreError")
+    check(attempts, "StoreError", "UnreachableStoreError")
     worked = {name for name, kind, _, _ in attempts if not kind}
     # Other fits write what they compute from the factor, and say that they cannot.
     assert worked == {"finished logistic", "finished gram", "gram as X", "load"}
@@ -61,7 +61,7 @@ def test_a_file_system_for_reading_only(found: Found) -> None:
 
 def test_few_open_files_and_small_files_only(found: Found) -> None:
     attempts = found["limits"]
-    check(attempts, "StoreError", "DiskSpaceError")
+    check(attempts, "StoreError", "UnreachableStoreError", "DiskSpaceError")
     failed = {name: message for name, kind, message, _ in attempts if kind}
     assert not [name for name in failed if name.startswith("ulimit -n 64")]
     assert "Allow more open files (ulimit -n)" in failed["1 files left ridge"]
@@ -70,7 +70,7 @@ def test_few_open_files_and_small_files_only(found: Found) -> None:
 
 def test_folders_and_files_of_another_user(found: Found) -> None:
     attempts = found["permissions"]
-    check(attempts, "StoreError", "InputError")
+    check(attempts, "StoreError", "UnreachableStoreError", "InputError")
     failed = {name: message for name, kind, message, _ in attempts if kind}
     assert {name for name, _, _, _ in attempts} - failed.keys() == {"fit without a home directory"}
     assert "DASK_DKRR__PROFILE_DIRECTORY" in failed["calibrate with profiles in None"]

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.storage import absolute_url
+from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import check_owned, owned
 
@@ -45,7 +46,7 @@ def with_repairs(store: str | None, work: Callable[[], Value]) -> tuple[Value, t
     run = RunStore(absolute_url(store))
     run.description()  # what is not a run is refused before a lock is written there
     messages, known = list[str](), set[tuple[str, str]]()
-    with owned(run.url):
+    with ended_in_order(), owned(run.url):
         while True:
             try:
                 return work(), tuple(messages)

@@ -249,7 +249,8 @@ class RunStore:
                 f"{FORMAT_VERSION}. Give another store= or delete this one"
             )
         kinds = {"fingerprint": dict | None, "layout": dict | None, "notes": dict | None}
-        if "fingerprint" not in found or any(not isinstance(found.get(name), kind) for name, kind in kinds.items()):
+        is_wrong = "fingerprint" not in found or any(not isinstance(found.get(k), kind) for k, kind in kinds.items())
+        if is_wrong or (found["fingerprint"] is not None and found.get("layout") is None):
             raise StoreError(
                 f"the store {self.url} is damaged: its description is not one that dkrr writes. Give another store="
             )

@@ -125,7 +125,7 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["plan", "--n", "100", "--d", "3", "--logistic", "--n-classes", "1"], "at least 2"),
         (["plan", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--logistic"], "continuous"),
         (["info", "{}/nothing.zarr"], "does not exist"),
-        (["info", "{}/x.npy"], "no Zarr group"),
+        (["info", "{}/x.npy"], "not a Zarr group"),
         (["convergence", "{}/nothing.zarr"], "does not exist"),
         (["predict", "--model", "{}/nothing.zarr", "--x", "{}/x.npy", "--out", "{}/p.npy"], "does not exist"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "exists already"),
