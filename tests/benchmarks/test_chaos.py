@@ -1,6 +1,7 @@
 """The chaos suite: what it does to files and processes, what it notices, and a short campaign of each part."""
 
 import json
+from dataclasses import asdict
 from itertools import islice
 
 import numpy as np
@@ -12,7 +13,7 @@ from benchmarks.chaos_child import Child
 from benchmarks.chaos_damage import OPERATIONS, Scene, damage, open_again
 from benchmarks.chaos_fits import FITS
 from benchmarks.chaos_kills import TARGETS, episodes
-from benchmarks.chaos_trials import Outcome, of_error
+from benchmarks.chaos_trials import Observation, Outcome, of_error
 from dkrr.errors import InputError, StoreError
 
 
@@ -124,19 +125,11 @@ def test_every_process_and_way_to_solve_is_killed():
 
 
 def test_the_page_counts_what_was_recorded(tmp_path):
+    outcomes = [Outcome.DETECTED] * 4 + [Outcome.WRONG]
     lines = [
-        {
-            "part": "models",
-            "row": "truncated",
-            "group": "RBF",
-            "outcome": "detected",
-            "seed": 3,
-            "number": k,
-            "count": 1,
-        }
-        for k in range(5)
+        asdict(Observation("models", "truncated", outcome, seed=3, number=k, what="/machine/folder; x/c.0"))
+        for k, outcome in enumerate(outcomes)
     ]
-    lines[4]["outcome"] = "wrong"
     about = {"campaign": "models", "seed": 3, "started": "2026-01-02T03:04:05", "seconds": 60, "commit": "abc"}
     file, kept, page = tmp_path / "lines.jsonl", tmp_path / "kept.jsonl", tmp_path / "page.md"
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**about, "versions": {"dkrr": "1"}}]))
@@ -145,4 +138,4 @@ def test_the_page_counts_what_was_recorded(tmp_path):
         done = CliRunner().invoke(chaos.main, ["page", str(source), "--keep", str(kept), "--write", str(page)])
         assert done.exit_code == 0, done.output
         assert "| truncated | 5 | 0 | 0 | 4 | 1 |" in page.read_text() and "Seed 3, 2026-01-02" in page.read_text()
-    assert len(kept.read_text().splitlines()) == 3
+    assert len(kept.read_text().splitlines()) == 3 and "/machine" not in kept.read_text()
