@@ -1,10 +1,10 @@
 """Runs whose store is damaged: what does not match its checksum is discarded, and computed again by its tasks."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import TypeVar
 
-from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.errors import DamagedChunkError
 from dkrr.fitting.storage import absolute_url
 from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import RunStore
@@ -16,18 +16,18 @@ MAX_ATTEMPTS = 5
 """Times that a run is begun again for damage: a disk that damages everything it is given is not to be used."""
 
 
-def with_repairs(store: str | None, work: Callable[[], Value]) -> tuple[Value, tuple[str, ...]]:
-    """Do the work of a run; where a part of its own store is damaged, discard all that is, and resume.
+def with_repairs(stores: Sequence[str], work: Callable[[], Value]) -> tuple[Value, tuple[str, ...]]:
+    """Do the work of runs; where a part of their own stores is damaged, discard all that is, and resume.
 
     Each task owns the chunks that it writes and computes those that are missing, so the work that is done again is that
-    of the damaged ones. The store belongs to this run all the time.
+    of the damaged ones. The stores belong to this work all the time.
 
     Parameters
     ----------
-    store : str or None
-        Store that the user gave; None: nothing is kept that could be discarded.
+    stores : sequence of str
+        Stores of the runs; without any, nothing is kept that could be discarded.
     work : callable
-        The run, which resumes from what the store holds.
+        The runs, which resume from what the stores hold.
 
     Returns
     -------
@@ -41,42 +41,24 @@ def with_repairs(store: str | None, work: Callable[[], Value]) -> tuple[Value, t
     DamagedChunkError
         Of another store, or where damage does not end.
     """
-    if store is None:
-        return work(), ()
-    run = RunStore(absolute_url(store))
-    run.description()  # what is not a run is refused before a lock is written there
+    runs = [RunStore(absolute_url(store)) for store in stores]
+    for run in runs:
+        run.description()  # what is not a run is refused before a lock is written there
     messages, known = list[str](), set[tuple[str, str]]()
-    with ended_in_order(), owned(run.url):
+    with ended_in_order() if runs else nullcontext(), ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(owned(run.url))
         while True:
             try:
                 return work(), tuple(messages)
             except DamagedChunkError as error:
                 where = error.url, error.key
-                if not run.holds(error.url) or where in known or len(messages) == MAX_ATTEMPTS:
+                holding = [run for run in runs if run.holds(error.url)]
+                if not holding or where in known or len(messages) == MAX_ATTEMPTS:
                     raise
                 found = error
             known.add(where)
-            messages.append(discarded(run, found))
-
-
-@contextmanager
-def damage_discarded(store: str | None) -> Iterator[None]:
-    """Discard what is damaged in the store of a run that the block owns, and say so in the error of the block.
-
-    Raises
-    ------
-    StoreError
-        In place of a DamagedChunkError of this store: the same call computes again what was discarded.
-    """
-    try:
-        yield
-    except DamagedChunkError as error:
-        run = None if store is None else RunStore(absolute_url(store))
-        if run is None or not run.holds(error.url):
-            raise
-        with owned(run.url):
-            done = discarded(run, error)
-        raise StoreError(f"{done}. Run again with the same store and the same data") from error
+            messages.append(discarded(holding[0], found))
 
 
 def discarded(run: RunStore, found: DamagedChunkError) -> str:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic, solve
@@ -45,6 +45,10 @@ class Fit:
     plan: Plan
     solved: tuple[Solved, ...]
     """One model; one for each λ of a path."""
+
+    def noted(self, messages: tuple[str, ...]) -> Self:
+        """The same, whose results say this before their own messages."""
+        return replace(self, solved=_noted(self.solved, messages))
 
 
 def fit(request: FitRequest, show_progress: bool | None) -> Fit:
@@ -125,7 +129,9 @@ def _with_solver(
 def _carried_out(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
     """Models of a plan; what is damaged in the store that was given is computed again."""
     carry_out = LOSSES[plan.problem.loss].carry_out
-    solved, repairs = with_repairs(request.settings.store, lambda: carry_out(request, data, plan, progress))
+    store = request.settings.store
+    stores = () if store is None else (store,)
+    solved, repairs = with_repairs(stores, lambda: carry_out(request, data, plan, progress))
     for text in repairs:
         progress.note(text)
     return _noted(solved, repairs)

@@ -85,7 +85,13 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
         return found
     last = request.fit_request(within_store(settings, "fit"), alphas)
     start = found.candidates[found.kernel].start
-    return replace(found, fit=LastFit(last, fit(_continuing(last, start), show_progress)))
+    fitted = fit(_continuing(last, start), show_progress)
+    return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates))))
+
+
+def _of_scores(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """What the runs of the scores have to say, of each message one."""
+    return tuple(dict.fromkeys(f"scores: {text}" for one in candidates for text in one.report.messages))
 
 
 def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:

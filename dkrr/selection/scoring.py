@@ -15,7 +15,7 @@ from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import MultipliedGram
-from dkrr.fitting.repair import damage_discarded
+from dkrr.fitting.repair import with_repairs
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels.families import families
@@ -80,7 +80,7 @@ class _Work:
         """Work on the kernel with this number."""
         folds = request.folds if request.curve is None else request.curve.with_folds()
         order = _descending(request)
-        loose = replace(within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
+        loose = replace(_settings(request, number), tol=request.tol)
         sheet = ScoreSheet(
             request.score,
             request.values,
@@ -105,6 +105,11 @@ class _Work:
         return Candidate(plan, found.part(request.folds), self.report.in_order(back), found.values, start)
 
 
+def _settings(request: SelectionRequest, number: int) -> Settings:
+    """Settings of the kernel with this number, with a store of its own."""
+    return within_store(request.settings[number], f"kernel-{number}")
+
+
 def _descending(request: SelectionRequest) -> Numbers:
     """Order of the λ from large to small."""
     return np.argsort(-request.alphas, kind="stable")
@@ -114,41 +119,49 @@ def all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Ca
     """Scores of every kernel, in runs of one kernel, or of several that share work."""
     found = dict[int, Candidate]()
     for numbers in families([settings.kernel for settings in request.settings], request.rows.shape[1]):
-        works = [_Work.of(request, number) for number in numbers]
-        if len(works) == 1:
-            (work,) = works
-            found[work.number] = _scored(request, work, show_progress)
-            continue
-        problems = [_problem(request, work) for work in works]
+        problems = [_problem(request, _Work.of(request, number)) for number in numbers]
         plans = [plan_selection(*problem) for problem in problems]
-        _, sizes, resources = problems[0]
-        for some, together in plan_together([problem for problem, _, _ in problems], plans, sizes, resources):
-            here = [works[k] for k in some]
-            if len(here) == 1:
-                found[here[0].number] = _scored(request, here[0], show_progress, together[0])
-            else:
-                found |= _scored_together(request, here, together, show_progress)
+        runs = [([k], [plan]) for k, plan in enumerate(plans)]
+        if len(numbers) > 1:
+            _, sizes, resources = problems[0]
+            runs = plan_together([problem for problem, _, _ in problems], plans, sizes, resources)
+        for some, together in runs:
+            found |= _scored(request, [numbers[k] for k in some], together, show_progress)
     return [found[number] for number in range(len(request.settings))]
 
 
 def _scored(
-    request: SelectionRequest, work: _Work, show_progress: bool | None, plan: SelectionPlan | None = None
-) -> Candidate:
-    """Scores of one kernel with every λ, by a plan that is made if none is given."""
-    begun = time.perf_counter()
-    if plan is None:
-        plan = plan_selection(*_problem(request, work))
-    progress = _progress_of(plan.seconds, show_progress)
-    _carry_out(request, work, plan, progress, show_progress)
-    return work.candidate(request, plan, time.perf_counter() - begun)
-
-
-def _scored_together(
-    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], show_progress: bool | None
+    request: SelectionRequest, numbers: Sequence[int], plans: Sequence[SelectionPlan], show_progress: bool | None
 ) -> dict[int, Candidate]:
-    """Scores of kernels whose tiles are formed together; the time is divided equally among them."""
-    begun, together = time.perf_counter(), Together(len(works))
+    """Scores of kernels in one run, by a plan for each; what is damaged in their stores is computed again."""
+    begun = time.perf_counter()
     progress = _progress_of(sum(plan.seconds for plan in plans), show_progress)
+
+    def scored() -> list[_Work]:
+        works = [_Work.of(request, number) for number in numbers]
+        if len(works) == 1:
+            _carry_out(request, works[0], plans[0], progress, show_progress)
+        else:
+            _carry_out_together(request, works, plans, progress)
+        return works
+
+    stores = [store for number in numbers if (store := _settings(request, number).store) is not None]
+    works, repairs = with_repairs(stores, scored)
+    for text in repairs:
+        progress.note(text)
+    each = (time.perf_counter() - begun) / len(works)  # the time is divided equally
+    found = dict[int, Candidate]()
+    for work, plan in zip(works, plans, strict=True):
+        work.report.messages += repairs
+        found[work.number] = work.candidate(request, plan, each)
+    return found
+
+
+def _carry_out_together(
+    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], progress: Progress
+) -> None:
+    """Score kernels whose tiles are formed together."""
+    together = Together(len(works))
 
     def sweep_of(k: int) -> Callable[[], None]:
         own = OneOfSeveral(progress, "conjugate gradient")
@@ -156,11 +169,6 @@ def _scored_together(
 
     with progress.stage("conjugate gradient", -len(works) * log(request.tol), detail=f"{len(works)} kernels"):
         together.run([sweep_of(k) for k in range(len(works))])
-    each = (time.perf_counter() - begun) / len(works)
-    found = dict[int, Candidate]()
-    for work, plan in zip(works, plans, strict=True):
-        found[work.number] = work.candidate(request, plan, each)
-    return found
 
 
 def _progress_of(seconds: float, show: bool | None) -> Progress:
@@ -225,7 +233,7 @@ def _carry_out(
             parts = request.curve.of_size(size)
             PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
         return
-    with damage_discarded(settings.store), open_context(one, settings.store, progress) as context:
+    with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
             matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)
