@@ -1,10 +1,14 @@
-"""Defaults, in Dask's configuration under ``dkrr:`` (files, environment, ``dask.config.set``)."""
+"""Defaults, in Dask's configuration under ``dkrr:`` (files, environment, ``dask.config.set``), checked where read."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import dask
 import yaml
+
+from dkrr.errors import InputError, StoreError
+from dkrr.values import flag, location, not_negative, positive, positive_or_none, shown, whole
 
 with (Path(__file__).parent / "dkrr.yaml").open() as _file:
     _defaults: dict[str, Any] = yaml.safe_load(_file)
@@ -12,6 +16,72 @@ with (Path(__file__).parent / "dkrr.yaml").open() as _file:
 dask.config.update_defaults(_defaults)
 
 
+def _path_or_none(value: Any, name: str) -> str | None:
+    return None if value is None else location(value, name)
+
+
+def _workers_or_none(value: Any, name: str) -> int | None:
+    return None if value is None else whole(value, name, 1)
+
+
+def _rates(value: Any, name: str) -> dict[str, float]:
+    """Rates that are given."""
+    known = _defaults["dkrr"]["rates"]
+    if not isinstance(value, Mapping) or not set(value) <= set(known):
+        raise InputError(f"{name} is {shown(value)}; expected rates by their names: {', '.join(known)}")
+    return {key: positive(rate, f"{name}.{key}") for key, rate in value.items() if rate is not None}
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "memory-limit": lambda value, _: value,  # an argument of the same name has the same values: checked with it
+    "temporary-directory": _path_or_none,
+    "checkpoint-seconds": not_negative,
+    "durable": flag,
+    "wait-for-workers-seconds": positive_or_none,
+    "local.workers": _workers_or_none,
+    "profile-directory": _path_or_none,
+    "quick-measurement": flag,
+    "rates": _rates,
+}
+
+
 def setting(name: str) -> Any:
-    """Value of ``dkrr.<name>``."""
-    return dask.config.get(f"dkrr.{name}")
+    """Value of ``dkrr.<name>``.
+
+    Raises
+    ------
+    InputError
+        If it is not one that the setting can have.
+    """
+    return _CHECKS[name](dask.config.get(f"dkrr.{name}"), f"dkrr.{name} in Dask's configuration")
+
+
+def check_settings() -> None:
+    """Refuse a wrong value of any setting before work starts.
+
+    Raises
+    ------
+    InputError
+        Naming the setting.
+    """
+    for name in _CHECKS:
+        setting(name)
+
+
+def temporary_directory() -> str:
+    """Folder for what is kept without a store: ``dkrr.temporary-directory``, else the system's.
+
+    Raises
+    ------
+    StoreError
+        If the system has none that this user may write to.
+    """
+    import tempfile  # not by processes that keep nothing
+
+    try:
+        return setting("temporary-directory") or tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"there is no temporary folder: {error.strerror}; expected one that this user may write to: set "
+            f"dkrr.temporary-directory in Dask's configuration, or give a store"
+        ) from error

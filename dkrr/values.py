@@ -61,6 +61,14 @@ def positive(value: object, name: str) -> float:
     return number
 
 
+def not_negative(value: object, name: str) -> float:
+    """Finite number of at least zero as a float, or InputError."""
+    number = finite(value, name)
+    if number < 0:
+        raise InputError(f"{name} is {shown(value)}; expected a finite number >= 0")
+    return number
+
+
 def positive_or_none(value: object, name: str) -> float | None:
     """None, or a finite number above zero as a float, or InputError."""
     return None if value is None else positive(value, name)

@@ -1,7 +1,6 @@
 """``dkrr calibrate``: measured speed of this machine's workers, or those of a cluster."""
 
 import os
-import tempfile
 import time
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.config import setting
+from dkrr.config import temporary_directory
 from dkrr.errors import InputError
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import ambient_client, cluster_of, local_workers
@@ -67,7 +66,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     if folder is not None:
         folder = location(folder, "folder", "an existing folder, or None: the temporary one")
     create_profile_folder()  # before the work
-    where = folder or setting("temporary-directory") or tempfile.gettempdir()
+    where = folder or temporary_directory()
     if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)
         raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
     client = ambient_client()

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 
 from dkrr import blas
-from dkrr.config import setting
-from dkrr.errors import InputError
+from dkrr.config import check_settings, setting, temporary_directory
+from dkrr.errors import InputError, StoreError
 from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import (
@@ -61,6 +61,7 @@ def detect(
     InputError
         If a value cannot be used.
     """
+    check_settings()
     _check_worker_memory(worker_memory, workers, memory_limit)
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
@@ -77,7 +78,7 @@ def detect(
         "local_threads": usable_cores(root),
         "local_limit_bytes": local_limit,
         "local_baseline_bytes": process,
-        "disk_free_bytes": free_bytes(store or setting("temporary-directory") or _system_temporary()),
+        "disk_free_bytes": _free_bytes(store),
         "limit_is_given": limit_bytes is not None,
         "memory_bytes": available + process,
         "process_limit_bytes": each,
@@ -295,7 +296,7 @@ def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     rates, rates_from = Rates(), DEFAULTS
     if profile is not None:
         rates, rates_from = profile.rates, "quick" if profile.is_quick else "calibration"
-    given = {name: value for name, value in setting("rates").items() if value is not None}
+    given = setting("rates")
     if not given:
         return rates, rates_from
     if "gemm-gflops" in given:
@@ -310,7 +311,10 @@ def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     return replace(rates, **changes), rates_from
 
 
-def _system_temporary() -> str:
-    import tempfile
-
-    return tempfile.gettempdir()
+def _free_bytes(store: str | None) -> int | None:
+    """Free space for the store; none without a temporary folder, which fits in memory do not need."""
+    try:
+        where = store or temporary_directory()
+    except StoreError:
+        return 0
+    return free_bytes(where)

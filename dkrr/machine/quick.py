@@ -5,13 +5,13 @@ about half a second, with all its cores at work; a short fit does not pay for it
 longer, and also what needs workers: it replaces the result.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -124,10 +124,10 @@ def _with_store(profile: Profile, cores: int) -> Profile:
     Unchanged if nothing can be written there, or where other programs are busy: reading and writing wait for the disk,
     so that the clock of the thread does not tell what their share is.
     """
-    where, begun = setting("temporary-directory") or tempfile.gettempdir(), time.perf_counter()
+    begun = time.perf_counter()
     writers = min(cores, MAX_WRITERS)
     try:
-        with private_folder("quick", str(where)) as scratch, other_load() as load:
+        with private_folder("quick") as scratch, other_load() as load:
             results = on_threads(writers, lambda: measure_store(scratch, QUICK_CHUNKS))
     except OSError:
         return profile
@@ -140,7 +140,7 @@ def _with_store(profile: Profile, cores: int) -> Profile:
         found[name] *= writers / cores
     seconds = profile.seconds + time.perf_counter() - begun
     rates = replace(profile.rates, **found)
-    return replace(profile, rates=rates, time=_now(), seconds=seconds, folder=str(where))
+    return replace(profile, rates=rates, time=_now(), seconds=seconds, folder=str(Path(scratch).parent))
 
 
 def _uses_store(plan: Plan) -> bool:

@@ -21,6 +21,7 @@ from dkrr.errors import InputError, StoreError
 from dkrr.runtime import process
 from dkrr.runtime.dask_watch import CANCELLED, Watch
 from dkrr.tiles.arrays import zarr_store
+from dkrr.tiles.faults import faults_of
 
 
 def ambient_client() -> Client | None:
@@ -75,14 +76,15 @@ def check_folder_is_shared(client: Client, folder: Path) -> None:
     Raises
     ------
     StoreError
-        Naming the workers.
+        Naming the workers; or if nothing can be written there.
     """
     probe = folder / f".dkrr-{uuid.uuid4().hex}"
-    probe.touch()
-    try:
-        check_path_is_shared(client, probe, f"the store's folder {folder}")
-    finally:
-        probe.unlink()
+    with faults_of(f"write to {folder}"):
+        probe.touch()
+        try:
+            check_path_is_shared(client, probe, f"the store's folder {folder}")
+        finally:
+            probe.unlink(missing_ok=True)
 
 
 def check_path_is_shared(client: Client, path: Path, what: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dkrr.config import setting
+from dkrr.config import temporary_directory
 from dkrr.errors import StoreError
 from dkrr.runtime.signals import ended_in_order
 
@@ -51,13 +51,12 @@ class PrivateFolder:
     """
 
     def __init__(self, kind: str = "", where: str | None = None) -> None:
-        parent = where or setting("temporary-directory")
+        parent = where or temporary_directory()
         try:
-            parent = parent or tempfile.gettempdir()
             self.path, lock = _made(str(parent), f"{PREFIX}{kind}-" if kind else PREFIX)
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise StoreError(
-                f"no temporary folder can be made in {parent or 'the usual places'}: "
+                f"no temporary folder can be made in {parent}: "
                 f"{getattr(error, 'strerror', None) or error}; expected an existing folder "
                 f"that this user may write to, with free space: set dkrr.temporary-directory in Dask's configuration, "
                 f"or give a store"
@@ -95,9 +94,10 @@ def _made(parent: str, prefix: str) -> tuple[str, int | None]:
                 os.close(descriptor)
                 continue
             except OSError:  # a file system without locks
-                os.close(descriptor)
                 Path(lock).unlink()
-                return tempfile.mkdtemp(prefix=prefix, dir=parent), None
+                folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+                os.close(descriptor)
+                return folder, None
             os.write(descriptor, _host())
             if _is_at(descriptor, lock):
                 Path(folder).mkdir(0o700)
@@ -107,6 +107,7 @@ def _made(parent: str, prefix: str) -> tuple[str, int | None]:
         except BaseException:  # a full disk, or Ctrl-C
             with suppress(OSError):
                 Path(lock).unlink()
+            os.close(descriptor)
             raise
         os.close(descriptor)
     raise FileExistsError(f"no free name after {MAX_ATTEMPTS} attempts")
