@@ -138,9 +138,11 @@ def table(part: str, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _shown(row: str) -> str:
-    """Row of the table for what was tried: options of a command together."""
+    """Row of the table for what was tried: options of a command together, and methods of a class."""
     words = row.split()
-    return " ".join(words[:2]) if words[:1] == ["dkrr"] else row
+    if words[:1] == ["dkrr"]:
+        return " ".join(words[:2])
+    return row if row.startswith("dkrr.") else row.partition(".")[0]
 
 
 def by_group(lines: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """Make the certificates of a Dask cluster: an authority, and a key and a certificate for each role.
 
-Scheduler, workers and clients accept only who has a certificate of this authority. Its own key is not kept, so nobody
-can make another certificate. `source FOLDER/environment.sh` sets what Dask reads.
+Scheduler, workers and clients accept connections only with a certificate of this authority. Its own key is not kept, so
+that no other certificate can be made. `source FOLDER/environment.sh` sets what Dask reads.
 """
 
 import os

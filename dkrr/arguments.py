@@ -1,4 +1,4 @@
-"""Arguments that users give, checked one by one: each is returned in the type that the package works with.
+"""Arguments that estimators and functions share: each is checked, and returned in the type that the package works with.
 
 Each function raises `InputError` for an argument that cannot be used.
 """
@@ -165,13 +165,6 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     if not (weights > 0).any():
         raise InputError("sample_weight is zero everywhere; expected a positive weight for at least one row")
     return None if (weights == 1).all() else weights
-
-
-def checked_factor(value: Any, name: str) -> float:
-    """Weight of a class, finite and ≥ 0."""
-    if not is_real(value) or not 0 <= value < math.inf:
-        raise InputError(f"{name} is {shown(value)}; expected a finite number >= 0")
-    return float(value)
 
 
 def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any) -> Likelihood:

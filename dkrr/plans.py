@@ -32,7 +32,7 @@ from dkrr.rows import as_rows
 from dkrr.values import is_real, shown
 
 MAX_CANDIDATES = 10**6
-"""More values of λ are no search."""
+"""No search has more values of λ."""
 MAX_FOLDS = 10**6
 """More folds are leave-one-out, or as good as it."""
 

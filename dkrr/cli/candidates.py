@@ -8,8 +8,8 @@ import numpy as np
 from dkrr.errors import InputError
 from dkrr.values import shown
 
-MAX_COUNT = 10**6
-"""More values of λ are no search."""
+MAX_ALPHAS = 10**6
+"""No search has more values of λ."""
 
 
 def candidates(text: str, option: str) -> list[float]:
@@ -23,7 +23,7 @@ def candidates(text: str, option: str) -> list[float]:
     try:
         if ":" in text:
             first, last, count = text.split(":")
-            if not 0 < float(first) < float(last) < math.inf or not 2 <= int(count) <= MAX_COUNT:
+            if not 0 < float(first) < float(last) < math.inf or not 2 <= int(count) <= MAX_ALPHAS:
                 raise ValueError
             return [float(value) for value in np.geomspace(float(first), float(last), int(count))]
         return [float(part) for part in text.split(",")]

@@ -398,8 +398,8 @@ def verify(path: str, as_json: bool) -> None:
     import dkrr as library
 
     with _readable_errors():
-        with _named("PATH"):
-            found = library.verify(location(path, "PATH", "the path or URL of a run or a model"))
+        with _named("RUN|MODEL"):
+            found = library.verify(location(path, "RUN|MODEL", "the path or URL of a run or a model"))
         click.echo(json.dumps(found.to_dict()) if as_json else str(found))
         sys.exit(0 if found.is_whole else 1)
 

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from dkrr.arguments import checked_factor
 from dkrr.errors import InputError, InputTypeError
 from dkrr.rows import NO_LABELS, refuse_unreadable
-from dkrr.values import shown
+from dkrr.values import not_negative, shown
 
 Array = NDArray[np.float64]
 
@@ -146,5 +145,5 @@ def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], 
                 f"class_weight names the class {label!r}, which y does not have; expected one of "
                 f"{', '.join(map(repr, known))}"
             )
-        factors[known[label]] = checked_factor(value, f"class_weight[{label!r}]")
+        factors[known[label]] = not_negative(value, f"class_weight[{label!r}]")
     return factors

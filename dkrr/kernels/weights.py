@@ -13,7 +13,7 @@ from dkrr.values import numbers, positive, shown, whole
 MIN_WEIGHT = 1e-3
 """Drawn weights below this are 0: a term with one would cost as much as the others and change next to nothing."""
 MAX_CANDIDATES = 10**6
-"""More sums are no search."""
+"""No search has more sums."""
 MAX_DRAWS = 100
 """Draws for each candidate, of which those that repeat another one are dropped."""
 
