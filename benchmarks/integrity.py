@@ -1,4 +1,4 @@
-"""What checksums and checkpoints cost: the same work with and without them, in turns in one process.
+"""What checksums and checkpoints cost: the same work with and without them, in turns.
 
 One command for each, one line of JSON on stdout and a table on stderr::
 
@@ -12,7 +12,7 @@ otherwise the same. The goal is at most 3 % of a fit with a store, and 5 % of lo
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,38 +23,57 @@ from typing import Any
 import click
 import dask
 import numpy as np
+from distributed import Client, LocalCluster
 from rich import box
 from rich.table import Table
 
 import dkrr
-from benchmarks.machine import LoadMeter, describe_machine
+from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.solve import table_console, write_line
 from dkrr.model import FittedFunction
 from dkrr.rows import as_rows
+from dkrr.runtime.dask_client import ambient_client
 from dkrr.tiles import ChunkedArray
 
 GOALS = {"fit": 0.03, "model": 0.05}
 NO_CHECKPOINT_SECONDS = 1e9
 
 
+def _check(*, checks: bool) -> None:
+    """Compute checksums in this process, or put zeros in their place."""
+    array: Any = ChunkedArray
+    if checks:
+        array._tail = array._tail_that_checks
+    else:
+        array._tail_that_checks, array._tail = array._tail, lambda *_: bytes(8)
+
+
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """No checksum is computed, and no checkpoint written, in this process."""
-    original = ChunkedArray._tail
-    ChunkedArray._tail = lambda self, key, block, data: bytes(8)  # type: ignore[method-assign]  # noqa: ARG005
+    """No checksum is computed, and no checkpoint written, in this process and on the workers of its client."""
+    _check_everywhere(checks=False)
     try:
         with dask.config.set({"dkrr.checkpoint-seconds": NO_CHECKPOINT_SECONDS}):
             yield
     finally:
-        ChunkedArray._tail = original  # type: ignore[method-assign]
+        _check_everywhere(checks=True)
+
+
+def _check_everywhere(*, checks: bool) -> None:
+    _check(checks=checks)
+    client = ambient_client()
+    if client is not None:
+        client.run(_check, checks=checks)
 
 
 def in_turns(work: Callable[[Path], float], repetitions: int, folder: str | None) -> tuple[list[float], list[float]]:
     """Seconds with and without checks, of repetitions that take turns in folders of their own."""
     with_checks, without = list[float](), list[float]()
-    for number in range(2 * repetitions):
+    for number in range(-1, 2 * repetitions):
         with tempfile.TemporaryDirectory(prefix="dkrr-integrity-", dir=folder) as place:
-            if number % 2 == 0:
+            if number < 0:
+                work(Path(place))  # libraries are loaded, pages are there
+            elif number % 2 == 0:
                 with_checks.append(work(Path(place)))
             else:
                 with without_checks():
@@ -89,22 +108,32 @@ _repetitions = click.option("--repetitions", default=3, show_default=True, help=
 @_repetitions
 @_folder
 def fit(n: int, repetitions: int, folder: str | None) -> None:
-    """Fit with a store in this process: Cholesky on tiles, and conjugate gradient with checkpoints."""
+    """Fit with a store: Cholesky on tiles by workers and in this process, conjugate gradient with checkpoints."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, 16))
     y = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(n)
     load, times = LoadMeter(), {}
-    for solver in ("cholesky", "cg"):
+    for name, solver, workers in (
+        ("Cholesky, a worker for each core", "cholesky", count_cores()),
+        ("Cholesky, one process", "cholesky", 0),
+        ("conjugate gradient, one process", "cg", 0),
+    ):
 
         def work(place: Path, solver: str = solver) -> float:
-            model = dkrr.KernelRidge(1e-2, kernel="rbf", gamma=1 / 16, solver=solver, tile=2048)
-            model.set_params(store=str(place / "run.zarr"), memory_limit="4GiB")
+            model = dkrr.KernelRidge(1e-2, kernel="rbf", gamma=1 / 16, solver=solver, tile=min(2048, n // 8))
+            model.set_params(store=str(place / "run.zarr"), memory_limit="2GiB", progress=False)
             start = perf_counter()
-            with dask.config.set({"dkrr.local.workers": 1}):
-                model.fit(X, y)
+            model.fit(X, y)
             return perf_counter() - start
 
-        times[solver] = in_turns(work, repetitions, folder)
+        with ExitStack() as stack:
+            if workers:
+                cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+                stack.enter_context(cluster)
+                stack.enter_context(Client(cluster))
+            else:
+                stack.enter_context(dask.config.set({"dkrr.local.workers": 1}))
+            times[name] = in_turns(work, repetitions, folder)
     report("fit", n, times, load)
 
 

@@ -29,7 +29,9 @@ def _rates(value: Any, name: str) -> dict[str, float]:
     known = _defaults["dkrr"]["rates"]
     if not isinstance(value, Mapping) or not set(value) <= set(known):
         raise InputError(f"{name} is {shown(value)}; expected rates by their names: {', '.join(known)}")
-    return {key: positive(rate, f"{name}.{key}") for key, rate in value.items() if rate is not None}
+    given = {key: rate for key, rate in value.items() if rate is not None}
+    # What takes no time may be given as 0.
+    return {k: (not_negative if k.endswith("-seconds") else positive)(v, f"{k} of {name}") for k, v in given.items()}
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {

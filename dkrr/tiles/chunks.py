@@ -10,6 +10,7 @@ caller's buffer; Zarr's array interface would copy it several times, and decode 
 import contextlib
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import remote
+from dkrr.tiles.compared import COMPARISONS
 from dkrr.tiles.descriptions import NAME, read_json, write_json
 from dkrr.tiles.faults import unreadable
 from dkrr.tiles.files import (
@@ -35,6 +37,8 @@ from dkrr.tiles.shards import TAIL_BYTES, coordinates_of, index_of, key_of, layo
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""
+CACHED_BYTES = 2**20
+"""Blocks that are read and compared together: what was read is then in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -253,23 +257,30 @@ class ChunkedArray:
         key, size = key_of(coordinates), self._block_bytes
         content = out.reshape(-1).view(np.uint8)
         blocks = [content[k : k + size] for k in range(0, len(content), size)]
-        tails = [bytearray(TAIL_BYTES) for _ in blocks]
-        path, offset = local_path(self.url), first * (size + TAIL_BYTES)
-        if path is None:
-            self._fetch(key, offset, blocks, tails)
+        if local_path(self.url) is None:
+            self._fetch(key, first, blocks)
         else:
-            self._read_file(key, offset, blocks, tails)
+            self._read_file(key, first, blocks)
+
+    def _compare(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]], tails: Sequence[Any]) -> None:
         for k, (block, tail) in enumerate(zip(blocks, tails, strict=True)):
             if tail != self._tail(key, first + k, block):
                 raise self._damaged(key)
 
-    def _read_file(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
+    def _read_file(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]]) -> None:
         path, descriptor = f"{local_path(self.url)}/{key}", self._opened(key)
+        stride = self._block_bytes + TAIL_BYTES
+        at_once = max(1, CACHED_BYTES // stride)
         try:
             found = os.fstat(descriptor).st_size
             if found != self.chunk_bytes:
                 raise self._truncated(key, found)
-            read_all(descriptor, [part for pair in zip(blocks, tails, strict=True) for part in pair], offset)
+            for k in range(0, len(blocks), at_once):
+                some = blocks[k : k + at_once]
+                tails = [bytearray(TAIL_BYTES) for _ in some]
+                parts = [part for pair in zip(some, tails, strict=True) for part in pair]
+                read_all(descriptor, parts, (first + k) * stride)
+                self._compare(key, first + k, some, tails)
         except StoreError:
             raise
         except EOFError:
@@ -279,22 +290,24 @@ class ChunkedArray:
         finally:
             os.close(descriptor)
 
-    def _fetch(self, key: str, offset: int, blocks: list[NDArray[np.uint8]], tails: list[bytearray]) -> None:
+    def _fetch(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]]) -> None:
         stride, is_whole = self._block_bytes + TAIL_BYTES, len(blocks) == self._n_blocks
+        offset = first * stride
         raw = remote.get(self.url, key, None if is_whole else (offset, offset + len(blocks) * stride))
         if raw is None:
             raise self._missing(key)
         if len(raw) != (self.chunk_bytes if is_whole else len(blocks) * stride):
             raise self._truncated(key, offset + len(raw))
-        for k, (block, tail) in enumerate(zip(blocks, tails, strict=True)):
-            at = k * stride
-            block[:] = np.frombuffer(raw, np.uint8, self._block_bytes, at)
-            tail[:] = raw[at + self._block_bytes : at + stride]
+        for k, block in enumerate(blocks):
+            block[:] = np.frombuffer(raw, np.uint8, self._block_bytes, k * stride)
+        self._compare(
+            key, first, blocks, [raw[(k + 1) * stride - TAIL_BYTES : (k + 1) * stride] for k in range(len(blocks))]
+        )
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk of one block, checked, where it lies in the system's cache; None for a remote store.
 
-        Nothing is copied.
+        Nothing is copied. A checksum that was compared a moment ago is not compared again (`tiles.compared`).
 
         Parameters
         ----------
@@ -315,9 +328,11 @@ class ChunkedArray:
         key = key_of(coordinates)
         descriptor = self._opened(key)
         try:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            size = status.st_size
             if size != self.chunk_bytes:
                 raise self._truncated(key, size)
+            check = check and not COMPARISONS.hold((self, key), status)
             flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
             content = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags)
         except StoreError:
@@ -328,8 +343,10 @@ class ChunkedArray:
             os.close(descriptor)
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
         tail = content[self._block_bytes : self._block_bytes + TAIL_BYTES]
-        if check and tail != self._tail(key, 0, chunk):
-            raise self._damaged(key)
+        if check:
+            if tail != self._tail(key, 0, chunk):
+                raise self._damaged(key)
+            COMPARISONS.note((self, key), status)
         return chunk
 
     def _missing(self, key: str) -> DamagedChunkError:
