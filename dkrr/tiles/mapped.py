@@ -66,4 +66,8 @@ def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dua
             os.posix_fallocate(file.fileno(), 0, n_bytes)
         else:  # macOS
             file.truncate(n_bytes)
-        return np.frombuffer(_Shared(file.fileno(), n_bytes), np.float64).reshape(shape)
+        mapping = _Shared(file.fileno(), n_bytes)
+        if hasattr(mmap, "MADV_RANDOM"):
+            # Batches of targets take some columns of all rows: reading ahead would fetch the whole file for each.
+            mapping.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(mapping, np.float64).reshape(shape)
