@@ -92,7 +92,8 @@ class SolveResult:
     bytes_written: int
     """Bytes written to the store, by all workers."""
     peak_bytes: int
-    """Highest resident memory of any process that did the work (of a user's workers: since they started)."""
+    """Highest resident memory of any process that did the work (of a user's workers: since they started). Pages of
+    mapped files are part of it, which the system takes back where memory is short; plans count them as disk."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
     residuals: tuple[float, ...] = ()
