@@ -170,6 +170,7 @@ def tallied(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             what = "; ".join(part for part in line["what"].split("; ") if not part.startswith("/"))
             others.append({**line, "what": what, "detail": ""})
         else:
+            line = {**line, "row": _shown(line["row"])}
             counts[tuple(str(line[name]) for name in SHOWN)] += line["count"]
     return [
         *(dict(zip(SHOWN, key, strict=True)) | {"count": n} for key, n in sorted(counts.items()) if n),

@@ -26,6 +26,7 @@ N_SNAPSHOTS = 6
 ON_WORKERS = 5
 """One trial of so many is resumed on workers."""
 WORKER_BYTES = 2**30
+N_WORKERS = 2
 
 
 @cache
@@ -77,7 +78,7 @@ def snapshots(name: str) -> tuple[Path, ...]:
 
 
 class _Workers:
-    """Two workers that are kept between trials."""
+    """Workers that are kept between trials."""
 
     def __init__(self) -> None:
         self._stack: ExitStack | None = None
@@ -90,7 +91,8 @@ class _Workers:
             from dkrr.runtime.local_workers import local_client
 
             self._stack = ExitStack()
-            self.client = self._stack.enter_context(local_client(2, WORKER_BYTES, str(_folder()), TASK_MODULES))
+            self.client = self._stack.enter_context(local_client(N_WORKERS, WORKER_BYTES, str(_folder()), TASK_MODULES))
+        self.client.wait_for_workers(N_WORKERS, timeout=60)  # one that has died is started again
         return self.client
 
     def processes(self) -> list[int]:

@@ -253,7 +253,7 @@ def stored_layout(store: str) -> Layout | None:
     if found["layout"].get("form") not in get_args(Form):
         raise StoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
-        layout = Layout(**found["layout"])
+        layout = replace(Layout(**found["layout"]), store=store)
         TileGrid(1, layout.tile, layout.panel)
         return layout
     except (TypeError, ValueError) as error:

@@ -88,8 +88,8 @@ def _check_layout(problem: Problem) -> None:
     layout = problem.layout
     if layout is not None and not layout.is_of(problem.solver):
         raise StoreError(
-            f"the store holds a run that began with solver={layout.solver!r}, but another was requested; give the same "
-            f"solver, or another store="
+            f"the store {layout.store} holds a run that began with solver={layout.solver!r}, but another was "
+            f"requested; give the same solver, or another store="
         )
 
 
@@ -158,8 +158,8 @@ def _check_form(problem: Problem, wanted: Form | None) -> None:
     dimension, layout = problem.dimension, problem.layout
     if layout is not None and (wanted != layout.form or (layout.form == "primal" and dimension is None)):
         raise StoreError(
-            f"the store holds a run in {layout.form} form, which this problem does not have or which was not "
-            f"requested; give form='auto' or another store="
+            f"the store {layout.store} holds a run in {layout.form} form, which this problem does not have or which "
+            f"was not requested; give form='auto' or another store="
         )
     if wanted != "primal":
         return

@@ -1,6 +1,6 @@
 """Sizes and settings of a problem that its cost depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Literal, Self
 
@@ -53,6 +53,8 @@ class Layout:
     solver: Literal["cholesky", "cg", "float32"] = "cholesky"
     batch: int = 0
     """Targets that are solved for at once; 0: all."""
+    store: str = field(default="", compare=False)
+    """Path or URL of the run, for messages."""
 
     def is_of(self, solver: Cholesky | ConjugateGradient | None) -> bool:
         """Whether a solver can resume the run; None means any."""

@@ -102,6 +102,16 @@ def test_damage_of_every_file_is_mended_or_refused(tmp_path, form, solver):
             assert np.allclose(fit().predict(X), whole, rtol=1e-7, atol=1e-7 * np.abs(whole).max()), file
 
 
+def test_a_store_of_another_form_or_solver_is_named(tmp_path):
+    X, y = problem(60, 3)
+    for store, wanted in (("primal", {"form": "dual"}), ("cholesky", {"solver": "cg"})):
+        given = {"form": "primal"} if store == "primal" else {"solver": "cholesky", "form": "dual"}
+        settings = {"kernel": "linear", "store": str(tmp_path / store)}
+        KernelRidge(**settings, **given).fit(X, y)
+        with pytest.raises(StoreError, match=f"the store {tmp_path / store} holds a run"):
+            KernelRidge(**settings, **wanted).fit(X, y)
+
+
 def test_primal_runs_are_resumed(tmp_path):
     X, y = problem(500, 9)
     settings = {"kernel": "polynomial", "degree": 2, "tile": 16, "form": "primal", "fit_intercept": True}
