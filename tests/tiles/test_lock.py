@@ -237,7 +237,9 @@ def test_the_heartbeat_shows_life_and_finds_that_the_lock_is_lost(tmp_path: Path
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > 1e9)
         mine.check()
-        path.write_bytes(OTHER.to_bytes())
+        other = path.with_suffix(".new")
+        other.write_bytes(OTHER.to_bytes())
+        other.replace(path)  # at once: a heartbeat may come at any moment
         wait_until(lambda: mine.lost)
         with pytest.raises(
             BusyStoreError, match="lost its store, .*run.zarr/: it belongs to process 4242 of ada on elsewhere"
