@@ -158,6 +158,7 @@ class FinishedBatches:
             coef, rest = (array.load() for array in self._arrays(batch))
             facts = json.loads(note)
             residual, condition, known = facts["residual"], facts["condition"], facts["outcome"]
+            messages = tuple(facts["messages"])
             outcome = None
             if known is not None:
                 known |= {"status": Status(known["status"]), "messages": tuple(known["messages"])}
@@ -175,7 +176,7 @@ class FinishedBatches:
             condition=condition,
             outcome=outcome,
             squares=rest[1],
-            messages=tuple(facts["messages"]),
+            messages=messages,
         )
 
     def save(self, batch: Batch, solution: Solution) -> None:

@@ -298,11 +298,12 @@ class ChunkedArray:
             raise self._missing(key)
         if len(raw) != (self.chunk_bytes if is_whole else len(blocks) * stride):
             raise self._truncated(key, offset + len(raw))
+        tails = []
         for k, block in enumerate(blocks):
+            end = (k + 1) * stride
             block[:] = np.frombuffer(raw, np.uint8, self._block_bytes, k * stride)
-        self._compare(
-            key, first, blocks, [raw[(k + 1) * stride - TAIL_BYTES : (k + 1) * stride] for k in range(len(blocks))]
-        )
+            tails.append(raw[end - TAIL_BYTES : end])
+        self._compare(key, first, blocks, tails)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk of one block, checked, where it lies in the system's cache; None for a remote store.
@@ -332,7 +333,6 @@ class ChunkedArray:
             size = status.st_size
             if size != self.chunk_bytes:
                 raise self._truncated(key, size)
-            check = check and not COMPARISONS.hold((self, key), status)
             flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
             content = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags)
         except StoreError:
@@ -343,7 +343,7 @@ class ChunkedArray:
             os.close(descriptor)
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
         tail = content[self._block_bytes : self._block_bytes + TAIL_BYTES]
-        if check:
+        if check and not COMPARISONS.hold((self, key), status):
             if tail != self._tail(key, 0, chunk):
                 raise self._damaged(key)
             COMPARISONS.note((self, key), status)
