@@ -43,14 +43,14 @@ class DaskExecutor:
         Called before the first task: waits until the workers are ready, and returns words for the memory that they have
         and need, for the error if workers die.
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None while it runs.
+        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
     """
 
     def __init__(
         self,
         client: Client,
         ready: Callable[[], str] | None = None,
-        ended: Callable[[], int | None] | None = None,
+        ended: Callable[[float], int | None] | None = None,
     ) -> None:
         self.client, self._ready, self._memory = client, ready, ""
         self._watch = Watch(client, ended, self._known_of_memory)
@@ -131,8 +131,8 @@ class DaskExecutor:
             self._watch.refuse_a_lost_scheduler()
             raise
         finally:
-            if running and self.client.status == "running":  # else it would wait, and raise another error
-                self.client.cancel(list(completed.futures), force=True)
+            if running:
+                self._cancel(list(completed.futures))
         queue.check_finished()
         record.seconds = time.perf_counter() - start
         return record
@@ -170,6 +170,11 @@ class DaskExecutor:
         # Lost workers keep nothing, and their loss has an error of its own.
         with suppress(*CANCELLED, OSError, ClusterError):
             self._watch.call(self.client.run, resident.forget, run)
+
+    def _cancel(self, futures: list[Any]) -> None:
+        # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
+        with suppress(*CANCELLED, OSError, RuntimeError, AttributeError, ClusterError):
+            self._watch.call(self.client.cancel, futures, force=True)
 
     def _gather(self, futures: list[Any]) -> list[Any]:
         found: list[Any] = self._watch.call(self.client.gather, futures, direct=True)

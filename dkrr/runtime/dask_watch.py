@@ -50,7 +50,7 @@ class Watch:
     ----------
     client : distributed.Client
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None while it runs.
+        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
     known_of_memory : callable, optional
         Returns words for the workers' memory, in brackets, for errors.
     """
@@ -58,7 +58,7 @@ class Watch:
     def __init__(
         self,
         client: Client,
-        ended: Callable[[], int | None] | None = None,
+        ended: Callable[[float], int | None] | None = None,
         known_of_memory: Callable[[], str] = str,
     ) -> None:
         self.client, self._ended, self._known_of_memory = client, ended, known_of_memory
@@ -153,6 +153,7 @@ class Watch:
         """Threads of every worker; raises as `call` does."""
         if self._stopped.is_set():
             raise CancelledError
+        self.refuse_a_lost_scheduler(0.0)  # the client would try to connect to it for its whole timeout
         try:
             threads: dict[str, int] = self.client.nthreads()
         except (*CANCELLED, OSError, RuntimeError, AttributeError):
@@ -196,23 +197,29 @@ class Watch:
     def _without(self) -> float:
         return 0.0 if self._without_since is None else time.monotonic() - self._without_since
 
-    def refuse_a_lost_scheduler(self) -> None:
-        """Raise ClusterError if the scheduler is lost: then nothing comes back, whatever the workers do."""
+    def refuse_a_lost_scheduler(self, seconds: float = NOTICE_SECONDS) -> None:
+        """Raise ClusterError if the scheduler is lost: then nothing comes back, whatever the workers do.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            Time given to its end, or to the end of the connection, to be noticed.
+        """
         if self._ended is not None:
-            status = self._ended()
+            status = self._ended(seconds)
             if status is not None:
                 raise ClusterError(
                     f"{how_it_ended(status)}{self._known_of_memory()}. {KEPT}: run again with the same store=, with "
                     f"another memory_limit or fewer workers if memory was short"
                 )
-        elif self._is_disconnected():
+        elif self._is_disconnected(seconds):
             raise ClusterError(
                 f"the Dask scheduler at {self._address()} is lost: it ended, or the connection to it did. {KEPT}: "
                 f"start the cluster again, and run again with the same store= and a new client"
             )
 
-    def _is_disconnected(self) -> bool:
-        deadline = time.monotonic() + NOTICE_SECONDS
+    def _is_disconnected(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
         while self.client.status == "running":
             if time.monotonic() > deadline:
                 return False

@@ -17,6 +17,11 @@ from dkrr.rows import as_rows
 N, D = 1500, 12
 
 
+def of_the_fit(model):
+    """Planned bytes without those that the process holds before it, which change from fit to fit."""
+    return model.plan_.peak_bytes - model.plan_.resources.local_baseline_bytes
+
+
 def samples(n=N, d=D):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, d))
@@ -74,11 +79,11 @@ def test_fits_keep_the_promise(solver, traced):
         peak = tracemalloc.get_traced_memory()[1] if traced else 0
     finally:
         tracemalloc.stop()
-    assert peak < model.plan_.peak_bytes - model.plan_.resources.local_baseline_bytes
+    assert peak < of_the_fit(model)
     assert model.solve_result_.peak_bytes < model.plan_.peak_bytes
     assert "'tests.machine.test_functions.differences' was measured on a block of" in str(model.plan_)
     known = KernelRidge(kernel="laplacian", gamma=0.1, solver=solver, tol=1e-4, alpha=1.0).fit(X, y)
-    assert model.plan_.peak_bytes > known.plan_.peak_bytes
+    assert of_the_fit(model) > of_the_fit(known)
     assert_allclose(model.predict(X[:50]), known.predict(X[:50]), atol=1e-3)
 
 

@@ -225,6 +225,20 @@ class TestALostScheduler:
                 calls[how]()
 
 
+    def test_the_first_error_is_reported(self, client, tmp_path, monkeypatch):
+        # A scheduler may be lost before its client has noticed that: tasks that wait cannot be cancelled then.
+        async def no_answer(*_, **__):
+            raise OSError("timed out")
+
+        monkeypatch.setattr(client, "cancel", no_answer)
+        tasks = [Task("bad", not_positive, (7,)), Task("slow", wait_for, (str(tmp_path / "go"),))]
+        try:
+            with pytest.raises(NotPositiveDefiniteError, match="row 7"):
+                DaskExecutor(client).run(tasks, Progress())
+        finally:
+            (tmp_path / "go").touch()
+
+
 class TestClients:
     def test_workers_report(self, client):
         client.wait_for_workers(2, timeout=30)
