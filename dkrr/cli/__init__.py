@@ -1,5 +1,5 @@
 """The command line: parse, call, print."""
 
-from dkrr.cli.commands import dkrr, main
+from dkrr.cli.main import dkrr, main
 
 __all__ = ["dkrr", "main"]

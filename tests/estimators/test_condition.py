@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from benchmarks import precise
 from dkrr import KernelRidge
-from dkrr.cli.output import fit_report
+from dkrr.cli.reports import fit_report
 from dkrr.kernels import RBF
 from dkrr.solvers import Status
 

@@ -224,7 +224,6 @@ class TestALostScheduler:
             with pytest.raises(DkrrError, match=r"scheduler was killed.*memory runs out \(200 MiB planned\)"):
                 calls[how]()
 
-
     def test_the_first_error_is_reported(self, client, tmp_path, monkeypatch):
         # A scheduler may be lost before its client has noticed that: tasks that wait cannot be cancelled then.
         async def no_answer(*_, **__):

@@ -1,20 +1,15 @@
-"""Output of the commands: text, JSON, pictures and predictions."""
+"""What commands print: text for people, JSON for programs."""
 
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkrr.cost import STAGE_NAMES, Stage
-from dkrr.errors import InputError, StoreError
-from dkrr.tiles.arrays import chunk_rows, create_array, open_array
-from dkrr.tiles.aside import check_free, written_aside
 from dkrr.units import format_bytes, format_seconds
-from dkrr.values import location, shown
 
 
 def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
@@ -98,7 +93,7 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         lines.insert(3, f"  classes     {json.dumps(description['classes'], ensure_ascii=False)}")
     if solve:
         lines.append(
-            f"  fit         {solve['form']}, {solve['status']}, {_measure(description)} {solve['residual']:.1e}, "
+            f"  fit         {solve['form']}, {solve['status']}, {measure_of(description)} {solve['residual']:.1e}, "
             f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} peak of a process"
         )
     return "\n".join(lines)
@@ -162,7 +157,7 @@ MAX_LINES = 20
 """Lines of a convergence history on the terminal, besides those of true residuals."""
 
 
-def _measure(description: dict[str, Any]) -> str:
+def measure_of(description: dict[str, Any]) -> str:
     """Name of the quantity that a fit makes small."""
     return "gradient" if description["estimator"] == "KernelLogisticRegression" else "residual"
 
@@ -175,112 +170,12 @@ def convergence_report(description: dict[str, Any], *, as_json: bool) -> str:
     history = solve["history"]
     step = max(1, len(history) // MAX_LINES)
     shown = [line for k, line in enumerate(history) if k % step == 0 or line[3] or k == len(history) - 1]
-    lines = [f"iteration       time  relative {_measure(description)}"]
+    lines = [f"iteration       time  relative {measure_of(description)}"]
     lines += [
         f"{iteration:>9,} {format_seconds(seconds):>10}  {residual:.2e}{'  true' if is_true else ''}"
         for iteration, seconds, residual, is_true in shown
     ]
     return "\n".join([*lines, f"{solve['status']}: tol {solve['tol']:.1e}, rank {solve['rank']:,}"])
-
-
-def draw_convergence(description: dict[str, Any], path: str) -> None:
-    """Draw a convergence history; raises InputError if matplotlib is not installed."""
-    figure, axes = _axes()
-    solve = description["solve"]
-    history = solve["history"]
-    true = [h for h in history if h[3]]
-    if len(true) < len(history):
-        axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
-    axes.semilogy([h[0] for h in true], [h[2] for h in true], "o", color="#e8963a", label="true, in float64")
-    axes.axhline(solve["tol"], color="#8a94a0", linestyle="--", linewidth=1)
-    axes.annotate("tol", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
-    axes.set(
-        xlabel="iteration",
-        ylabel=f"relative {_measure(description)}",
-        title=f"{solve['status']}, rank {solve['rank']:,}",
-    )
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-
-
-def _axes(count: int = 1) -> tuple[Any, ...]:
-    """A figure, and its axes, side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("--out needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7 if count == 1 else 11, 4), layout="constrained")
-    panels = [figure.add_subplot(1, count, 1 + k) for k in range(count)]
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, *panels
-
-
-def check_picture_path(path: str) -> None:
-    """Refuse a path that a picture could not be written to, before what it shows is computed."""
-    location(path, "--out", "the path of a picture")
-    figure, *_ = _axes()
-    kinds = sorted(figure.canvas.get_supported_filetypes())
-    if Path(path).suffix.removeprefix(".") not in kinds:
-        raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"--out is {shown(path)}; expected a path in an existing folder: create it first")
-
-
-def check_predictions_path(path: str, *, overwrite: bool) -> None:
-    """Refuse a path that predictions could not be written to, before they are computed."""
-    if not location(path, "--out", "the path of the predictions").endswith((".zarr", ".npy")):
-        raise InputError(f"--out is {shown(path)}; expected a path that ends in .zarr or .npy")
-    check_free(path, overwrite=overwrite, what="an array of predictions", is_one=_is_array)
-
-
-def _is_array(path: str) -> bool:
-    if path.endswith(".npy"):
-        return Path(path).is_file()
-    try:
-        open_array(path)
-    except StoreError:
-        return False
-    return True
-
-
-def write_predictions(predictions: Any, path: str, *, overwrite: bool = False) -> None:
-    """Write predictions, an ndarray or a lazy Dask array, to a .npy file or a Zarr array, one block at a time.
-
-    They are written to a temporary path first: a prediction that fails leaves `path` unchanged.
-    """
-    if predictions.dtype == object and not hasattr(predictions, "chunks"):
-        predictions = np.array(predictions.tolist())  # strings of a fixed length
-    dtype = predictions.dtype
-    if dtype.kind not in "biuf" and not (dtype.kind == "U" and path.endswith(".npy")):
-        raise InputError(
-            f"labels are of type {dtype}, which {path} does not hold; expected numbers, or strings in a .npy file: "
-            f"--proba writes numbers"
-        )
-    with written_aside(path, overwrite=overwrite) as place:
-        if place.endswith(".npy"):
-            out = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=predictions.shape)
-        else:
-            out = create_array(place, predictions.shape, dtype, chunk_rows(predictions.shape, dtype))
-        for start, stop in _blocks(predictions):
-            part = predictions[start:stop]
-            out[start:stop] = part.compute() if hasattr(part, "compute") else part
-        if place.endswith(".npy"):
-            out.flush()
-
-
-MAX_BLOCKS_BYTES = 128 * 2**20
-"""Predictions that are computed and written together."""
-
-
-def _blocks(predictions: Any) -> list[tuple[int, int]]:
-    n = predictions.shape[0]
-    step = max(1, MAX_BLOCKS_BYTES // max(1, int(np.prod(predictions.shape[1:])) * 8))
-    if hasattr(predictions, "chunks"):
-        # Several blocks at once keep all workers busy; all blocks at once might exceed the memory.
-        tallest = max(predictions.chunks[0])
-        step = max(tallest, min(step, 16 * tallest))
-    return [(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:
@@ -345,61 +240,3 @@ def _json_value(value: Any) -> Any:
 def _known(value: Any) -> float | None:
     """Number of JSON; None for NaN."""
     return None if math.isnan(value) else float(value)
-
-
-def draw_selection(search: Any, path: str) -> None:
-    """Draw the mean scores over λ with their spread over the folds, a line for every kernel, and the choice.
-
-    Beside them the learning curve, if there is one.
-
-    Raises
-    ------
-    InputError
-        If matplotlib is not installed.
-    """
-    figure, axes, *more = _axes(1 if search.train_sizes is None else 2)
-    results = search.cv_results_
-    kernels = [tuple((n, v) for n, v in p.items() if n != "alpha") for p in results["params"]]
-    alphas = np.array([p["alpha"] for p in results["params"]])
-    means, spreads = results["mean_test_score"], np.nan_to_num(results["std_test_score"])
-    for kernel in dict.fromkeys(kernels):
-        here = np.flatnonzero([k == kernel for k in kernels])
-        here = here[np.argsort(alphas[here])]
-        (line,) = axes.plot(alphas[here], means[here], marker="o", markersize=4, label=_label(dict(kernel)))
-        low, high = means[here] - spreads[here], means[here] + spreads[here]
-        axes.fill_between(alphas[here], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    best = np.atleast_1d(search.best_index_)
-    axes.plot(alphas[best], means[best], "k*", markersize=13, label="chosen")
-    axes.set_xscale("log")
-    axes.set_xlabel("λ")
-    axes.set_ylabel("score of the rows left out")
-    axes.set_title("mean and spread of the folds", fontsize=10)
-    axes.legend(frameon=False)
-    if more:
-        draw_curve(search.learning_curve_, more[0], search.best_params_)
-    figure.savefig(path, dpi=150)
-
-
-def draw_curve(curve: dict[str, Any], axes: Any, best: dict[str, Any]) -> None:
-    """Draw the mean scores over the number of training rows, a line for every kernel; of the best one every fold."""
-    sizes = curve["train_sizes"]
-    for parameters, means in zip(curve["params"], curve["mean_test_score_of_kernels"], strict=True):
-        is_best = all(best[name] == value for name, value in parameters.items())
-        (line,) = axes.plot(sizes, means, marker="o", markersize=4, label=_label(parameters))
-        if is_best:
-            colour = line.get_color()
-            axes.plot(curve["split_train_sizes"], curve["test_scores"], color=colour, alpha=0.35, linewidth=0.8)
-            low, high = (means + sign * curve["std_test_score"] for sign in (-1, 1))
-            axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.set_xlabel("training rows")
-    margin = "" if math.isnan(curve["gain_margin"]) else f" ± {curve['gain_margin']:.2g} (95 %)"
-    axes.set_title(f"{curve['gain_per_doubling']:+.3g}{margin} by the last doubling", fontsize=10)
-    if len(curve["params"]) > 1:
-        axes.legend(frameon=False)
-
-
-def _label(parameters: dict[str, Any]) -> str | None:
-    """Parameters of a kernel for a legend."""
-    return ", ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in parameters.items()) or None

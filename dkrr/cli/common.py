@@ -1,0 +1,70 @@
+"""What commands have in common: readable errors, exit statuses, clusters, checks of stores."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from dkrr.errors import DkrrError, InputError, PlanError
+from dkrr.values import location, shown
+
+ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
+"""Of a scheduler: a protocol, a host and a port."""
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Print an error in one line, and end with its exit status."""
+    try:
+        yield
+    except DkrrError as error:
+        click.echo(f"dkrr: {error}", err=True)
+        sys.exit(2 if isinstance(error, InputError | PlanError) else 1)
+    except (OSError, MemoryError) as error:  # of the machine, during the work
+        click.echo(f"dkrr: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Report an unreadable model or store, which the user named, as bad input."""
+    try:
+        yield
+    except OSError as error:  # as StoreError is
+        raise InputError(f"{name}: {error}") from error
+
+
+def check_store(store: str | None) -> None:
+    """Report a store that holds something else, which the user named, as bad input."""
+    from dkrr.requests import stored_layout
+
+    if store is not None:
+        with named("--store"):
+            stored_layout(location(store, "--store", "the path or URL of the run's store"))
+
+
+def check_folder(store: str | None) -> None:
+    """Refuse a file where the stores of a run are to be."""
+    if store is not None:
+        path = Path(location(store, "--store", "a folder for the stores of the run"))
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """Use a running scheduler's client as the ambient one."""
+    if address is None:
+        yield
+        return
+    if re.fullmatch(ADDRESS, address) is None:
+        raise InputError(
+            f"--scheduler is {shown(address)}, and no Dask scheduler has it; expected one such as tcp://host:8786"
+        )
+    from dkrr.runtime.dask_client import connect
+
+    with connect(address):
+        yield

@@ -1,0 +1,77 @@
+"""``dkrr fit``: fit a model and save it."""
+
+from typing import Any
+
+import click
+
+from dkrr.cli.common import check_store, cluster, readable_errors
+from dkrr.cli.options import checked_settings, model_options
+from dkrr.cli.reports import fit_report
+from dkrr.errors import DkrrError, InputError
+from dkrr.solvers import Status
+
+
+@click.command()
+@click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
+@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets, or class labels.")
+@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
+@click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
+@click.option("--max-iter", type=int, help="With --logistic: largest number of Newton steps.  [default: 100]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@click.option(
+    "--accept-unconverged",
+    is_flag=True,
+    help="Save the model, with exit status 0, even if the fit did not reach the required accuracy.",
+)
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
+def fit(
+    x_path: str,
+    y_path: str,
+    sample_weight: str | None,
+    model_path: str,
+    overwrite: bool,
+    accept_unconverged: bool,
+    scheduler: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression.
+
+    A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
+    --accept-unconverged.
+    """
+    import dkrr as library
+    from dkrr.persistence import check_model_path
+
+    with readable_errors(), cluster(scheduler):
+        check_model_path(model_path, overwrite=overwrite, name="--model")
+        check_store(options["store"])
+        model = _estimator(progress=not quiet, **checked_settings(**options))
+        model.fit(x_path, y_path, sample_weight=sample_weight)
+        is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
+        if is_good:
+            library.save(model, model_path, overwrite=overwrite)
+        click.echo(fit_report(model, model_path if is_good else None, as_json=as_json))
+        if not is_good:
+            raise DkrrError(
+                f"the fit ended with status {model.solve_result_.status.name}, and its model was not saved: "
+                "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
+            )
+
+
+def _estimator(*, logistic: bool, class_weight: str | None, max_iter: int | None, **settings: Any) -> Any:
+    import dkrr as library
+
+    if logistic:
+        if isinstance(settings["alpha"], list):
+            raise InputError("--alpha is given more than once; expected one value with --logistic")
+        if max_iter is not None:
+            settings["max_iter"] = max_iter
+        return library.KernelLogisticRegression(class_weight=class_weight, **settings)
+    if class_weight is not None or max_iter is not None:
+        raise InputError("--class-weight or --max-iter is given without --logistic; give --logistic with it")
+    return library.KernelRidge(**settings)

@@ -1,0 +1,32 @@
+"""``dkrr fit``, ``predict``, ``plan``, ``info``, ``calibrate`` ...; also ``dask dkrr ...``.
+
+Exit status: 0 on success; 2 on bad usage or bad input, such as a missing model; 1 on failure, and if a fit did not
+reach the required accuracy. Results go to stdout, everything else to stderr.
+"""
+
+import click
+
+from dkrr.cli.fit import fit
+from dkrr.cli.machine import calibrate
+from dkrr.cli.plan import plan
+from dkrr.cli.predict import predict
+from dkrr.cli.select import select
+from dkrr.cli.stores import convergence, info, status, verify
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dkrr")
+def dkrr() -> None:
+    """Exact kernel ridge and kernel logistic regression, out of core and distributed.
+
+    PATH is of the form data.zarr, data.zarr/group/array, data.npy or data.npz::name.
+    """
+
+
+for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence):
+    dkrr.add_command(command)
+
+
+def main() -> None:
+    """Entry point of the ``dkrr`` command."""
+    dkrr(prog_name="dkrr")

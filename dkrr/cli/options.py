@@ -1,0 +1,78 @@
+"""Options of the models that commands fit or plan."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from dkrr.errors import InputError
+from dkrr.solvers import ConjugateGradient
+
+
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a model."""
+    options = [
+        click.option("--kernel", default="linear", show_default=True, help="linear, polynomial, rbf, laplacian, ..."),
+        click.option("--gamma", type=float, help="γ of the kernel.  [default: 1 / columns]"),
+        click.option("--degree", type=float, default=3, show_default=True, help="Degree of the polynomial kernel."),
+        click.option("--coef0", type=float, default=1, show_default=True, help="Constant of polynomial and sigmoid."),
+        click.option("--alpha", type=float, multiple=True, help="λ ≥ 0, once or for each target.  [default: 1.0]"),
+        click.option("--logistic", is_flag=True, help="Kernel logistic regression; y holds class labels."),
+        click.option(
+            "--multi-class",
+            type=click.Choice(["multinomial", "ovr"]),
+            help="With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
+        ),
+        click.option(
+            "--fit-intercept/--no-fit-intercept",
+            default=None,
+            help="Fit a constant that is not penalised.  [default: only with --logistic]",
+        ),
+        click.option(
+            "--form",
+            type=click.Choice(["auto", "primal", "dual"]),
+            default="auto",
+            show_default=True,
+            help="Unknowns: weights of features (primal), or coefficients of rows (dual).",
+        ),
+        click.option(
+            "--solver",
+            type=click.Choice(["auto", "cholesky", "cg"]),
+            default="auto",
+            show_default=True,
+            help="Direct solver, or conjugate gradient.",
+        ),
+        click.option(
+            "--tol",
+            type=float,
+            default=1e-8,
+            show_default=True,
+            help="True relative residual required of cg; with --logistic the relative gradient.",
+        ),
+        click.option(
+            "--solver-max-iter", type=int, help="With --solver cg: largest number of iterations.  [default: 1000]"
+        ),
+        click.option("--memory-limit", help="Memory of this fit on one machine, for example 4GiB."),
+        click.option("--tile", type=int, help="Rows in a tile.  [default: chosen by the planner]"),
+        click.option("--store", help="Store of the run, kept and resumed from.  [default: a temporary one]"),
+        click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def checked_settings(**options: Any) -> dict[str, Any]:
+    """Arguments of an estimator from the options of `model_options`."""
+    alpha, max_iter = options.pop("alpha"), options.pop("solver_max_iter")
+    if options["multi_class"] is None:
+        del options["multi_class"]
+    elif not options["logistic"]:
+        raise InputError("--multi-class is given without --logistic; give --logistic with it")
+    if options["fit_intercept"] is None:
+        options["fit_intercept"] = options["logistic"]
+    if max_iter is not None:
+        if options["solver"] != "cg":
+            raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
+        options["solver"] = ConjugateGradient(max_iter=max_iter)
+    return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}

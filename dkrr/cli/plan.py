@@ -1,0 +1,43 @@
+"""``dkrr plan``: what a fit would do, from sizes or data."""
+
+import json
+from typing import Any
+
+import click
+
+from dkrr.cli.candidates import train_sizes, whole
+from dkrr.cli.common import check_store, cluster, readable_errors
+from dkrr.cli.options import checked_settings, model_options
+from dkrr.errors import InputError
+
+
+@click.command()
+@click.option("--x", "x_path", metavar="PATH", help="Training rows (only sizes and a sample are read).")
+@click.option("--y", "y_path", metavar="PATH", help="Targets, or class labels.")
+@click.option("--n", type=int, help="Number of rows, instead of --x.")
+@click.option("--d", type=int, help="Number of columns, instead of --x.")
+@click.option("--n-targets", type=int, default=1, show_default=True, help="Number of targets, instead of --y.")
+@click.option("--n-classes", type=int, help="With --logistic: number of classes, instead of --y.  [default: 2]")
+@click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
+@click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
+@click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
+@click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
+@click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:
+    """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
+    import dkrr as library
+
+    with readable_errors(), cluster(scheduler):
+        if (x_path is None) == (options["n"] is None or options["d"] is None):
+            raise InputError("expected either --x (with --y), or --n and --d")
+        check_store(options["store"])
+        settings = checked_settings(**options)
+        settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
+        if settings["cv"] not in (None, "loo"):
+            settings["cv"] = whole(settings["cv"], "--cv")
+        if settings["train_sizes"] is not None:
+            settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
+        result = library.plan(x_path, y_path, **settings)
+        click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))

@@ -1,0 +1,85 @@
+"""``dkrr select``: choose λ and kernels by cross-validation."""
+
+from typing import Any
+
+import click
+
+from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
+from dkrr.cli.common import check_folder, cluster, readable_errors
+from dkrr.cli.pictures import check_picture_path, draw_selection
+from dkrr.cli.reports import selection_report
+
+
+@click.command()
+@click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
+@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
+@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
+@click.option("--cv", default="5", show_default=True, help="Number of folds, or loo: leave one row out at a time.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Folds of random rows, not of consecutive ones.")
+@click.option("--scoring", help="One of scikit-learn's scorers of predictions.  [default: mean squared error]")
+@click.option("--kernel", default="rbf", show_default=True, help="Kernel, or several with commas between.")
+@click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
+@click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
+@click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
+@click.option("--train-sizes", metavar="SIZES", help="A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers.")
+@click.option("--fit-intercept/--no-fit-intercept", default=False, help="Fit a constant that is not penalised.")
+@click.option("--solver", type=click.Choice(["auto", "cholesky", "cg"]), default="auto", show_default=True)
+@click.option(
+    "--tol", type=float, default=1e-8, show_default=True, help="True relative residual of the last fit by cg."
+)
+@click.option("--memory-limit", help="Memory on one machine, for example 4GiB.")
+@click.option("--store", help="Folder for the stores of the run, kept and resumed from.")
+@click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786.")
+@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ (and rows) as well (needs matplotlib).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
+def select(
+    x_path: str,
+    y_path: str,
+    sample_weight: str | None,
+    model_path: str | None,
+    overwrite: bool,
+    cv: str,
+    shuffle: int | None,
+    scheduler: str | None,
+    out_path: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Choose λ, the kernel and its parameters by cross-validation, and fit with the best."""
+    import dkrr as library
+    from dkrr.persistence import check_model_path
+
+    with readable_errors(), cluster(scheduler):
+        if model_path is not None:
+            check_model_path(model_path, overwrite=overwrite, name="--model")
+        if out_path is not None:
+            check_picture_path(out_path)
+        check_folder(options["store"])
+        settings = {name: value for name, value in options.items() if value is not None}
+        kernels = settings.pop("kernel").split(",")
+        for name in ("alphas", "gamma", "degree"):
+            if name in settings:
+                settings[name] = candidates(settings[name], f"--{name}")
+        if "train_sizes" in settings:
+            settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
+        folds: Any = cv
+        if cv != "loo":
+            folds = folds_of_rows(cv, shuffle)
+        search = library.KernelRidgeCV(
+            kernel=kernels if len(kernels) > 1 else kernels[0],
+            cv=folds,
+            refit=model_path is not None,
+            progress=not quiet,
+            **settings,
+        )
+        search.fit(x_path, y_path, sample_weight=sample_weight)
+        if model_path is not None:
+            library.save(search, model_path, overwrite=overwrite)
+        if out_path is not None:
+            draw_selection(search, out_path)
+        click.echo(selection_report(search, model_path, as_json=as_json))
