@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import dask.array as da
 import numpy as np
@@ -17,6 +17,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.parameters import SEPARATOR, Parameters
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
@@ -24,6 +25,7 @@ from dkrr.requests import Settings
 from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_unreadable, unframed
 from dkrr.sparse import check_structure
 from dkrr.tiles.arrays import is_zarr_array
+from dkrr.values import shown
 
 DTYPES = [np.float64, np.float32]
 STREAMED = (da.Array, str, Path, Rows, np.memmap)
@@ -66,6 +68,39 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     """Parameters that a saved model holds, besides its kernel."""
 
     _model: FittedFunction
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``kernel__gamma`` that of a kernel value, ``kernel__left__gamma`` that of a part.
+
+        Kernels are immutable: the estimator gets a new one.
+
+        Parameters
+        ----------
+        **params
+            Values by the names that `get_params` returns.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If there is no such parameter (`InputError`: of the kernel), or a kernel cannot have this value.
+        """
+        prefix = f"kernel{SEPARATOR}"
+        nested = {name.removeprefix(prefix): params[name] for name in params if name.startswith(prefix)}
+        super().set_params(**{name: params[name] for name in params if not name.startswith(prefix)})
+        if nested:
+            if not isinstance(self.kernel, Parameters):
+                first = prefix + next(iter(nested))
+                raise InputError(
+                    f"{first} is given, and kernel is {shown(self.kernel)}, which has no parameters of its own; "
+                    f"expected a kernel value: give for example kernel=RBF() from dkrr.kernels, or set "
+                    f"{first.removeprefix(prefix)} itself"
+                )
+            self.kernel = self.kernel.set_params(**nested)
+        return self
 
     def _kernel(self) -> Kernel:
         return checked_kernel(

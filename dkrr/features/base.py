@@ -14,6 +14,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import EntryCost, Kernel, as_kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
+from dkrr.kernels.parameters import Parameters
 from dkrr.values import shown
 
 COPY_SECONDS = 1.6e-9
@@ -30,7 +31,7 @@ OWN_CLASS = "own"
 Array = npt.NDArray[np.float64]
 
 
-class FeatureMap(ABC):
+class FeatureMap(Parameters, ABC):
     """A finite feature map φ: ℝᵈ → ℝᴰ, as an immutable value that is called on blocks of rows.
 
     Subclasses are frozen dataclasses whose fields are JSON values, kernels or feature maps. They define `dimension` and

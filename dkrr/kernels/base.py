@@ -31,6 +31,7 @@ from dkrr.kernels.blocks import (
     pieces_of,
     strips,
 )
+from dkrr.kernels.parameters import Parameters
 from dkrr.values import MAX_WHOLE, positive, whole
 
 # Index arrays, the one square corner that is mirrored, and interpreter objects: never more than this.
@@ -55,7 +56,7 @@ class EntryCost:
         return EntryCost(self.gemm_flops + other.gemm_flops, self.element_seconds + other.element_seconds)
 
 
-class Kernel(ABC):
+class Kernel(Parameters, ABC):
     """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
 
     Subclasses are frozen dataclasses. They give `_filler`, `diagonal` and `entry_cost`; strips, symmetry,
