@@ -29,6 +29,10 @@ class Status(Enum):
         "where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
     )
 
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        # For skops, which does not ask Enum's __reduce_ex__.
+        return Status, (self.value,)
+
 
 @dataclass(frozen=True)
 class Residuals:

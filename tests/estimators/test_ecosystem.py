@@ -1,16 +1,18 @@
-"""Estimators among scikit-learn's tools: nested parameters, grids, clones."""
+"""Estimators among scikit-learn's tools: nested parameters, grids, clones, routed weights, pipelines."""
 
+import dask.array as da
 import numpy as np
 import pytest
+import sklearn
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.model_selection import GridSearchCV, GroupKFold, RandomizedSearchCV, StratifiedKFold, cross_validate
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
-from dkrr.features import RandomFourier
+from dkrr.features import PolynomialMap, RandomFourier
 from dkrr.kernels import RBF, Linear
 
 RNG = np.random.default_rng(0)
@@ -69,3 +71,74 @@ def test_randomized_search_over_parameters_of_kernels():
         KernelLogisticRegression(kernel=RBF()), {"kernel__gamma": [0.1, 1.0, 3.0]}, n_iter=2, cv=2, random_state=0
     ).fit(X, LABELS)
     assert search.best_estimator_.kernel == RBF(search.best_params_["kernel__gamma"])
+
+
+@pytest.fixture
+def routing():
+    with sklearn.config_context(enable_metadata_routing=True):
+        yield
+
+
+@every_estimator
+def test_sample_weights_are_routed_through_pipelines_and_searches(estimator, routing):
+    is_search, is_classifier = estimator.__name__.endswith("CV"), "Logistic" in estimator.__name__
+    targets = LABELS if is_classifier else Y
+    weights = RNG.integers(1, 4, len(X)).astype(float)
+    settings = {"alphas": [0.1, 1.0], "cv": 2} if is_search else {"kernel": RBF()}
+
+    def search(model):
+        grid = {f"{estimator.__name__.lower()}__fit_intercept": [False, True]}
+        return GridSearchCV(make_pipeline(MinMaxScaler(), model), grid, cv=2)
+
+    model = estimator(**settings).set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+    weighted = search(model).fit(X, targets, sample_weight=weights)
+    plain = search(estimator(**settings)).fit(X, targets)
+    half = np.arange(len(X)) < len(X) // 2
+    if is_classifier:  # folds of scikit-learn for classes
+        train, test = next(StratifiedKFold(2).split(X, targets))
+    else:
+        train, test = np.flatnonzero(~half), np.flatnonzero(half)
+    scaler = MinMaxScaler().fit(X[train])
+    fit = estimator(**settings, fit_intercept=False)
+    fit.fit(scaler.transform(X[train]), targets[train], sample_weight=weights[train])
+    expected = fit.score(scaler.transform(X[test]), targets[test], sample_weight=weights[test])
+    assert weighted.cv_results_["split0_test_score"][0] == pytest.approx(expected, rel=1e-12)
+    assert weighted.cv_results_["split0_test_score"][0] != plain.cv_results_["split0_test_score"][0]
+
+
+@pytest.mark.parametrize("estimator", [KernelRidgeCV, KernelLogisticRegressionCV])
+def test_groups_are_routed(estimator, routing):
+    groups = np.arange(len(X)) % 4
+    model = estimator([0.1, 1.0], cv=GroupKFold(2)).set_fit_request(groups=True)
+    targets = LABELS if "Logistic" in estimator.__name__ else Y
+    found = cross_validate(model, X, targets, params={"groups": groups}, cv=GroupKFold(2), return_estimator=True)
+    assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
+
+
+@every_estimator
+def test_estimators_have_no_output_to_set(estimator):
+    """As scikit-learn has it: `set_output` is of transformers."""
+    assert not hasattr(estimator(), "set_output")
+
+
+def test_a_feature_map_as_a_transformer():
+    phi = PolynomialMap(2)
+    names = [f"x{k}" for k in range(phi.dimension(3))]
+    step = FunctionTransformer(phi.transform, feature_names_out=lambda *_: names).set_output(transform="pandas")
+    frame = step.fit_transform(X)
+    assert list(frame.columns) == names
+    assert_array_equal(frame, phi.transform(X))
+    assert make_pipeline(step, KernelRidge(alpha=1e-3)).fit(X, Y).predict(X) == pytest.approx(
+        KernelRidge(alpha=1e-3, kernel=phi).fit(X, Y).predict(X), rel=1e-9
+    )
+
+
+def test_results_as_arrays():
+    model = KernelRidge(alpha=0.1, kernel="rbf").fit(da.from_array(X, chunks=(10, 3)), Y)
+    lazy = model.predict(da.from_array(X, chunks=(10, 3)))
+    predictions = np.asarray(lazy)
+    assert isinstance(lazy, da.Array)
+    assert predictions == pytest.approx(model.predict(X), rel=1e-12)
+    assert predictions.shape == lazy.shape == (40,)
+    assert np.asarray(model.solve_result_.residual).dtype == np.float64
+    assert np.asarray([(s.name, s.seconds) for s in model.solve_result_.stages], dtype=object).shape[1] == 2
