@@ -41,6 +41,7 @@ GATEWAYS = {
     "sklearn": {"estimators", "kernels"},
     "click": {"cli"},
     "rich": {"runtime"},
+    "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},
     "cryptography": {"runtime"},
     "resource": {"runtime"},  # guarded there, once

@@ -1,5 +1,6 @@
 """What commands have in common: readable errors, exit statuses, clusters, checks of stores."""
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,20 @@ from dkrr.values import location, shown
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""
+LOG = "dkrr.log"
+"""Name of the handler of messages, if the command has its own, in click's context."""
+
+
+def _silence(context: click.Context, _: click.Parameter, quiet: bool) -> bool:
+    handler = context.meta.get(LOG)
+    if quiet and handler is not None:
+        handler.setLevel(logging.WARNING)
+    return quiet
+
+
+quiet_option = click.option(
+    "--quiet", is_flag=True, callback=_silence, help="Do not show progress; warnings and errors only."
+)
 
 
 @contextmanager

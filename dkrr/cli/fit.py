@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dkrr.cli.common import check_store, cluster, readable_errors
+from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_report
 from dkrr.errors import DkrrError, InputError
@@ -26,7 +26,7 @@ from dkrr.solvers import Status
 )
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--quiet", is_flag=True, help="Do not show progress.")
+@quiet_option
 def fit(
     x_path: str,
     y_path: str,

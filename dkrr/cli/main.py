@@ -6,6 +6,7 @@ reach the required accuracy. Results go to stdout, everything else to stderr.
 
 import click
 
+from dkrr.cli.common import LOG
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
@@ -16,11 +17,15 @@ from dkrr.cli.stores import convergence, info, status, verify
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dkrr")
-def dkrr() -> None:
+@click.pass_context
+def dkrr(context: click.Context) -> None:
     """Exact kernel ridge and kernel logistic regression, out of core and distributed.
 
     PATH is of the form data.zarr, data.zarr/group/array, data.npy or data.npz::name.
     """
+    from dkrr.runtime.logs import logged_to_stderr
+
+    context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
 for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence):

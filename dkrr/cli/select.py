@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
-from dkrr.cli.common import check_folder, cluster, readable_errors
+from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
 
@@ -35,7 +35,7 @@ from dkrr.cli.reports import selection_report
 @click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786.")
 @click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ (and rows) as well (needs matplotlib).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--quiet", is_flag=True, help="Do not show progress.")
+@quiet_option
 def select(
     x_path: str,
     y_path: str,

@@ -1,6 +1,7 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.runtime.progress import Progress, make_progress
+from dkrr.runtime.displays import make_progress
+from dkrr.runtime.progress import Progress
 from dkrr.runtime.serial import SerialExecutor, ThreadExecutor
 from dkrr.runtime.task import Executor, Meter, RunRecord, Task, TaskRecord
 

@@ -24,7 +24,7 @@ from dkrr.errors import ClusterError, DkrrError
 from dkrr.runtime.local_workers import how_it_ended
 from dkrr.units import format_seconds
 
-logger = logging.getLogger("dkrr")
+logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 1.0
 """Seconds of waiting between two questions for the scheduler and the workers."""

@@ -1,0 +1,272 @@
+"""Displays of progress: a live bar on a terminal, one output of a notebook's cell, lines through Python's logging.
+
+In a log file or a batch job there is a line for every tenth of the work, at most one in `LOG_SECONDS[0]` and at least
+one in `LOG_SECONDS[1]`.
+"""
+
+import contextvars
+import html
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from dkrr.runtime.logs import StderrHandler, handlers_of, is_screen, progress_logger
+from dkrr.runtime.progress import Progress
+from dkrr.units import format_seconds
+
+LOG_SECONDS = (2.0, 30.0)
+REFRESH_SECONDS = 0.5
+"""Seconds between two updates of a display in a notebook."""
+MAX_NOTES = 20
+"""Messages that a display in a notebook keeps; the last ones."""
+
+
+class LiveProgress(Progress):
+    """A bar on a terminal (stderr)."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._bar: RichProgress | None = None
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        self._bar = RichProgress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=30),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            # A task may take minutes; the default window would forget the last one and show no estimate.
+            speed_estimate_period=3600,
+            refresh_per_second=4,
+        )
+        self._bar.start()
+        self._bar.add_task(name, total=total, completed=int(done))
+
+    def advance(self, flops: float) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], flops)
+
+    def end(self, *, failed: bool) -> None:
+        if self._bar is not None:
+            if failed:
+                self._bar.update(self._bar.task_ids[0], description="[red]failed[/red]")
+            self._bar.stop()
+            self._bar = None
+
+    def note(self, message: str) -> None:
+        self._console.print(message, highlight=False, markup=False)
+
+
+class _Stage:
+    """What is shown of one stage while it runs."""
+
+    def __init__(self, name: str, total: float, done: float) -> None:
+        self.name, self.total, self.done, self.at_start = name, total, done, done
+        self.started = time.monotonic()
+
+    @property
+    def fraction(self) -> float:
+        """Part of the work that is done."""
+        return min(self.done / self.total, 1.0)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the stage began in this run."""
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds until its end, at the rate of this run; nan before any work is done."""
+        done = self.done - self.at_start
+        return max(self.elapsed * (self.total - self.done) / done, 0.0) if done > 0 else float("nan")
+
+
+class LogProgress(Progress):
+    """Lines through the logger ``dkrr.progress``.
+
+    Parameters
+    ----------
+    on_stderr : bool, default=False
+        Write them to stderr where no handler takes them.
+    """
+
+    def __init__(self, *, on_stderr: bool = False) -> None:
+        super().__init__()
+        self._own = StderrHandler() if on_stderr else None
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        self._stage = _Stage(name, total, done)
+        self._shown, self._shown_at = self._stage.fraction, self._stage.started
+        if done:
+            self.note(f"{name}: {self._stage.fraction:.0%} done by an earlier run")
+
+    def advance(self, flops: float) -> None:
+        stage = self._stage
+        stage.done += flops
+        now = time.monotonic()
+        since = now - self._shown_at
+        if since < LOG_SECONDS[0] or (stage.fraction < self._shown + 0.1 and since < LOG_SECONDS[1]):
+            return
+        self._shown, self._shown_at = stage.fraction, now
+        left = f", {format_seconds(stage.left)} left" if stage.left >= 0 else ""
+        self.note(f"{stage.name}: {stage.fraction:4.0%}, {format_seconds(stage.elapsed)} gone{left}")
+
+    def end(self, *, failed: bool) -> None:
+        how = "failed after" if failed else "done in"
+        self.note(f"{self._stage.name}: {how} {format_seconds(self._stage.elapsed)}")
+
+    def note(self, message: str) -> None:
+        if self._own is None or handlers_of(progress_logger):
+            progress_logger.info("%s", message)
+        else:  # asked for, where no logging is set up
+            self._own.handle(
+                progress_logger.makeRecord(progress_logger.name, logging.INFO, "", 0, "%s", (message,), None)
+            )
+
+
+class NotebookProgress(Progress):
+    """One output of a cell, updated in place: a bar while a stage runs, a line of text for each that has ended.
+
+    Stages of one name have one line, with their number. A saved notebook keeps the lines.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended: dict[str, tuple[int, float, bool]] = {}
+        """Number, seconds and failure of the stages that have ended, by name."""
+        self._notes: list[str] = []
+        self._stage: _Stage | None = None
+        self._handle: Any = None
+        self._lock, self._stop = threading.Lock(), threading.Event()
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        self._stage, self._stop = _Stage(name, total, done), threading.Event()
+        # Tasks may take minutes, and end in threads: the time that has passed is updated from a thread of its own, in
+        # this cell's context, to which the kernel sends what it shows.
+        context, stop = contextvars.copy_context(), self._stop
+        threading.Thread(target=context.run, args=(self._refresh, stop), name="dkrr-progress", daemon=True).start()
+
+    def advance(self, flops: float) -> None:
+        if self._stage is not None:
+            self._stage.done += flops
+
+    def end(self, *, failed: bool) -> None:
+        stage, self._stage = self._stage, None
+        self._stop.set()
+        if stage is not None:
+            name = stage.name.split(", ")[0]  # without what the display says of one of several
+            number, seconds, has_failed = self._ended.get(name, (0, 0.0, False))
+            self._ended[name] = (number + 1, seconds + stage.elapsed, failed or has_failed)
+        self._show()
+
+    def note(self, message: str) -> None:
+        self._notes = [*self._notes, message][-MAX_NOTES:]
+        self._show()
+
+    def lines(self) -> list[str]:
+        """Text of what has ended, and of messages."""
+        width = max(map(len, self._ended), default=0)
+        ended = [
+            f"{name:<{width}}  {'failed after' if failed else 'done in'} {format_seconds(seconds)}"
+            + (f" ({number} times)" if number > 1 else "")
+            for name, (number, seconds, failed) in self._ended.items()
+        ]
+        return [*ended, *self._notes]
+
+    def _refresh(self, stop: threading.Event) -> None:
+        while not stop.wait(REFRESH_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        from IPython.display import display
+
+        with self._lock:
+            stage, text = self._stage, "\n".join(self.lines())
+            page = f'<pre style="margin:0;white-space:pre-wrap">{html.escape(text)}</pre>' if text else ""
+            if stage is not None:
+                page, text = page + _bar(stage), f"{text}\n{_words(stage)}".lstrip()
+            shown = {"text/plain": text, "text/html": page}
+            if self._handle is None:
+                self._handle = display(shown, raw=True, display_id=True)
+            else:
+                self._handle.update(shown, raw=True)
+
+
+def _words(stage: _Stage) -> str:
+    left = f", {format_seconds(stage.left)} left" if stage.left >= 0 else ""
+    return f"{stage.name}  {stage.fraction:.0%}, {format_seconds(stage.elapsed)} gone{left}"
+
+
+def _bar(stage: _Stage) -> str:
+    return (
+        '<div style="display:flex;align-items:center;gap:0.8em;font-family:monospace">'
+        '<div style="flex:none;width:16em;height:0.5em;border-radius:0.25em;background:rgba(127,127,127,0.3)">'
+        f'<div style="width:{stage.fraction:.1%};height:100%;border-radius:0.25em;background:#3182ce"></div></div>'
+        f"<div>{html.escape(_words(stage))}</div></div>"
+    )
+
+
+class _Both(Progress):
+    """A display that is logged as well, to a file for example."""
+
+    def __init__(self, *displays: Progress) -> None:
+        super().__init__()
+        self._displays = displays
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        for display in self._displays:
+            display.begin(name, total, done)
+
+    def advance(self, flops: float) -> None:
+        for display in self._displays:
+            display.advance(flops)
+
+    def end(self, *, failed: bool) -> None:
+        for display in self._displays:
+            display.end(failed=failed)
+
+    def note(self, message: str) -> None:
+        for display in self._displays:
+            display.note(message)
+
+
+def make_progress(show: bool | None) -> Progress:
+    """Display that suits where this process runs.
+
+    Parameters
+    ----------
+    show : bool or None
+        None shows a bar on a terminal or in a notebook, and logs lines where a handler takes those of
+        ``dkrr.progress``; True shows lines elsewhere too. A handler that writes to the screen replaces the bar.
+    """
+    if show is False:
+        return Progress()
+    handlers = handlers_of(progress_logger)
+    live = None if any(map(is_screen, handlers)) else _live()
+    logged = LogProgress(on_stderr=show is True) if handlers or (show and live is None) else None
+    if live is not None and logged is not None:
+        return _Both(live, logged)
+    return live or logged or Progress()
+
+
+def _live() -> Progress | None:
+    if is_notebook():
+        return NotebookProgress()
+    console = Console(stderr=True, force_jupyter=False)
+    return LiveProgress(console) if console.is_terminal else None
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
