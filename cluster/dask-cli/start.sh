@@ -48,8 +48,6 @@ done
 command -v dask >/dev/null || fail "the dask command is missing; activate the environment in which dkrr is installed"
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-export DASK_CONFIG=$folder/dask.yaml
-export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 export DASK_LOGGING__DISTRIBUTED=${DASK_LOGGING__DISTRIBUTED:-warning}
 protocol=tcp
 if [[ $tls ]]; then
@@ -85,7 +83,7 @@ dask scheduler --protocol "$protocol" --host "$host" --port "$port" --scheduler-
 scheduler=$!
 pids=("$scheduler")
 dask worker --protocol "$protocol" --scheduler-file "$file" --host "$host" --nworkers "$workers" --nthreads 1 --memory-limit "$memory" \
-    --local-directory "${scratch:-$temporary}" --death-timeout 60 --no-dashboard --dashboard-address "$host:0" >&2 &
+    --local-directory "${scratch:-$temporary}" --death-timeout 60 --no-dashboard --dashboard-address "$host:0" --preload dkrr.preload >&2 &
 worker=$!
 pids=("$worker" "$scheduler")
 python "$folder/wait_for_workers.py" --scheduler-file "$file" --workers "$workers" --timeout 60 >/dev/null &

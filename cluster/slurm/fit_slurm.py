@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import dask
-import yaml
-
-CONFIGURATION = Path(__file__).resolve().parents[1] / "dask.yaml"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -36,7 +32,6 @@ def main(x_path: str, y_path: str, shared: Path, start_with: int, job_script: bo
     """
     shared = shared.absolute()
     jobs, estimator = options.pop("jobs"), {name: options.pop(name) for name in ("kernel", "gamma", "alpha")}
-    dask.config.update(dask.config.config, yaml.safe_load(CONFIGURATION.read_text()))
     with slurm_cluster(shared / "logs", **options) as cluster:
         if job_script:
             click.echo(cluster.job_script())
@@ -82,11 +77,7 @@ def slurm_cluster(logs: Path, *, cores: int, scratch: str, **options: Any) -> An
         local_directory=scratch,
         log_directory=str(logs),
         job_name="dkrr-worker",
-        job_script_prologue=[
-            f"export DASK_CONFIG='{CONFIGURATION}'",
-            "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1",
-        ],
-        worker_extra_args=["--no-dashboard"],
+        worker_extra_args=["--no-dashboard", "--preload", "dkrr.preload"],
         scheduler_options={"dashboard_address": ":0", "dashboard": False},
         **options,
     )

@@ -1,11 +1,13 @@
 """Who does the work of a run: the calling process, its threads, or Dask's workers, which are asked what they hold."""
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
@@ -16,6 +18,11 @@ from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
 from dkrr.tiles.files import local_path, make_folder
 from dkrr.units import format_bytes
+
+logger = logging.getLogger("dkrr")
+
+_said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""What was said about the workers of each client: every fit of a search would say it again."""
 
 MUCH_LESS = 1.1
 """Factor by which what workers held before must be more than now, to be replaced."""
@@ -75,16 +82,41 @@ def _checked_workers(
 
     X is checked and copied meanwhile.
     """
-    prepare = dask_client().held_when_ready
     ended = None if workers is None else workers.ended
     watch = dask_client().Watch(client, ended)
+
+    def prepare() -> Any:
+        if workers is None:
+            _check_settings(plan, watch)
+        return dask_client().held_when_ready(watch, plan.problem.kernel, [store.url], TASK_MODULES)
+
     with ThreadPoolExecutor(1) as aside:
-        held = aside.submit(prepare, watch, plan.problem.kernel, [store.url], TASK_MODULES)
+        held = aside.submit(prepare)
         executor: Executor = dask_executor().DaskExecutor(client, lambda: _memory(plan, held.result()), ended)
         try:
             yield executor
         finally:
             watch.stop()  # Ctrl-C does not wait for workers
+
+
+def _check_settings(plan: Plan, watch: Any) -> None:
+    """Compare the settings of a user's workers with the plan, and log what makes them slow or unsafe, once a client.
+
+    Raises
+    ------
+    MemoryLimitError
+        If a worker would stop for ever at the memory that the plan needs.
+    """
+    # Not at the top: workers import this module.
+    from dkrr.machine import worker_settings
+
+    found, peak = watch.on_all_workers(worker_settings.settings_here), plan.chosen.peak_bytes
+    worker_settings.refuse_a_pause(found, peak)
+    said = _said.setdefault(watch.client, set())
+    for text in worker_settings.problems(found, peak, plan.chosen.limit_bytes):
+        if text not in said:
+            logger.warning("settings of the Dask workers: %s", text)
+            said.add(text)
 
 
 def _memory(plan: Plan, held: Any) -> str:

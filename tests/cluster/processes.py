@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import threadpoolctl
 
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -20,6 +21,11 @@ def environment(**variables: str) -> dict[str, str]:
     """This process's environment, its Python's commands first, without the settings that the scripts should make."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DASK_", "SLURM_")) and k not in THREAD_VARIABLES}
     return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}", **variables}
+
+
+def blas_threads() -> int:
+    """Most threads of any BLAS of this process."""
+    return max(pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas")
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.processes import CLUSTER, THREAD_VARIABLES, environment
+from tests.cluster.processes import CLUSTER, environment
 
 KUBERNETES = CLUSTER / "kubernetes"
 SHELL = sorted([*CLUSTER.rglob("*.sh"), *CLUSTER.rglob("*.sbatch")])
@@ -51,14 +51,6 @@ def test_readmes_start_with_the_command(folder: Path) -> None:
     assert f"({folder.name})" in (CLUSTER / "README.md").read_text()
 
 
-def test_settings_switch_off_spilling_and_load_the_preload() -> None:
-    settings = yaml.safe_load((CLUSTER / "dask.yaml").read_text())["distributed"]
-    memory = settings["worker"]["memory"]
-    assert (memory["target"], memory["spill"], memory["pause"], memory["terminate"]) == (False, False, False, 0.95)
-    assert settings["worker"]["preload"] == ["dkrr.preload"]
-    assert all(settings["nanny"]["pre-spawn-environ"][name] == 1 for name in THREAD_VARIABLES)
-
-
 def test_kubernetes_worker_has_one_thread_and_the_memory_of_its_container(cluster: dict[str, Any]) -> None:
     assert cluster["apiVersion"] == "kubernetes.dask.org/v1"
     container = cluster["spec"]["worker"]["spec"]["containers"][0]
@@ -71,7 +63,7 @@ def test_kubernetes_worker_has_one_thread_and_the_memory_of_its_container(cluste
     assert memory["valueFrom"] == {"resourceFieldRef": {"resource": "limits.memory"}}
     assert container["resources"]["limits"] == container["resources"]["requests"]
     assert container["resources"]["limits"]["cpu"] == "1"
-    assert all(variables[name]["value"] == "1" for name in THREAD_VARIABLES)
+    assert given["--preload"] == "dkrr.preload"
 
 
 def test_kubernetes_arguments_are_strings(cluster: dict[str, Any]) -> None:
@@ -127,6 +119,5 @@ def test_image_holds_what_the_manifests_use() -> None:
     copied = [line.split()[1:] for line in lines if line.startswith("COPY")]
     for *sources, _ in copied:
         assert all((CLUSTER.parent / source).exists() for source in sources)
-    assert ["cluster/dask.yaml", "/etc/dask/dkrr.yaml"] in copied  # where Dask looks
     assert ["cluster/wait_for_workers.py", "/opt/dkrr/"] in copied
     assert "/opt/dkrr/wait_for_workers.py" in (KUBERNETES / "fit.yaml").read_text()

@@ -126,5 +126,5 @@ def test_job_script(tmp_path: Path) -> None:
     options = ["--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script"]
     done = run_script(SCRIPT, "--x", "X", "--y", "y", "--shared", str(tmp_path), *options)
     assert done.returncode == 0, done.stderr
-    for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "OMP_NUM_THREADS=1", "cluster/dask.yaml"):
+    for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "--preload dkrr.preload"):
         assert part in done.stdout

@@ -1,0 +1,162 @@
+"""Settings of Dask workers that dkrr's tasks depend on: set where a worker preloads dkrr, else compared with a plan."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from dkrr.errors import MemoryLimitError
+from dkrr.machine.limits import usable_cores
+from dkrr.units import format_bytes
+
+TICK_MILLISECONDS = 500.0
+"""Time between two ticks of a worker's clock. Dask's 20 ms and its profiler interrupt products, which resume with cold
+caches: with every core at work GEMM loses 5 to 8 % (measured)."""
+MONITOR_MILLISECONDS = 5000.0
+"""Time between two looks of a worker at itself, for the dashboard."""
+PRELOAD = "start workers with --preload dkrr.preload"
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a running worker does at which memory, and with how many cores."""
+
+    host: str
+    threads: int
+    """Tasks that it runs at once."""
+    cores: int
+    """Cores that its process may use."""
+    host_cores: int
+    memory_limit: int
+    """Bytes; 0: no limit."""
+    spill: float
+    """Fraction of the limit above which it writes what it keeps to its disk; 0: never."""
+    pause: float
+    """Fraction of the limit above which it starts no tasks; 0: never."""
+    terminate: float
+    """Fraction of the limit above which its nanny ends it; 0: never."""
+
+
+async def settings_here(dask_worker: Any) -> WorkerSettings:
+    """Settings of the worker that runs this (`Client.run`), in its event loop: its threads may be busy for long."""
+    return settings_of(dask_worker)
+
+
+def settings_of(worker: Any) -> WorkerSettings:
+    """Settings of a worker of this process."""
+    memory = worker.memory_manager
+    return WorkerSettings(
+        host=worker.address.rpartition(":")[0],
+        threads=worker.state.nthreads,
+        cores=usable_cores(),
+        host_cores=os.cpu_count() or 1,
+        memory_limit=memory.memory_limit or 0,
+        spill=float(memory.memory_spill_fraction or 0),
+        pause=float(memory.memory_pause_fraction or 0),
+        terminate=float(dask.config.get("distributed.worker.memory.terminate", 0.95) or 0) if worker.nanny else 0.0,
+    )
+
+
+def keep_memory(worker: Any) -> None:
+    """Neither spill nor pause, whatever the worker's configuration says.
+
+    A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask
+    cannot spill; a worker that is paused while it holds them would never continue. The nanny still ends a worker that
+    exceeds its limit.
+    """
+    memory = worker.memory_manager
+    memory.memory_target_fraction = memory.memory_spill_fraction = memory.memory_pause_fraction = False
+    if hasattr(memory.data, "evict"):  # a SpillBuffer, made for the target before
+        memory.data.n = sys.maxsize
+
+
+def interrupt_less(worker: Any) -> None:
+    """Look at clocks and memory less often, and profile nothing."""
+    for name, milliseconds in (("tick", TICK_MILLISECONDS), ("monitor", MONITOR_MILLISECONDS)):
+        if name in worker.periodic_callbacks:
+            worker.periodic_callbacks[name].callback_time = milliseconds
+    for name in ("profile", "profile-cycle", "memory_monitor"):  # not started yet
+        worker.periodic_callbacks.pop(name, None)
+
+
+def refuse_a_pause(found: Mapping[str, WorkerSettings], peak_bytes: int) -> None:
+    """Refuse workers that would stop for ever in the middle of a fit.
+
+    Parameters
+    ----------
+    found : mapping of WorkerSettings
+        By address.
+    peak_bytes : int
+        Memory that the plan needs in a worker.
+
+    Raises
+    ------
+    MemoryLimitError
+        Naming the setting, before work starts.
+    """
+    for name in ("pause", "terminate"):
+        low = {a: s for a, s in found.items() if 0 < getattr(s, name) * s.memory_limit < peak_bytes}
+        if not low:
+            continue
+        address, s = min(low.items(), key=lambda item: getattr(item[1], name) * item[1].memory_limit)
+        fraction = getattr(s, name)
+        what = "starts no more tasks" if name == "pause" else "is ended"
+        remedy = f"{PRELOAD}, which switches it off, or set" if name == "pause" else "set"
+        raise MemoryLimitError(
+            f"the worker {address} {what} above {format_bytes(fraction * s.memory_limit)} (distributed.worker.memory."
+            f"{name} is {fraction:g}, of {format_bytes(s.memory_limit)}), and the plan needs "
+            f"{format_bytes(peak_bytes)} there; expected a higher fraction or a larger worker: "
+            f"{remedy} distributed.worker.memory.{name} to {'False' if name == 'pause' else '0.95'} "
+            f"where the workers start. Nothing was computed"
+        )
+
+
+def problems(found: Mapping[str, WorkerSettings], peak_bytes: int = 0, assumed_limit: int = 0) -> list[str]:
+    """Settings with which the workers are slower than planned, or may hold more; each with its remedy.
+
+    Parameters
+    ----------
+    found : mapping of WorkerSettings
+        By address.
+    peak_bytes : int
+        Memory that the plan needs in a worker.
+    assumed_limit : int
+        Limit of the plan for workers that have none.
+    """
+    spilling = {a: s for a, s in found.items() if 0 < s.spill * s.memory_limit < peak_bytes}
+    crowded = {a: s for a, s in found.items() if s.threads > s.cores}
+    unlimited = [a for a, s in found.items() if not s.memory_limit]
+    texts = []
+    if unlimited:
+        plan = f", and the plan assumes {format_bytes(assumed_limit)}" if assumed_limit else ""
+        texts.append(f"no memory limit{plan} ({_which(unlimited, found)}): start workers with --memory-limit")
+    if spilling:
+        s = next(iter(spilling.values()))
+        texts.append(
+            f"distributed.worker.memory.spill is {s.spill:g}, {format_bytes(s.spill * s.memory_limit)}, below the "
+            f"{format_bytes(peak_bytes)} of the plan: writing what Dask keeps frees nothing of dkrr's and costs time "
+            f"({_which(list(spilling), found)}): {PRELOAD}"
+        )
+    if crowded:
+        s = next(iter(crowded.values()))
+        texts.append(
+            f"{s.threads} threads on {s.cores} core{'s' * (s.cores != 1)} ({_which(list(crowded), found)}): start "
+            f"workers with --nthreads {s.cores}"
+        )
+    for host in sorted({s.host for a, s in found.items() if a not in crowded}):
+        here = [s for s in found.values() if s.host == host]
+        threads, cores = sum(s.threads for s in here), max(s.host_cores for s in here)
+        if threads > cores:
+            texts.append(
+                f"the {len(here)} workers at {host} have {threads} threads, and the machine {cores} cores: start fewer "
+                f"workers (--nworkers) or threads (--nthreads)"
+            )
+    return texts
+
+
+def _which(addresses: Sequence[str], found: Mapping[str, WorkerSettings]) -> str:
+    first = f", such as {min(addresses)}" if len(found) > 1 else ""
+    return f"{len(addresses)} of {len(found)} worker{'s' * (len(found) != 1)}{first}"
