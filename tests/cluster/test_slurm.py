@@ -95,6 +95,40 @@ def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str],
     assert "Missing option '--model'" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "3"}, "2700MiB"),
+        ({"SLURM_MEM_PER_NODE": "6000", "SLURM_TASKS_PER_NODE": "4"}, "1350MiB"),
+        ({"SLURM_MEM_PER_NODE": "8000", "SLURM_TASKS_PER_NODE": "3,10(x2),2"}, "720MiB"),
+        ({}, None),
+        ({"SLURM_MEM_PER_NODE": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # --mem=0: the whole node
+    ],
+)
+def test_sbatch_script_takes_memory_of_cores_or_of_nodes(
+    allocation: dict[str, str], tmp_path: Path, given: dict[str, str], limit: str | None
+) -> None:
+    # Stand-ins: that of srun notes the options of the workers, and the wait for them ends then.
+    noted = tmp_path / "workers"
+    scripts = {
+        "dask": "exit 0",
+        "dkrr": "exit 0",
+        "srun": f'echo "$@" > {noted}.new && mv {noted}.new {noted}',
+        "python": 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; '
+        f"*) while [ ! -s {noted} ]; do sleep 0.01; done ;; esac",
+    }
+    for command, script in scripts.items():
+        (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / command).chmod(0o755)
+    del allocation["SLURM_MEM_PER_CPU"]
+    status = run_job({**allocation, **given}, tmp_path / "log")
+    if limit is None:
+        assert status == 2 and "--mem-per-cpu=4G or --mem=64G" in (tmp_path / "log").read_text()
+    else:
+        assert status == 0, (tmp_path / "log").read_text()
+        assert f"--memory-limit {limit} " in noted.read_text()
+
+
 def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:
     assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
     assert "submit from dkrr's root" in (tmp_path / "log").read_text()
