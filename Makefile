@@ -16,12 +16,12 @@ OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py r
 	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py test_blas.py test_inspection.py \
 	test_sparse.py)
 
-.PHONY: demo test oldest quick check format clean
+.PHONY: demo test oldest quick check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
 
-test: check  ## All checks of the code and all tests
+test: check docs  ## All checks of the code, the documentation and all tests
 	$(RUN) -m pytest $(TOGETHER)
 
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
@@ -34,6 +34,10 @@ check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; warnings are errors
+	$(RUN) -m sphinx --fail-on-warning --quiet --doctree-dir docs/_build/doctrees docs docs/_build/html
+	@echo "file://$(CURDIR)/docs/_build/html/index.html"
 
 format: $(VENV)/.test  ## Put the code in order
 	$(RUN) -m ruff format .
@@ -59,4 +63,4 @@ $(OLDEST)/.suite: pyproject.toml .ci/oldest.py | $(OLDEST)/bin/python
 	@touch $@
 
 clean:  ## Remove the environments and what was made
-	rm -rf $(VENV) $(OLDEST) output
+	rm -rf $(VENV) $(OLDEST) output docs/_build docs/gallery docs/api/examples docs/api/generated

@@ -186,7 +186,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         campaigns = [line for line in lines if line.get("campaign") == part]
         if not found:
             continue
-        text += [f"### {title}", "", table(part, found), ""]
+        text += [f"## {title}", "", table(part, found), ""]
         text += [by_group(found), ""] if part == "kills" else []
         for one in campaigns:
             versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())

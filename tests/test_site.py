@@ -1,0 +1,39 @@
+"""The documentation site names everything that is public; `make docs` builds it and runs its examples."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MODULES = ("dkrr", "dkrr.kernels", "dkrr.features", "dkrr.solvers", "dkrr.planning")
+
+
+def names_of_the_reference() -> set[str]:
+    """Full names in the lists of docs/api, each under the module that the lines before it name."""
+    found = set()
+    for page in (DOCS / "api").glob("*.rst"):
+        module = ""
+        for line in page.read_text().splitlines():
+            if match := re.fullmatch(r"\.\. currentmodule:: (\S+)", line):
+                module = match[1]
+            elif match := re.fullmatch(r" {3}~?([\w.]+)", line):
+                found.add(f"{module}.{match[1]}")
+    return found
+
+
+def test_every_public_name_is_in_the_reference():
+    public = {f"{name}.{value}" for name in MODULES for value in importlib.import_module(name).__all__}
+    assert public - {"dkrr.__version__"} <= names_of_the_reference()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_has_a_title_and_a_picture(path):
+    text = path.read_text()
+    title, line = (ast.get_docstring(ast.parse(text)) or "\n").splitlines()[:2]
+    assert line == "=" * len(title) > ""
+    assert "plt." in text or "figure" in text
