@@ -64,7 +64,7 @@ class BusyStoreError(UnreachableStoreError):
 
 
 class ClusterError(DkrrError):
-    """The scheduler or the workers of a Dask cluster were lost; the same call with the same store resumes."""
+    """The scheduler or the workers of a Dask cluster were lost, or none started; the same call with a store resumes."""
 
 
 class Float32BreakdownError(DkrrError):

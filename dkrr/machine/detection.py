@@ -167,8 +167,6 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     from dkrr.runtime.dask_client import worker_resources
 
     workers = worker_resources(client)
-    if not workers:
-        raise InputError("the Dask client has no workers; expected at least 1: call client.wait_for_workers(1) first")
     by_host: dict[str, int] = {}
     for worker in workers:
         by_host[worker.host] = by_host.get(worker.host, 0) + 1

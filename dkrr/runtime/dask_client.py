@@ -25,12 +25,22 @@ from dkrr.tiles.faults import faults_of
 
 
 def ambient_client() -> Client | None:
-    """Client that the user has made, if its cluster would do the work (`process.may_use`)."""
-    try:
-        client = Client.current()
-    except ValueError:
+    """Client that the user has made, if its cluster would do the work (`process.may_use`).
+
+    Raises
+    ------
+    InputError
+        If the client is asynchronous and this thread runs its event loop, which waiting would block for ever.
+    """
+    client = default_client_or_none()
+    if client is None or not process.may_use(client):
         return None
-    return client if process.may_use(client) else None
+    if client.asynchronous:
+        raise InputError(
+            "the Dask client is asynchronous, and dkrr would wait for it in the thread of its event loop, for ever; "
+            "expected a synchronous client, or another thread: await asyncio.to_thread(model.fit, X, y)"
+        )
+    return client
 
 
 def default_client_or_none() -> Client | None:
@@ -130,13 +140,16 @@ def _addresses(client: Client) -> list[str]:
 
 
 def _workers(client: Client) -> dict[str, Any]:
-    """Scheduler's reports of all workers, by address."""
+    """Scheduler's reports of all workers, by address; waits for the first of a cluster that has none yet."""
+    watch = Watch(client, begins=True)
     try:
-        found: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+        # An adaptive cluster may have started one and stopped it again.
+        while not (found := client.scheduler_info(n_workers=-1)["workers"]):
+            watch.wait_for_workers()
     except (*CANCELLED, OSError, RuntimeError, AttributeError, KeyError):
-        Watch(client).refuse_a_lost_scheduler()
+        watch.refuse_a_lost_scheduler()
         raise
-    return found
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -197,7 +210,7 @@ class WorkerInfo:
 
 
 def worker_resources(client: Client) -> list[WorkerInfo]:
-    """Report of every worker."""
+    """Report of every worker; waits for the first of a cluster that has none yet."""
     workers = _workers(client).values()
     return [
         WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))

@@ -53,6 +53,8 @@ class Watch:
         Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
     known_of_memory : callable, optional
         Returns words for the workers' memory, in brackets, for errors.
+    begins : bool, default=False
+        Whether no work has begun: a cluster without workers has not lost them, but may not have started any yet.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Watch:
         client: Client,
         ended: Callable[[float], int | None] | None = None,
         known_of_memory: Callable[[], str] = str,
+        *,
+        begins: bool = False,
     ) -> None:
-        self.client, self._ended, self._known_of_memory = client, ended, known_of_memory
+        self.client, self._ended, self._known_of_memory, self._begins = client, ended, known_of_memory, begins
         self._without_since: float | None = None
         self._waiting: Any = None
         self._stopped = threading.Event()
@@ -175,7 +179,8 @@ class Watch:
 
     def _found_workers(self) -> None:
         if self._without_since is not None:
-            logger.warning("the Dask cluster has workers again, after %s", format_seconds(self._without()))
+            again = "" if self._begins else " again"
+            logger.warning("the Dask cluster has workers%s, after %s", again, format_seconds(self._without()))
         self._without_since = self._waiting = None
 
     def _found_none(self) -> None:
@@ -184,15 +189,25 @@ class Watch:
             self._without_since = time.monotonic()
             self._waiting = self.client.submit(nothing, key=f"dkrr-wait-{uuid.uuid4().hex}", pure=False)
             logger.warning(
-                "all workers of the Dask cluster are lost; the fit waits %s for new ones "
-                "(dkrr.wait-for-workers-seconds in Dask's configuration)",
-                "without a limit" if seconds is None else f"{seconds:g} s",
+                "the Dask cluster %s (dkrr.wait-for-workers-seconds in Dask's configuration)",
+                (
+                    "has no workers yet; dkrr waits {} for the first"
+                    if self._begins
+                    else "has lost all workers; the fit waits {} for new ones"
+                ).format("without a limit" if seconds is None else f"{seconds:g} s"),
             )
-        if seconds is not None and self._without() > seconds:
+        if seconds is None or self._without() <= seconds:
+            return
+        within = f"within {seconds:g} s (dkrr.wait-for-workers-seconds in Dask's configuration)"
+        if self._begins:
             raise ClusterError(
-                f"all workers of the Dask cluster were lost, and none came back within {seconds:g} s "
-                f"(dkrr.wait-for-workers-seconds in Dask's configuration){self._known_of_memory()}. {self._advice()}"
+                f"the Dask cluster has no workers, and none started {within}; expected at least 1: start workers "
+                f"(cluster.scale, dask worker), or close the client and work on this machine. Nothing was computed"
             )
+        raise ClusterError(
+            f"all workers of the Dask cluster were lost, and none came back {within}{self._known_of_memory()}. "
+            f"{self._advice()}"
+        )
 
     def _without(self) -> float:
         return 0.0 if self._without_since is None else time.monotonic() - self._without_since

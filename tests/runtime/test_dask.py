@@ -1,5 +1,6 @@
 """Tasks on real worker processes, one of which is killed."""
 
+import asyncio
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+import dkrr
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from dkrr.runtime import Progress, SerialExecutor, Task
@@ -249,6 +251,21 @@ class TestClients:
         with Client(client.scheduler.address, security=client.security, set_as_default=True) as mine:
             assert ambient_client() is mine
         assert ambient_client() is None
+
+    def test_an_asynchronous_client(self, client):
+        """In the thread of its event loop it would be waited for in vain; another thread may use it."""
+        X = np.random.default_rng(0).standard_normal((30, 2))
+        model = dkrr.KernelRidge(kernel="rbf", tile=10)  # imported here: workers of 200 MiB import this module
+
+        async def fits():
+            address, security = client.scheduler.address, client.security
+            async with Client(address, security=security, asynchronous=True, set_as_default=True):
+                with pytest.raises(InputError, match=r"is asynchronous.*another thread: await asyncio\.to_thread"):
+                    model.fit(X, X[:, 0])
+                await asyncio.to_thread(model.fit, X, X[:, 0])
+
+        asyncio.run(fits())
+        assert model.plan_.execution == "dask"
 
     def test_connect(self, client):
         keys, tls = client.security, "distributed.comm.tls"  # in the configuration, as a user's are

@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dkrr
-from dkrr.errors import ClusterError, DkrrError, InputError
+from dkrr.errors import ClusterError, DkrrError
 from dkrr.kernels import RBF
 from dkrr.rows import as_rows
 from dkrr.rows.staging import write_rows
@@ -135,9 +135,29 @@ class TestWithoutWorkers:
             with pytest.raises(CancelledError):
                 done.result(5)
 
-    def test_a_fit_is_refused_before_it_begins(self, without_workers):
-        with without_workers.as_current(), pytest.raises(InputError, match="has no workers"):
+    def test_a_fit_is_refused_before_it_begins(self, without_workers, caplog):
+        said = r"has no workers, and none started within 0\.1 s .*: start workers .* Nothing was computed"
+        with (
+            without_workers.as_current(),
+            dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}),
+            pytest.raises(ClusterError, match=said),
+        ):
             dkrr.KernelRidge().fit(np.eye(3), np.ones(3))
+        assert "has no workers yet; dkrr waits 0.1 s for the first" in caplog.text
+
+    def test_a_fit_on_an_adaptive_cluster_that_has_none_yet(self, without_workers, cluster, caplog):
+        rows = np.random.default_rng(0).standard_normal((30, 2))
+        cluster.adapt(minimum=0, maximum=1, interval="100ms")
+        try:
+            with without_workers.as_current():
+                model = dkrr.KernelRidge(kernel="rbf", tile=10).fit(rows, rows[:, 0])
+        finally:
+            cluster.adapt(minimum=1, maximum=1)
+            cluster._adaptive.stop()
+        assert (model.plan_.execution, model.plan_.chosen.n_workers) == ("dask", 1)
+        assert "has workers, after" in caplog.text
+        expected = dkrr.KernelRidge(kernel="rbf").fit(rows, rows[:, 0]).predict(rows)
+        assert model.predict(rows) == pytest.approx(expected, rel=1e-9)
 
 
 def sleep_a_little(*_):
