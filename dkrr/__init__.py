@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
     from dkrr.plans import plan
+    from dkrr.tables import Table, open_table
 
 __version__ = "0.1.0"
 
@@ -30,7 +31,9 @@ _HOMES = {
     "KernelRidge": "dkrr.estimators",
     "KernelRidgeCV": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
+    "Table": "dkrr.tables",
     "load": "dkrr.persistence",
+    "open_table": "dkrr.tables",
     "plan": "dkrr.plans",
     "save": "dkrr.persistence",
     "status": "dkrr.inspection",
@@ -42,10 +45,12 @@ __all__ = [
     "KernelLogisticRegressionCV",
     "KernelRidge",
     "KernelRidgeCV",
+    "Table",
     "__version__",
     "calibrate",
     "gram",
     "load",
+    "open_table",
     "plan",
     "save",
     "status",

@@ -21,6 +21,7 @@ from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
 from dkrr.rows.checks import check_finite
 from dkrr.runtime import Executor, Progress, SerialExecutor, Task
 from dkrr.runtime.signals import ended_in_order
+from dkrr.tables import in_memory
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import delete_partial
 from dkrr.tiles.lock import owned
@@ -93,6 +94,7 @@ def gram(
     """
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     if encodes(value):
+        X, Y = in_memory(X), in_memory(Y)
         value = value.fitted(X)
         X, Y = value.encode(X), None if Y is None else value.encode(Y)
     left = as_rows(X, "X")

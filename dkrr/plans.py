@@ -29,6 +29,7 @@ from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
+from dkrr.tables import in_memory, with_columns
 from dkrr.values import is_real, shown
 
 MAX_CANDIDATES = 10**6
@@ -169,7 +170,9 @@ def plan(  # type: ignore[misc]
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    X, y, _ = with_columns(X, y)
     if X is not None and encodes(value):
+        X = in_memory(X)
         value = value.fitted(X)
         X = value.encode(X)
     settings = Settings.checked(

@@ -21,7 +21,7 @@ from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
-from dkrr.rows import DaskRows, MemoryRows, Rows, ZarrRows
+from dkrr.rows import DaskRows, MemoryRows, Rows
 from dkrr.rows.checks import check_finite
 from dkrr.rows.dask_arrays import row_major
 from dkrr.rows.sources import dense
@@ -39,7 +39,7 @@ LAZY_BLOCK_BYTES = 16 * 2**20
 
 
 def predict(model: FittedFunction, rows: Rows) -> Any:
-    """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are lazy (Dask) or stored (Zarr)."""
+    """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are."""
     if rows.shape[1] != model.n_features:
         raise InputError(
             f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
@@ -170,7 +170,7 @@ def _fill_strip(model: FittedFunction, x: Any, out: NDArray[np.float64], first: 
 
 
 def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]) -> Any:
-    """Lazy Dask array of what is computed of blocks of rows; None unless these are lazy (Dask) or stored (Zarr).
+    """Lazy Dask array of what is computed of blocks of rows; None unless these are lazy too.
 
     Parameters
     ----------
@@ -186,13 +186,13 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
         x = rows.array.rechunk({1: -1})
         if max(x.chunks[0]) > height:
             x = x.rechunk({0: height})
-    elif isinstance(rows, ZarrRows):
-        heights = tuple(min(height, rows.shape[0] - k) for k in range(0, rows.shape[0], height))
+    elif rows.is_lazy:
+        edges = rows.task_edges(height)
         x = da.map_blocks(
             _read_block,
             rows,
-            height,
-            chunks=(heights, (rows.shape[1],)),
+            edges,
+            chunks=(tuple(np.diff(edges).tolist()), (rows.shape[1],)),
             dtype=rows.dtype,
             meta=np.empty((0, 0), rows.dtype),
         )
@@ -214,9 +214,9 @@ def _release(owner: Any) -> None:
     """Drop the reference to the owner of a temporary folder."""
 
 
-def _read_block(rows: Rows, height: int, block_info: Any = None) -> Any:
-    start = block_info[None]["chunk-location"][0] * height
-    return rows.read(start, min(start + height, rows.shape[0]))
+def _read_block(rows: Rows, edges: list[int], block_info: Any = None) -> Any:
+    k = block_info[None]["chunk-location"][0]
+    return rows.read(edges[k], edges[k + 1])
 
 
 def _compute_part(

@@ -20,7 +20,7 @@ from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import SMALL_SECONDS
-from dkrr.rows import DaskRows, Rows
+from dkrr.rows import Rows
 from dkrr.rows.open import is_copied, open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.objective import Point
@@ -237,7 +237,7 @@ def with_spectrum(problem: Problem, rows: Rows) -> Problem:
     p = problem = with_measured_functions(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or isinstance(rows, DaskRows)
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
         return problem

@@ -75,10 +75,12 @@ def test_exported_names():
     estimators = ["KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"]
     assert sorted(dkrr.__all__) == [
         *estimators,
+        "Table",
         "__version__",
         "calibrate",
         "gram",
         "load",
+        "open_table",
         "plan",
         "save",
         "status",

@@ -18,6 +18,7 @@ LEVELS = [
     {"units", "cost", "blas", "sparse", "config"},
     {"tiles", "kernels"},
     {"features", "runtime"},
+    {"tables"},
     {"rows"},
     {"linalg"},
     {"solvers"},
@@ -40,6 +41,9 @@ GATEWAYS = {
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "sklearn": {"estimators", "kernels"},
     "click": {"cli"},
+    "pandas": {"tables"},
+    "pyarrow": {"tables"},
+    "polars": {"tables"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},

@@ -24,11 +24,14 @@ from dkrr.prediction import predict
 from dkrr.requests import Settings
 from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_unreadable, unframed
 from dkrr.sparse import check_structure
+from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
+from dkrr.tables.base import not_numbers
+from dkrr.tables.names import suggested
 from dkrr.tiles.arrays import is_zarr_array
 from dkrr.values import shown
 
 DTYPES = [np.float64, np.float32]
-STREAMED = (da.Array, str, Path, Rows, np.memmap)
+STREAMED = (da.Array, str, Path, Rows, Table, np.memmap)
 """Containers that are read in blocks, and places of such."""
 
 
@@ -125,6 +128,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
         checked_progress(self.progress)
+        X, y, sample_weight = with_columns(X, y, sample_weight)
         X = self._table(kernel, X, reset=True)
         if encodes(kernel):
             kernel = kernel.fitted(X)
@@ -180,6 +184,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """
         if is_plain(X):
             return X
+        X = in_memory(X) if encodes(kernel) else opened(X)
+        if isinstance(X, Table):
+            return self._named(X, reset=reset)
         if not encodes(kernel):
             refuse_unreadable(X)  # scikit-learn would convert dates and text
         if sp.issparse(X):
@@ -193,6 +200,28 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         elif reset and not is_local(X):
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         return unframed(X)
+
+    def _named(self, X: Table, *, reset: bool) -> Table:
+        """Table whose names are stored with `reset`; otherwise its columns with the names of the fit, in that order.
+
+        A model without names takes all columns as they are.
+        """
+        if reset:
+            X.check_numeric()
+            self.feature_names_in_, self.n_features_in_ = np.array(X.names, object), len(X.names)
+            return X
+        names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            X.check_numeric()
+            return X
+        known = set(X.all_names)
+        missing = next((name for name in names if name not in known), None)
+        if missing is not None:
+            raise InputError(
+                f"X has no column {missing!r}, which the model was fitted with; expected "
+                f"{suggested(missing, X.all_names)} to be named so: rename it"
+            )
+        return Table(X.source, tuple(names))
 
     def _scores(self, X: Any) -> Any:
         """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
@@ -215,7 +244,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         try:
             return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise named_error("X", error) from error
+            raise unreadable_column(X) or named_error("X", error) from error
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -228,6 +257,19 @@ def named_error(name: str, error: Exception) -> InputError:
     """InputError with scikit-learn's message, and the name of the argument."""
     kind = InputTypeError if isinstance(error, TypeError) else InputError
     return kind(f"{name} cannot be used: {error}")
+
+
+def unreadable_column(X: Any) -> InputError | None:
+    """Error that names the first column of a DataFrame that does not hold numbers; None if there is none."""
+    if not is_pandas_like(X):
+        return None
+    for name, dtype in X.dtypes.items():
+        try:
+            X[name].to_numpy(np.float64)
+        except (TypeError, ValueError):
+            kind = "category" if str(dtype) == "category" else "text"
+            return InputTypeError(not_numbers("X", str(name), kind, str(dtype), [str(c) for c in X.columns]))
+    return None
 
 
 def is_local(value: Any) -> bool:

@@ -17,6 +17,7 @@ from dkrr.estimators.labels import checked_labels
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
 from dkrr.rows import load_labels
+from dkrr.tables import with_columns
 from dkrr.values import shown
 
 Array = NDArray[np.float64]
@@ -104,6 +105,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         float
             Between 0 and 1.
         """
+        X, y, sample_weight = with_columns(X, y, sample_weight)
         labels = checked_labels(y if is_local(y) else load_labels(y))
         predicted = np.asarray(self.predict(X))
         if labels.shape != predicted.shape:

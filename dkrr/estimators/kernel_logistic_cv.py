@@ -17,6 +17,7 @@ from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
 from dkrr.selection import Folds
+from dkrr.tables import with_columns
 from dkrr.values import flag, shown
 
 Array = NDArray[np.float64]
@@ -144,6 +145,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = [self._model_with(parameters) for parameters in grid]
+        X, y, sample_weight = with_columns(X, y, sample_weight)
         # All that is wrong with the data is said before the first fold is fitted.
         labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))

@@ -35,6 +35,7 @@ from dkrr.selection import (
     best_of,
     select,
 )
+from dkrr.tables import in_memory, with_columns
 from dkrr.values import flag
 
 Array = NDArray[np.float64]
@@ -231,7 +232,8 @@ class KernelRidgeCV(RidgeRegressor):
             flag(getattr(self, name), name)
         grid = parameter_grid(self)
         kernels = [self._kernel_with(parameters) for parameters in grid]
-        objects = X
+        X, y, sample_weight = with_columns(X, y, sample_weight)
+        objects = in_memory(X) if any(encodes(kernel) for kernel in kernels) else X
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         folds = checked_folds(self.cv, y, groups)
         folds.check_weights(weights)

@@ -23,6 +23,7 @@ from dkrr.rows import Rows, as_array, as_rows, load_array, load_targets
 from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
+from dkrr.tables import opened, with_columns
 from dkrr.tiles.mapped import release_pages
 from dkrr.values import flag, is_real, positive_or_none, shown
 
@@ -72,7 +73,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             If conjugate gradient finds a variance less accurately.
         """
         flag(return_std, "return_std")
-        scale = positive_or_none(scale, "scale")
+        scale, X = positive_or_none(scale, "scale"), opened(X)
         values = self._scores(X)
         mean = values[:, 0] if self._is_vector else values
         if not return_std:
@@ -96,6 +97,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         float
             At most 1.
         """
+        X, y, sample_weight = with_columns(X, y, sample_weight)
         predicted, targets = np.asarray(self.predict(X)), load_array(y)
         if targets.shape not in (predicted.shape, (*predicted.shape, 1)):
             raise InputError(f"y has shape {targets.shape}; expected {predicted.shape}, that of the predictions of X")
@@ -127,7 +129,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         InputError, NotFiniteError
             As `predict` with `return_std`.
         """
-        scale = positive_or_none(scale, "scale")
+        scale, X = positive_or_none(scale, "scale"), opened(X)
         lower, upper = self._by_blocks(X, self._variances(X, scale).bounds, 2)
         return lower, upper
 

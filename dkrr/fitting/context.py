@@ -20,7 +20,7 @@ from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, Temporary
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
-from dkrr.rows import CheckedRows, DaskRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
+from dkrr.rows import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
 from dkrr.rows.checks import combine
 from dkrr.rows.staging import StoredCopy
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
@@ -195,8 +195,9 @@ class Context:
         url = getattr(rows, "url", None)
         if self.client is not None and url is not None and (path := local_path(url)) is not None:
             dask_client().check_path_is_shared(self.client, path, f"X at {url}")
-        if isinstance(rows, DaskRows):
-            # Only now do its numbers exist; under a new name, for the store may turn out to be another problem's.
+        if not rows.is_shared and not isinstance(rows, MemoryRows):
+            # Its numbers are computed or decoded only now, once; under a new name, for the store may turn out to be
+            # another problem's.
             name = f"rows-{uuid.uuid4().hex[:8]}"
         try:
             if name is not None:

@@ -19,7 +19,7 @@ from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
 from dkrr.machine.detection import resident_bytes
 from dkrr.planning import Problem
-from dkrr.rows import DaskRows, Rows
+from dkrr.rows import Rows
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 
 MIN_ROWS = 256
@@ -44,7 +44,7 @@ def with_measured_functions(problem: Problem, rows: Rows) -> Problem:
 
     Rows of a Dask array are not computed for it, and a function that fails is left to the fit, which says why.
     """
-    if problem.n < MIN_ROWS or not any(k.cost is None for k in problem.kernel.functions) or isinstance(rows, DaskRows):
+    if problem.n < MIN_ROWS or not any(k.cost is None for k in problem.kernel.functions) or rows.is_computed:
         return problem
     middle = min(MAX_ROWS, problem.n // 2)
     block = rows.read(0, 2 * middle)

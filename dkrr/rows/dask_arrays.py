@@ -23,6 +23,9 @@ class DaskRows(Rows):
         What it is called in error messages.
     """
 
+    is_lazy = True
+    is_computed = True
+
     def __init__(self, array: Any, name: str = "X") -> None:
         if any(np.isnan(size) for size in array.shape):
             raise InputError(

@@ -17,8 +17,10 @@ from dkrr.rows.dask_arrays import DaskRows, unframed
 from dkrr.rows.memory import csr_rows, memory_rows
 from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram
+from dkrr.rows.tables import TableTargets, table_rows
 from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
+from dkrr.tables import Table, as_table, is_pandas_like, table_at
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
 from dkrr.values import location
@@ -41,7 +43,7 @@ UNREADABLE = NO_LABELS + "SU"
 
 
 def open_path(path: str, name: str = "X") -> Any:
-    """Open ``data.zarr``, ``data.zarr/group/array``, ``data.npy`` (memory-mapped) or ``data.npz::name``.
+    """Open ``data.zarr``, ``data.zarr/group/array``, ``data.npy`` (memory-mapped), ``data.npz::name``, or a table.
 
     Raises
     ------
@@ -49,6 +51,9 @@ def open_path(path: str, name: str = "X") -> Any:
         If the path does not exist or cannot be read.
     """
     path = location(path, name, "the path or URL of an array")
+    table = table_at(path, name)
+    if table is not None:
+        return table
     file, _, member = path.partition("::")
     suffix = Path(file).suffix
     try:
@@ -78,12 +83,14 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
             f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries, "
             f"e.g. by {name}.filled(0.0)"
         )
-    dtypes = X.dtypes if hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2 else [getattr(X, "dtype", None)]
-    for dtype in dtypes:
+    is_frame = hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
+    columns = zip(X.columns, X.dtypes, strict=True) if is_frame else [(None, getattr(X, "dtype", None))]
+    for column, dtype in columns:
         kind = getattr(dtype, "kind", "f")
         if isinstance(kind, str) and kind in kinds:
+            of = f" in column {column!r}" if is_frame else ""
             raise InputTypeError(
-                f"{name} has dtype {dtype}; expected numbers: convert it, e.g. a date to the days since another one"
+                f"{name} has dtype {dtype}{of}; expected numbers: convert it, e.g. a date to the days since another one"
             )
 
 
@@ -117,6 +124,9 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         X = _open_rows(location(X, name, "the path or URL of an array"), name)
     if isinstance(X, Rows):
         return X
+    table = None if is_pandas_like(X) else as_table(X, name)
+    if table is not None:
+        return _checked_table(table, name)
     refuse_unreadable(X, name)
     X = unframed(X)
     rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
@@ -128,6 +138,12 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
     return rows_of(X, name)
+
+
+def _checked_table(table: Table, name: str) -> Rows:
+    if table.n_rows == 0:
+        raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
+    return table_rows(table, name)
 
 
 def _open_rows(path: str, name: str) -> Any:
@@ -198,7 +214,11 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
 
 def is_copied(y: Any) -> bool:
     """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
-    if not (is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(s != s for s in y.shape):
+    if isinstance(y, Table):
+        y = TableTargets(y, "y")
+    if not (isinstance(y, TableTargets) or is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(
+        s != s for s in y.shape
+    ):
         return False
     is_used = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
     return not is_used and 8 * math.prod(y.shape) > HELD_BYTES
@@ -209,6 +229,8 @@ def _edges(y: Any) -> list[int]:
     n = int(y.shape[0])
     if is_dask_array(y):
         return [0, *accumulate(y.chunks[0])]
+    if isinstance(y, TableTargets):
+        return list(y.table.edges)
     height = max(1, COPIED_BYTES * n // max(1, 8 * math.prod(y.shape)))
     if is_zarr_array(y):
         chunk = y.shards[0] if y.shards else y.chunks[0]
@@ -224,7 +246,15 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     InputError
         If it is sparse or does not exist.
     """
-    return np.asarray(_loaded(_opened(y, name)))
+    table = as_table(y, name) if isinstance(y, Table | str | Path) else None
+    if table is None:
+        return np.asarray(_loaded(_opened(y, name)))
+    if len(table.names) != 1:
+        raise InputError(
+            f"{name} has the columns {', '.join(table.names[:8])}; expected one with labels: name it, as in {name}="
+            f"'labels.csv::{table.names[0]}'"
+        )
+    return table.values()
 
 
 def as_array(y: Any, name: str = "y") -> NDArray[Any]:
@@ -236,6 +266,10 @@ def _opened(y: Any, name: str) -> Any:
     """Array that may be lazy or stored."""
     if isinstance(y, str | Path):
         y = open_path(location(y, name, "the path or URL of an array"), name)
+    if isinstance(y, Table):
+        return TableTargets(y, name)
+    if isinstance(y, TableTargets):
+        return y
     refuse_unreadable(y, name, NO_LABELS)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
@@ -243,4 +277,8 @@ def _opened(y: Any, name: str) -> Any:
 
 
 def _loaded(y: Any) -> Any:
-    return y.compute() if is_dask_array(y) else y[...] if is_zarr_array(y) else y
+    if is_dask_array(y):
+        return y.compute()
+    if isinstance(y, TableTargets):
+        return y[:]
+    return y[...] if is_zarr_array(y) else y

@@ -35,6 +35,10 @@ class Rows(ABC):
     is_sparse: bool = False
     is_in_memory: bool = False
     """True if reading costs no more than looking."""
+    is_lazy: bool = False
+    """True if what is computed of the rows is lazy too: they are outside of this process's memory."""
+    is_computed: bool = False
+    """True if every read may compute the rows anew, at an unknown cost."""
     is_shared: bool = False
     """True if another process can read the rows too (they are in a store, not in this process)."""
 
@@ -87,6 +91,10 @@ class Rows(ABC):
                 yield slice(top, bottom), chunks[top - first : bottom - first]
                 top = bottom
             first = last
+
+    def task_edges(self, height: int) -> list[int]:
+        """First rows of parts that tasks read one each, of about `height` rows, and the number of rows."""
+        return [*range(0, self.shape[0], height), self.shape[0]]
 
     def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.

@@ -16,6 +16,8 @@ from dkrr.tiles.arrays import array_url, open_array
 class ZarrRows(StoredRows):
     """Rows of a Zarr array in a store. A vector counts as one column."""
 
+    is_lazy = True
+
     @cached_property
     def _array(self) -> Any:
         return open_array(self.url)

@@ -12,7 +12,7 @@ from dkrr.rows import as_rows, load_array, load_labels, open_path
 
 PARTS = st.sampled_from([
     ".", "..", "/", "//", "::", ":", "x.npy", "x.npz", "x.zarr", "zarr.json", "://", "file://", "memory://",
-    "nowhere://", "s3://", "http://", "*", "~", "%00", "é",
+    "nowhere://", "s3://", "x.csv", ".parquet", "http://", "*", "~", "%00", "é",
 ])  # fmt: skip
 ODD = st.sampled_from(["", " ", "\n", "\0", "\ud800", "a" * 300])
 TEXTS = st.lists(PARTS | ODD | st.text(max_size=6), max_size=6).map("".join)

@@ -1,0 +1,103 @@
+"""Rows and targets in the columns of a table."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.rows.memory import MemoryRows
+from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.tables import Table
+
+TASK_BYTES = 64 * 2**20
+"""Row groups up to this size are read by one task, for it reads a part of one only behind all before it."""
+
+
+class TableRows(Rows):
+    """Rows of numbers of a table, decoded when they are read. Workers do not read these: they are staged first.
+
+    Parameters
+    ----------
+    table : Table
+        All its columns must hold numbers.
+    name : str
+        What it is called in error messages.
+    """
+
+    is_lazy = True
+
+    def __init__(self, table: Table, name: str = "X") -> None:
+        table.check_numeric(name)
+        self.table, self._name = table, name
+        self.is_computed = table.source.is_costly
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return (self.table.n_rows, len(self.table.names))
+
+    @property
+    def dtype(self) -> Any:
+        return self.table.dtype
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        table = self.table if columns == ALL else self.table.select(self.table.names[columns])
+        return table.numbers(start, stop, self._name)
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        for first, block in self.table.number_blocks(start, stop, self._name):
+            top, last = first, first + len(block)
+            while top < last:
+                bottom = min(last, top + height - (top - start) % height)
+                yield slice(top, bottom), block[top - first : bottom - first]
+                top = bottom
+
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        return self.table.rows(indices, self._name)
+
+    def task_edges(self, height: int) -> list[int]:
+        most = max(height, TASK_BYTES // (8 * self.shape[1]))
+        edges = [0]
+        for start, stop in pairwise(self.table.edges):
+            n_parts = -(-(stop - start) // most)
+            if len(edges) > 1 and stop - edges[-2] <= height:
+                edges[-1] = stop  # several small groups make one part
+            else:
+                edges += [start + (stop - start) * k // n_parts for k in range(1, n_parts + 1)]
+        return edges
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        # A group is in memory as it is stored, and decoded in batches.
+        tallest = max(b - a for a, b in pairwise(self.table.edges))
+        return int(tallest * self.shape[1] * np.dtype(self.dtype).itemsize)
+
+
+def table_rows(table: Table, name: str) -> Rows:
+    """Rows of numbers of a table: read into memory if they are in memory, else decoded when they are read."""
+    if table.source.is_in_memory:
+        return MemoryRows(table.numbers(0, table.n_rows, name))
+    return TableRows(table, name)
+
+
+class TableTargets:
+    """Columns of a table as an array of float64, of which rows are read: (n,) for one column, else (n, t)."""
+
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, table: Table, name: str) -> None:
+        table.check_numeric(name)
+        self.table, self._name = table, name
+        self.shape = (table.n_rows,) if len(table.names) == 1 else (table.n_rows, len(table.names))
+
+    @property
+    def ndim(self) -> int:
+        """1 or 2."""
+        return len(self.shape)
+
+    def __getitem__(self, rows: slice) -> NDArray[np.float64]:
+        start, stop, _ = rows.indices(self.shape[0])
+        values = self.table.numbers(start, stop, self._name).astype(np.float64, copy=False)
+        return values[:, 0] if self.ndim == 1 else values
