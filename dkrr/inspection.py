@@ -9,6 +9,7 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import absolute_url
+from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
 from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
@@ -33,7 +34,7 @@ class ArrayContents:
     """Bytes of those that are there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """Result of `verify`: whether every part of a store is what was written."""
 
@@ -68,8 +69,16 @@ class Verification:
         )
         return "\n".join([f"{self.path}: the {self.kind} is damaged; {remedy}", *(f"  {line}" for line in found)])
 
+    def __repr__(self) -> str:
+        state = "whole" if self.is_whole else f"{len(self.damage)} damaged, {len(self.missing)} missing"
+        return f"<Verification of the {self.kind} {self.path}: {state}>"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        title, *found = str(self).splitlines()
+        return card(title, texts(found) if found else "", _table(self.arrays))
+
+
+@dataclass(frozen=True, repr=False)
 class RunStatus:
     """Result of `status`: what the store of a run holds, how far the run is, and what is left."""
 
@@ -105,6 +114,15 @@ class RunStatus:
             lines.append("  last checkpoint: " + ", ".join(f"{k} {v}" for k, v in self.checkpoint.items()))
         lines.append(f"  {format_bytes(sum(array.n_bytes for array in self.arrays))} in all; {self.left}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"
+
+    def _repr_html_(self) -> str:
+        title, *_ = str(self).splitlines()
+        last = "" if self.checkpoint is None else ", ".join(f"{k} {v}" for k, v in self.checkpoint.items())
+        facts = {"left": self.left, "last checkpoint": last, "owner": self.owner}
+        return card(title, table((k, v) for k, v in facts.items() if v), _table(self.arrays))
 
     @property
     def left(self) -> str:
@@ -286,6 +304,15 @@ def _checkpoint(run: RunStore) -> dict[str, Any] | None:
         }
     except (LookupError, TypeError) as error:
         raise StoreError(f"the run in {run.url} is damaged: its checkpoint is described by {plain!r}") from error
+
+
+def _table(arrays: tuple[ArrayContents, ...]) -> str:
+    """HTML of the arrays of a store."""
+    rows = []
+    for array in arrays:
+        shape, chunks = " × ".join(map(str, array.shape)), f"{array.present:,} of {array.expected:,}"
+        rows.append((array.name, shape, chunks, format_bytes(array.n_bytes)))
+    return table(rows, ("array", "shape", "chunks", "size"))
 
 
 def _described(layout: dict[str, Any]) -> str:

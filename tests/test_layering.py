@@ -15,7 +15,7 @@ PACKAGE = Path(dkrr.__file__).parent
 LEVELS = [
     {"errors", "loopback"},
     {"values"},
-    {"units", "cost", "blas", "sparse", "config"},
+    {"units", "cost", "markup", "blas", "sparse", "config"},
     {"tiles", "kernels"},
     {"features", "runtime"},
     {"tables"},

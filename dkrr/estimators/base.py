@@ -18,6 +18,7 @@ from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.parameters import SEPARATOR, Parameters
+from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
@@ -31,6 +32,8 @@ from dkrr.tiles.arrays import is_zarr_array
 from dkrr.values import shown
 
 DTYPES = [np.float64, np.float32]
+SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
+"""Fitted attributes that a notebook shows with an estimator."""
 STREAMED = (da.Array, str, Path, Rows, Table, np.memmap)
 """Containers that are read in blocks, and places of such."""
 
@@ -245,6 +248,34 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
             return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise unreadable_column(X) or named_error("X", error) from error
+
+    def _repr_html_inner(self) -> str:
+        return super()._repr_html_inner() + self._explained()  # type: ignore[no-any-return]
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        found: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in found:
+            found["text/html"] += self._explained()
+        return found
+
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        # scikit-learn's diagram reads every attribute, also those that are computed when they are first read
+        # (residuals, likelihoods), which may take as long as the fit: it gets those that exist.
+        existing = object.__new__(BaseEstimator)
+        existing.__dict__.update({name: value for name, value in vars(self).items() if name.endswith("_")})
+        found = BaseEstimator._get_fitted_attr_html(existing, doc_link)
+        found.estimator_class = type(self)
+        return found
+
+    def _explained(self) -> str:
+        """HTML of plan and result, under scikit-learn's diagram of the parameters."""
+        shown = {name: getattr(self, name, None) for name in SHOWN}
+        if all(value is None for value in shown.values()):
+            return ""
+        first = next(value for value in reversed(shown.values()) if value is not None)
+        return details(
+            f"dkrr: {repr(first)[1:-1]}", "".join(card_of_text(str(v)) for v in shown.values() if v is not None)
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dkrr.markup import Explained
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Strategy, plural
@@ -21,11 +22,11 @@ RATES: Mapping[RatesFrom, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Explained):
     """What will be done, what it should cost, and why.
 
-    ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
+    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs.
     """
 
     problem: Problem
@@ -101,6 +102,14 @@ class Plan:
             "reasons": list(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
         }
+
+    def __repr__(self) -> str:
+        p, disk = self.problem, self.chosen.disk_bytes
+        store = "" if self.chosen.place.is_memory else f", {format_bytes(disk)} on disk"
+        return (
+            f"<Plan for {p.n:,} × {p.d:,}, {_columns(p)}: {self.chosen.summary()}; about "
+            f"{format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process{store}>"
+        )
 
     def __str__(self) -> str:
         c, p, side = self.chosen, self.problem, self.problem.side(self.form)

@@ -11,6 +11,7 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.segments import strip_rows
+from dkrr.markup import Explained
 from dkrr.planning.direct import Direct
 from dkrr.planning.inputs import feature_bytes
 from dkrr.planning.iteration import Iterative
@@ -68,8 +69,8 @@ class FoldSizes:
         return self.n_folds * (1 + len(self.curve)) + self.refit
 
 
-@dataclass(frozen=True)
-class SelectionPlan:
+@dataclass(frozen=True, repr=False)
+class SelectionPlan(Explained):
     """How λ is chosen for one kernel, what it should cost, and why.
 
     ``str(plan)`` explains it.
@@ -126,6 +127,13 @@ class SelectionPlan:
             "rejected": list(self.rejected),
             "plan": self.plan.to_dict(),
         }
+
+    def __repr__(self) -> str:
+        p = self.plan.problem
+        return (
+            f"<SelectionPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
+            f"{self._memory()} per process>"
+        )
 
     def __str__(self) -> str:
         lines = [

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from dkrr.cost import Cost
 from dkrr.errors import MemoryLimitError, PlanError
+from dkrr.markup import Explained
 from dkrr.planning.iteration import SURELY_FASTER, Iterative
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
@@ -21,8 +22,8 @@ SYSTEM_TOL = 1e-5
 """Relative residual of the rows' systems for which iterations are priced; they end by the width of the bounds."""
 
 
-@dataclass(frozen=True)
-class UncertaintyPlan:
+@dataclass(frozen=True, repr=False)
+class UncertaintyPlan(Explained):
     """How variances and the likelihood of a fit are computed, what it should cost, and why.
 
     ``str(plan)`` explains it.
@@ -61,6 +62,13 @@ class UncertaintyPlan:
             "rejected": list(self.rejected),
             "plan": self.plan.to_dict(),
         }
+
+    def __repr__(self) -> str:
+        rows = plural(self.n_rows, "row") if self.n_rows else "the likelihood"
+        return (
+            f"<UncertaintyPlan of {rows}, {self.plan.problem.n:,} training rows: {self.summary()}; about "
+            f"{format_seconds(self.seconds)}>"
+        )
 
     def __str__(self) -> str:
         rows = plural(self.n_rows, "row") if self.n_rows else "the likelihood"

@@ -83,13 +83,16 @@ class TaskRecord:
     """Highest resident memory of the worker's process so far; 0 in the calling process, whose peak the fit measures."""
 
 
-@dataclass
+@dataclass(repr=False)
 class RunRecord:
     """Sum of the records of a run."""
 
     seconds: float = 0.0
     """Wall time."""
     tasks: list[TaskRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<RunRecord of {len(self.tasks):,} tasks in {self.seconds:.3g} s>"
 
     @property
     def bytes_read(self) -> int:

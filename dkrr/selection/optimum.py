@@ -23,9 +23,11 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.markup import Explained
 from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan
+from dkrr.planning.strategy import plural
 from dkrr.requests import FitRequest, Targets, with_spectrum
 from dkrr.rows.checks import digest_of
 from dkrr.runtime import Progress, make_progress
@@ -49,9 +51,12 @@ EVALUATIONS = "evaluations"
 """Name of the note in a store that holds the evaluations of its run."""
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """Where the search by gradients has ended: the best of its evaluations."""
+@dataclass(frozen=True, repr=False)
+class Optimum(Explained):
+    """Where the search by gradients has ended: the best of its evaluations.
+
+    ``str(optimum)`` explains it, as a notebook does.
+    """
 
     alpha: float
     kernel: Kernel
@@ -76,6 +81,25 @@ class Optimum:
     """Time of all evaluations by stage."""
     predictions: tuple[Array, ...] = field(repr=False)
     """Predictions of the rows that each fold holds out, of shape (k, t)."""
+
+    def __repr__(self) -> str:
+        how = "converged" if self.converged else "not converged"
+        return (
+            f"<Optimum alpha={self.alpha:.4g}, {self.kernel!r}: score {self.score:.6g}, "
+            f"{plural(self.n_evaluations, 'evaluation')}, {how}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"dkrr optimum: {'converged' if self.converged else 'not converged'}",
+                f"  alpha       {self.alpha:.6g} (from {self.alphas[0]:.4g})",
+                f"  kernel      {self.kernel!r}",
+                f"  score       {self.score:.6g} (from {self.scores[0]:.6g})",
+                f"  work        {plural(self.n_evaluations, 'evaluation')}",
+                f"  ended       {self.message}",
+            ]
+        )
 
 
 @dataclass(frozen=True)

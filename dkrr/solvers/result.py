@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
 
-from dkrr.cost import Stage
+from dkrr.cost import STAGE_NAMES, Stage
+from dkrr.markup import Explained
 from dkrr.runtime import RunRecord
+from dkrr.units import format_bytes, format_seconds
 
 
 class Status(Enum):
@@ -76,9 +78,12 @@ INACCURATE_ABOVE = 1e-6
 system is close to singular."""
 
 
-@dataclass(frozen=True)
-class SolveResult:
-    """Report of a fit: its work, and how good its answer is."""
+@dataclass(frozen=True, repr=False)
+class SolveResult(Explained):
+    """Report of a fit: its work, and how good its answer is.
+
+    ``str(result)`` explains it, as a notebook does.
+    """
 
     status: Status
     residual: float
@@ -131,6 +136,44 @@ class SolveResult:
     alphas those of the whole path."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
+
+    def __repr__(self) -> str:
+        what = "gradient" if self.steps else "residual"
+        return (
+            f"<SolveResult {self.status.name}: {what} {self.residual:.1e}{self._iterations()}; "
+            f"{format_seconds(self.seconds)}, {format_bytes(self.peak_bytes)} peak of a process>"
+        )
+
+    def __str__(self) -> str:
+        relative = "relative to that at scores of 0" if self.steps else "true, relative"
+        lines = [
+            f"dkrr result: {self.status.name}",
+            f"  status      {self.status.value}",
+            f"  {'gradient' if self.steps else 'residual'}    {self.residual:.1e} ({relative})",
+            *([] if math.isnan(self.condition) else [f"  condition   {self.condition:.1e} (estimated)"]),
+            *([f"  work        {self._iterations()[2:]}"] if self.iterations else []),
+            *([f"  objective   {self.steps[-1].objective:.8g}"] if self.steps else []),
+            f"  time        {format_seconds(self.seconds)}",
+            f"  memory      {format_bytes(self.peak_bytes)} peak of a process",
+            f"  store       {format_bytes(self.bytes_written)} written, {format_bytes(self.bytes_read)} read",
+        ]
+        found = {stage.name: stage.seconds for stage in self.stages}
+        names = [name for name in STAGE_NAMES if name in found]
+        for title, items in (
+            ("stages", [f"{name}: {format_seconds(found[name])}" for name in names]),
+            ("notes", self.messages),
+        ):
+            lines += [f"  {title}", *(f"    - {item}" for item in items)] if items else []
+        return "\n".join(lines)
+
+    def _iterations(self) -> str:
+        """Number of iterations or of steps, after a comma; empty for a direct solution."""
+        if self.steps:
+            inner = f", {self.inner_iterations:,} iterations of conjugate gradient" if self.inner_iterations else ""
+            return f", {self.iterations:,} Newton steps{inner}"
+        if not self.iterations:
+            return ""
+        return f", {self.iterations:,} iterations" + (f", preconditioner of rank {self.rank:,}" if self.rank else "")
 
 
 def caution(condition: float, form: str) -> tuple[str, ...]:
