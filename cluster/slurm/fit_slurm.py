@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dask
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -31,6 +32,7 @@ def main(x_path: str, y_path: str, shared: Path, start_with: int, job_script: bo
     Writes SHARED/run.zarr (the run, which the same command resumes), SHARED/model.zarr and SHARED/logs.
     """
     shared = shared.absolute()
+    dask.config.set({"distributed.scheduler.http.routes": []})
     jobs, estimator = options.pop("jobs"), {name: options.pop(name) for name in ("kernel", "gamma", "alpha")}
     with slurm_cluster(shared / "logs", **options) as cluster:
         if job_script:
@@ -67,16 +69,25 @@ def slurm_cluster(logs: Path, *, cores: int, scratch: str, **options: Any) -> An
     **options
         memory, walltime, queue, account, interface, as of SLURMCluster.
     """
+    from distributed.security import Security
+
     try:
         jobqueue = importlib.import_module("dask_jobqueue")
     except ImportError as error:
         raise click.ClickException(f"this needs dask-jobqueue: pip install 'dkrr[slurm]' ({error})") from error
+    logs.mkdir(parents=True, exist_ok=True)
     return jobqueue.SLURMCluster(
         cores=cores,
         processes=cores,
         local_directory=scratch,
+        # Certificates of this run, for scheduler, workers and client: whoever reaches a scheduler without can run
+        # programs as you. Workers find them in a folder that only you may enter.
+        protocol="tls://",
+        security=Security.temporary(),
+        shared_temp_directory=str(logs.parent),
         log_directory=str(logs),
         job_name="dkrr-worker",
+        job_script_prologue=["export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES='[]'"],  # pages know no certificates
         worker_extra_args=["--no-dashboard", "--preload", "dkrr.preload"],
         scheduler_options={"dashboard_address": ":0", "dashboard": False},
         **options,

@@ -1,9 +1,10 @@
-"""cluster/slurm without Slurm: fit.sbatch with a stand-in for srun, and what can be checked of fit_slurm.py."""
+"""cluster/slurm: with Slurm on this machine (slow tests), and without it: fit.sbatch with a stand-in for srun."""
 
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sklearn.kernel_ridge import KernelRidge as Oracle
 
 import dkrr
 from tests.cluster.processes import CLUSTER, environment, gone, session
+from tests.cluster.slurm import slurm
 
 SBATCH = CLUSTER / "slurm" / "fit.sbatch"
 SCRIPT = CLUSTER / "slurm" / "fit_slurm.py"
@@ -47,6 +49,7 @@ def allocation(tmp_path: Path) -> dict[str, str]:
         "SLURM_MEM_PER_CPU": "600",
         "DKRR_CLUSTER": str(CLUSTER),
         "DKRR_INTERFACE": "lo",
+        "DASK_LOGGING__DISTRIBUTED": "info",  # says who speaks TLS
     }
 
 
@@ -162,3 +165,68 @@ def test_job_script(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "--preload dkrr.preload"):
         assert part in done.stdout
+
+
+@pytest.fixture(scope="module")
+def slurm_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm(tmp_path_factory.mktemp("slurm")) as variables:
+        yield variables
+
+
+@pytest.mark.slow
+def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_here: dict[str, str], tmp_path: Path) -> None:
+    X = np.random.default_rng(5).normal(size=(601, 3))
+    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2])
+    np.save(tmp_path / "X.npy", X)
+    for k in (0, 1):
+        np.save(tmp_path / f"y{k}.npy", Y[:, k])
+    (tmp_path / "cluster").symlink_to(CLUSTER)  # the root of the repository, as far as the script knows
+    command = ["sbatch", "--wait", "--array=0-1", "--ntasks=1", "--mem-per-cpu=700M", "--output=%a.log", SBATCH]
+    command += ["--x", "X.npy", "--y", "y%a.npy", "--store", "run%a.zarr", "--model", "m%a.zarr", "--json"]
+    command += ["--kernel", "rbf", "--gamma", "0.3", "--alpha", "0.1", "--tile", "256"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=slurm_here, capture_output=True, text=True, check=False, timeout=200
+    )
+    logs = [(tmp_path / f"{k}.log").read_text() for k in (0, 1)]
+    assert done.returncode == 0, (done.stderr, logs)
+    for k, log in enumerate(logs):
+        result = next(json.loads(line) for line in log.splitlines() if line.startswith("{"))
+        assert (result["plan"]["execution"], result["plan"]["limit_bytes"]) == ("dask", 630 * 2**20)
+        expected = Oracle(alpha=0.1, kernel="rbf", gamma=0.3).fit(X, Y[:, k]).predict(X[:50])
+        np.testing.assert_allclose(dkrr.load(tmp_path / f"m{k}.zarr").predict(X[:50]), expected, rtol=1e-8, atol=1e-8)
+    assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
+
+
+@pytest.mark.slow
+def test_slurm_runs_workers_in_jobs_of_their_own(slurm_here: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("dask_jobqueue")
+    X = np.random.default_rng(6).normal(size=(601, 3))
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", X[:, 0])
+    command = [
+        sys.executable,
+        SCRIPT,
+        "--x",
+        "X.npy",
+        "--y",
+        "y.npy",
+        "--shared",
+        "shared",
+        "--jobs",
+        "2",
+        "--cores",
+        "1",
+    ]
+    command += ["--memory", "700MiB", "--walltime", "00:05:00", "--gamma", "0.3", "--start-with", "2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=slurm_here, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on Dask workers, tiles on disk (2 processes)" in done.stdout
+    logs = [path.read_text() for path in (tmp_path / "shared" / "logs").glob("*.err")]
+    assert len(logs) == 2
+    assert all("tls://" in log and "tcp://" not in log for log in logs)
+    expected = Oracle(alpha=1.0, kernel="rbf", gamma=0.3).fit(X, X[:, 0]).predict(X[:50])
+    found = dkrr.load(tmp_path / "shared" / "model.zarr").predict(X[:50])
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == ["logs", "model.zarr", "run.zarr"]
