@@ -13,7 +13,7 @@ from dkrr.units import format_bytes, format_seconds
 
 
 class Status(Enum):
-    """CGOutcome of a solve; the value is what to make of it."""
+    """Outcome of a solve; the value is what to make of it."""
 
     SOLVED = "solved; the true residual is at the level of rounding"
     INACCURATE = (
