@@ -37,3 +37,28 @@ def test_an_example_has_a_title_and_a_picture(path):
     title, line = (ast.get_docstring(ast.parse(text)) or "\n").splitlines()[:2]
     assert line == "=" * len(title) > ""
     assert "plt." in text or "figure" in text
+
+
+def texts_of_the_source() -> str:
+    """All strings of the package, each on a line, with … for what is filled in."""
+    texts = []
+    for path in sorted((ROOT / "dkrr").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"%\w|\{\w*\}", "…", node.value))
+    return "\n".join(" ".join(text.split()) for text in texts)
+
+
+MESSAGES = re.findall(r"^```text\n(.*?)\n```", (DOCS / "troubleshooting.md").read_text(), re.M | re.S)
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_source():
+    source, shortest = texts_of_the_source(), 12
+    for message in MESSAGES:
+        parts = [part.strip(" .:;,(") for part in message.split("…")]
+        assert max(map(len, parts)) >= shortest, message
+        for part in parts:
+            assert part in source, part
+    assert len(MESSAGES) > 15
