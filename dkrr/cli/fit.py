@@ -7,14 +7,18 @@ import click
 from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_report
+from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import DkrrError, InputError
 from dkrr.solvers import Status
 
 
 @click.command()
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
-@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets, or class labels.")
-@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option(
+    "--y", "y_path", required=True, metavar="PATH|NAME", help="Targets or class labels, or their column in --x."
+)
+@columns_option
+@click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
 @click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
 @click.option("--max-iter", type=int, help="With --logistic: largest number of Newton steps.  [default: 100]")
@@ -30,6 +34,7 @@ from dkrr.solvers import Status
 def fit(
     x_path: str,
     y_path: str,
+    columns: str | None,
     sample_weight: str | None,
     model_path: str,
     overwrite: bool,
@@ -51,7 +56,7 @@ def fit(
         check_model_path(model_path, overwrite=overwrite, name="--model")
         check_store(options["store"])
         model = _estimator(progress=not quiet, **checked_settings(**options))
-        model.fit(x_path, y_path, sample_weight=sample_weight)
+        model.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
         is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
         if is_good:
             library.save(model, model_path, overwrite=overwrite)

@@ -21,7 +21,8 @@ from dkrr.cli.stores import convergence, info, status, verify
 def dkrr(context: click.Context) -> None:
     """Exact kernel ridge and kernel logistic regression, out of core and distributed.
 
-    PATH is of the form data.zarr, data.zarr/group/array, data.npy or data.npz::name.
+    PATH is of the form data.zarr, data.zarr/group/array, data.npy, data.npz::name, or that of a table: a file or folder
+    in Parquet, CSV or Arrow's format, of which data.parquet::dep_*,origin takes some columns. NAME is a column of it.
     """
     from dkrr.runtime.logs import logged_to_stderr
 

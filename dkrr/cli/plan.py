@@ -8,12 +8,14 @@ import click
 from dkrr.cli.candidates import train_sizes, whole
 from dkrr.cli.common import check_store, cluster, readable_errors
 from dkrr.cli.options import checked_settings, model_options
+from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import InputError
 
 
 @click.command()
 @click.option("--x", "x_path", metavar="PATH", help="Training rows (only sizes and a sample are read).")
-@click.option("--y", "y_path", metavar="PATH", help="Targets, or class labels.")
+@click.option("--y", "y_path", metavar="PATH|NAME", help="Targets or class labels, or their column in --x.")
+@columns_option
 @click.option("--n", type=int, help="Number of rows, instead of --x.")
 @click.option("--d", type=int, help="Number of columns, instead of --x.")
 @click.option("--n-targets", type=int, default=1, show_default=True, help="Number of targets, instead of --y.")
@@ -25,7 +27,9 @@ from dkrr.errors import InputError
 @click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json: bool, **options: Any) -> None:
+def plan(
+    x_path: str | None, y_path: str | None, columns: str | None, scheduler: str | None, as_json: bool, **options: Any
+) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
 
@@ -39,5 +43,5 @@ def plan(x_path: str | None, y_path: str | None, scheduler: str | None, as_json:
             settings["cv"] = whole(settings["cv"], "--cv")
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
-        result = library.plan(x_path, y_path, **settings)
+        result = library.plan(chosen_rows(x_path, columns), y_path, **settings)
         click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))

@@ -8,12 +8,14 @@ from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
 from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
+from dkrr.cli.tables import chosen_rows, columns_option
 
 
 @click.command()
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
-@click.option("--y", "y_path", required=True, metavar="PATH", help="Targets.")
-@click.option("--sample-weight", metavar="PATH", help="Weights of the rows.")
+@click.option("--y", "y_path", required=True, metavar="PATH|NAME", help="Targets, or their column in --x.")
+@columns_option
+@click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
 @click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
@@ -39,6 +41,7 @@ from dkrr.cli.reports import selection_report
 def select(
     x_path: str,
     y_path: str,
+    columns: str | None,
     sample_weight: str | None,
     model_path: str | None,
     overwrite: bool,
@@ -77,7 +80,7 @@ def select(
             progress=not quiet,
             **settings,
         )
-        search.fit(x_path, y_path, sample_weight=sample_weight)
+        search.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
         if model_path is not None:
             library.save(search, model_path, overwrite=overwrite)
         if out_path is not None:
