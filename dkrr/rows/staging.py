@@ -1,5 +1,6 @@
 """Rows written into a store, so that every worker can read any block of them; and found there again."""
 
+import uuid
 from itertools import pairwise
 from typing import Any
 
@@ -97,7 +98,8 @@ def _write_dask(rows: DaskRows, array: ChunkedArray, client: Any) -> None:
     # Each task writes one whole chunk of the store, whatever the chunks of the array were.
     blocks = rows.array.rechunk((array.chunks[0], -1)).to_delayed()[:, 0]
     write = dask.delayed(_write_block, pure=False)
-    tasks = [write(block, array, k) for k, block in enumerate(blocks)]
+    run = uuid.uuid4().hex[:8]
+    tasks = [write(block, array, k, dask_key_name=f"dkrr-copy-rows-{run}-{k}") for k, block in enumerate(blocks)]
     if client is not None:
         from dkrr.runtime.dask_watch import Watch
 

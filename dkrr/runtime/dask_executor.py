@@ -2,9 +2,11 @@
 
 The driver keeps a moving window of tasks on the scheduler instead of sending it the whole graph: the scheduler stays
 fast, the driver decides on priorities, and a finished task's future is released at once. (A future that is held after
-its tile was written would make Dask run it again when its worker dies.)
+its tile was written would make Dask run it again when its worker dies.) So the bars of progress on Dask's dashboard are
+those of the window; dkrr has a page of its own there (`dkrr.dashboard`).
 """
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -104,7 +106,7 @@ class DaskExecutor:
                 task = queue.pop()
                 # Dask's priorities are numbers, these are tuples: tasks are submitted in their order, in which Dask
                 # runs tasks of equal priority.
-                key = f"dkrr-{run_id}-{task.key}"
+                key = dask_key(task, run_id)
                 future = self.client.submit(execute_on_worker, task, key=key, pure=False)
                 running[future.key] = task
                 completed.add(future)
@@ -200,7 +202,7 @@ class DaskExecutor:
             where: dict[str, Any] = {}
             if task.place is not None:
                 where = {"workers": [places[task.place % len(places)]], "allow_other_workers": True}
-            key = f"dkrr-{run_id}-{task.key}"
+            key = dask_key(task, run_id)
             futures.append(self.client.submit(execute_on_worker, task, vectors, key=key, pure=False, **where))
         return futures
 
@@ -265,6 +267,15 @@ class DaskExecutor:
             f"cluster took them away, or the task crashed them. {KEPT}: run again "
             f"with the same store=, with larger workers or another memory_limit if memory was short"
         )
+
+
+def dask_key(task: Task, run_id: str) -> str:
+    """Name of a task on the scheduler, which begins with that of its function.
+
+    Dask's dashboard has a name and a colour for the words before the first one that is not of letters only.
+    """
+    words = re.findall("[a-z]+", str(getattr(task.function, "__name__", "task")).lower())
+    return "-".join(["dkrr", *words, run_id, task.key])
 
 
 @dataclass

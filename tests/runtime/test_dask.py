@@ -1,6 +1,7 @@
 """Tasks on real worker processes, one of which is killed."""
 
 import asyncio
+import functools
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from dask.utils import key_split
 from distributed import Client
 
 import dkrr
@@ -25,7 +27,7 @@ from dkrr.runtime.dask_client import (
     connect,
     worker_resources,
 )
-from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor
+from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
 from dkrr.runtime.local_workers import LocalWorkers, local_client
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
@@ -377,3 +379,25 @@ def test_a_script_without_a_guard(tmp_path):
         "temporary []",
         "unchanged True True True",
     ]
+
+
+def test_the_dashboard_has_a_name_and_a_colour_for_every_kind_of_task(client):
+    import dask.array  # the workers of other tests import this module, and have little memory
+
+    rng = np.random.default_rng(0)
+    X = dask.array.from_array(rng.standard_normal((96, 3)), chunks=(32, 3))
+    with client.as_current():
+        dkrr.KernelRidge(kernel="rbf", solver="cholesky", tile=32).fit(X, rng.standard_normal(96))
+    names = client.run_on_scheduler(names_of_tasks)
+    assert {"dkrr-copy-rows", "dkrr-scan", "dkrr-factor-tile", "dkrr-solve-block"} <= set(names)
+    assert "dkrr" not in names, "words that stand for all kinds"
+
+
+def names_of_tasks(dask_scheduler):
+    return list(dask_scheduler.task_prefixes)
+
+
+def test_names_do_not_depend_on_the_function_being_named():
+    for function in (functools.partial(square, x=1), lambda meter: None):
+        assert key_split(dask_key(Task("L-3-2", function), "0a1b2c3d")) in ("dkrr-task", "dkrr-lambda")
+    assert key_split(dask_key(Task("L-3-2", take_memory), "abcdefab")) == "dkrr-take-memory"
