@@ -68,6 +68,7 @@ def plan(  # type: ignore[misc]
     store: str | Path | None = None,
     workers: int | None = None,
     worker_memory: int | str | None = None,
+    cores: int | None = None,
     loss: str = "squared",
     n_classes: int | None = None,
     multi_class: str = "multinomial",
@@ -123,7 +124,10 @@ def plan(  # type: ignore[misc]
         Worker processes on this machine; None: those of the ambient Dask client, else one for each core.
     worker_memory : int or str, optional
         Memory of each of the `workers`, bytes or text such as "4GiB": the plan is then for a cluster of so many
-        workers that need not exist, each as fast as a core of this machine.
+        workers that need not exist.
+    cores : int, optional
+        Threads of each of these workers, each as fast as a core of this machine; they share the worker's memory.
+        None: 1. The plan says what else it assumes of the cluster, its store and its network.
     loss : {"squared", "logistic"}, default="squared"
         Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
@@ -164,6 +168,9 @@ def plan(  # type: ignore[misc]
     >>> plan = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
     >>> plan.chosen.n_workers, plan.execution
     (64, 'dask')
+    >>> wide = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
+    >>> wide.chosen.place.slots, wide.seconds < plan.seconds
+    (256, True)
     """
     is_regression = checked_loss(loss) == "squared"
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
@@ -202,7 +209,7 @@ def plan(  # type: ignore[misc]
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
     # Before the sample, some of whose memory stays in use.
-    resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory)
+    resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory, cores=cores)
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
     if train_sizes is not None:

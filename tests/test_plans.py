@@ -43,6 +43,28 @@ def test_a_factorisation_takes_its_operations():
     assert least < seconds(64, solver="cholesky") < 2 * least
 
 
+def test_cores_of_a_worker_share_its_memory():
+    """Four threads take the work of four workers, and a quarter of the memory each, in which tiles are smaller."""
+    one = dkrr.plan(**SIZES, workers=64, worker_memory="16GiB", solver="cholesky")
+    four = dkrr.plan(**SIZES, workers=64, worker_memory="16GiB", cores=4, solver="cholesky")
+    assert (four.chosen.place.slots, four.chosen.n_workers) == (256, 64)
+    assert 2.5 < one.seconds / four.seconds < 4.1
+    assert four.chosen.tile < one.chosen.tile and four.peak_bytes <= 0.7 * 16 * 2**30
+    text = str(four)
+    assert "(64 processes of 4 threads)" in text and "64 Dask workers of 4 threads and 16 GiB each" in text
+    assert "0.5 GB/s to each core (128 GB/s to all)" in text and "a network with 0.5 GB/s, 20 ms" in text
+    several = dkrr.plan(**SIZES, workers=256, worker_memory="4GiB", solver="cholesky")
+    assert four.seconds == pytest.approx(several.seconds, rel=0.1)
+
+
+def test_the_command_plans_for_cores():
+    options = ["--n", "300000", "--d", "79", "--kernel", "rbf", "--workers", "64", "--worker-memory", "16GiB"]
+    done = CliRunner().invoke(command, ["plan", *options, "--cores", "4"])
+    assert done.exit_code == 0 and "(64 processes of 4 threads)" in done.stdout
+    done = CliRunner().invoke(command, ["plan", "--n", "100", "--d", "3", "--cores", "4"])
+    assert done.exit_code == 2 and "cores is 4 without worker_memory" in done.stderr
+
+
 def test_reads_come_from_the_shared_store():
     with dask.config.set({"dkrr.rates.cold-read-gbytes": 0.01}):
         slow = dkrr.plan(**SIZES, workers=64, worker_memory="1GiB", solver="cholesky")
@@ -60,6 +82,9 @@ def test_small_work_is_done_here():
         ({"worker_memory": "4GiB", "workers": 8, "memory_limit": "8GiB"}, "expected one of them"),
         ({"worker_memory": "four", "workers": 8}, "four"),
         ({"worker_memory": "4GiB", "workers": 0}, "workers is 0"),
+        ({"cores": 4, "workers": 8}, "cores is 4 without worker_memory; expected workers, worker_memory and cores"),
+        ({"cores": 0, "workers": 8, "worker_memory": "4GiB"}, "cores is 0; expected a whole number"),
+        ({"cores": 1.5, "workers": 8, "worker_memory": "4GiB"}, "cores is 1.5"),
     ],
 )
 def test_arguments_that_cannot_be_used(settings, message):

@@ -22,6 +22,7 @@ from dkrr.errors import InputError
 @click.option("--n-classes", type=int, help="With --logistic: number of classes, instead of --y.  [default: 2]")
 @click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
 @click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
+@click.option("--cores", type=int, help="With --worker-memory: threads of each worker.  [default: 1]")
 @click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
 @click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
 @click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")

@@ -32,6 +32,8 @@ from dkrr.values import shown, whole
 DEFAULTS: RatesFrom = "defaults"
 MAX_WORKERS = 10**5
 """More processes are in no cluster."""
+MAX_CORES = 10**4
+"""More cores are in no machine."""
 
 
 def detect(
@@ -40,6 +42,7 @@ def detect(
     workers: int | None = None,
     root: Path = ROOT,
     worker_memory: int | str | None = None,
+    cores: int | None = None,
 ) -> Resources:
     """Resources of the ambient Dask client, or else of this machine; or of a cluster that does not exist yet.
 
@@ -55,6 +58,8 @@ def detect(
         Where the limits of this process's control groups are looked up.
     worker_memory : int or str, optional
         Memory of each of so many `workers` on machines of their own, which need not exist.
+    cores : int, optional
+        Cores of each of them, which run a task each; None: 1.
 
     Raises
     ------
@@ -63,6 +68,7 @@ def detect(
     """
     check_settings()
     _check_worker_memory(worker_memory, workers, memory_limit)
+    threads = _checked_cores(cores, worker_memory)
     limit = setting("memory-limit") if memory_limit is None else memory_limit
     limit_bytes = None if limit is None else parse_bytes(limit)
     process = resident_bytes()
@@ -84,7 +90,7 @@ def detect(
         "process_limit_bytes": each,
     }
     if worker_memory is not None:
-        return _assumed(local_workers(workers), parse_bytes(worker_memory, "worker_memory"), common)
+        return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common)
     client = ambient_client() if workers is None else None
     if client is not None:
         return _of_client(client, limit_bytes, common)
@@ -210,24 +216,38 @@ def _check_worker_memory(worker_memory: int | str | None, workers: int | None, m
         )
 
 
-def _assumed(n_workers: int, worker_bytes: int, common: dict[str, Any]) -> Resources:
+def _checked_cores(cores: int | None, worker_memory: int | str | None) -> int:
+    if cores is None:
+        return 1
+    if worker_memory is None:
+        raise InputError(
+            f"cores is {shown(cores)} without worker_memory; expected workers, worker_memory and cores together: they "
+            f"describe a cluster that need not exist"
+        )
+    return whole(cores, "cores", 1, maximum=MAX_CORES)
+
+
+def _assumed(n_workers: int, threads: int, worker_bytes: int, common: dict[str, Any]) -> Resources:
     """Workers of a cluster that does not exist yet, with the cores of this machine and a store that they share."""
     rates, rates_from = known_rates(machine_fingerprint())
     # Nothing is known of the machines' caches of files, nor is what one worker wrote in that of another.
     rates = replace(rates, read_bytes=min(rates.read_bytes, rates.cold_read_bytes))
-    moved = f"{rates.read_bytes / 1e9:.2g} GB/s to each worker ({n_workers * rates.read_bytes / 1e9:.3g} GB/s to all)"
+    n_cores, each = n_workers * threads, "worker" if threads == 1 else "core"
+    moved = f"{rates.read_bytes / 1e9:.2g} GB/s to each {each} ({n_cores * rates.read_bytes / 1e9:.3g} GB/s to all)"
+    sent = f"{rates.network_bytes / 1e9:.2g} GB/s, {rates.round_trip_seconds * 1e3:.2g} ms for a vector and its results"
     common |= {"memory_bytes": None, "process_limit_bytes": None, "limit_is_given": False, "disk_free_bytes": None}
     return Resources(
         n_workers=n_workers,
         n_hosts=n_workers,
-        worker_threads=1,
+        worker_threads=threads,
         worker_limit_bytes=worker_bytes,
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
         assumed=(
-            f"assumed: {n_workers:,} Dask workers of one thread and {format_bytes(worker_bytes)} each, as fast as a "
-            f"core of this machine, and a shared store that delivers {moved}"
+            f"assumed: {n_workers:,} Dask workers of {'one thread' if threads == 1 else f'{threads} threads'} and "
+            f"{format_bytes(worker_bytes)} each; every {'worker' if threads == 1 else 'thread'} as fast as a core of "
+            f"this machine while all of its cores work; a shared store that delivers {moved}; a network with {sent}"
         ),
         rates=rates,
         rates_from=rates_from,

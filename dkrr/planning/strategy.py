@@ -229,8 +229,9 @@ class Strategy(ABC):
 
 
 def count_of_processes(place: Place) -> str:
-    """Number of Dask's workers, in parentheses; empty for the calling process."""
-    return f" ({plural(place.n_workers, 'process', 'es')})" if place.execution == "dask" else ""
+    """Number of Dask's workers and of their threads, in parentheses; empty for the calling process."""
+    threads = f" of {place.threads} threads" if place.threads > 1 else ""
+    return f" ({plural(place.n_workers, 'process', 'es')}{threads})" if place.execution == "dask" else ""
 
 
 def plural(count: int, word: str, ending: str = "s") -> str:
