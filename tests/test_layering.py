@@ -31,6 +31,7 @@ LEVELS = [
     {"estimators", "gram_matrix", "preload"},
     {"model_description"},
     {"persistence", "inspection"},
+    {"jobs"},
     {"cli"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
@@ -48,6 +49,7 @@ GATEWAYS = {
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},
     "cryptography": {"runtime"},
+    "yaml": {"config", "jobs"},
     "resource": {"runtime"},  # guarded there, once
 }
 

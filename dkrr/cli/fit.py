@@ -1,25 +1,77 @@
-"""``dkrr fit``: fit a model and save it."""
+"""``dkrr fit``: fit a model and save it, or all models of a job file."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from dkrr.cli.batch import Required, job_command
 from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
-from dkrr.cli.reports import fit_report
+from dkrr.cli.reports import fit_facts, fit_report
 from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import DkrrError, InputError
+from dkrr.jobs.batch import UnusableModelError
 from dkrr.solvers import Status
+from dkrr.tables.opening import is_table_path
+
+
+class FitTask:
+    """What a job does with each model."""
+
+    def prepare(self, arguments: Mapping[str, Any], *, overwrite: bool) -> Any:
+        """Check all arguments but the numbers in files, and plan the fit."""
+        import dkrr as library
+        from dkrr.rows import open_path
+
+        data = ("x_path", "y_path", "columns", "sample_weight", "model_path", "accept_unconverged", "scheduler")
+        options = {name: value for name, value in arguments.items() if name not in data}
+        _check_places(arguments["model_path"], options["store"], overwrite=overwrite)
+        settings = checked_settings(**options)
+        _estimator(progress=False, **settings)
+        del settings["class_weight"], settings["max_iter"]
+        settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
+        rows = chosen_rows(arguments["x_path"], arguments["columns"])
+        if arguments["sample_weight"] is not None and not is_table_path(arguments["x_path"]):
+            open_path(arguments["sample_weight"], "sample_weight")
+        return library.plan(rows, arguments["y_path"], **settings)
+
+    def carry_out(
+        self, arguments: Mapping[str, Any], *, overwrite: bool, quiet: bool, origin: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Fit and save a model."""
+        settings = {name: value for name, value in arguments.items() if name != "scheduler"}
+        # None: a fit of a moment logs no stages.
+        progress = False if quiet else None
+        model, is_saved = _fitted(overwrite=overwrite, progress=progress, origin=origin, **settings)
+        plan = model.plan_
+        short = {"form": plan.form, "solver": plan.solver, "execution": plan.execution, "seconds": plan.seconds}
+        facts = {"model": arguments["model_path"] if is_saved else None} | fit_facts(model) | {"plan": short}
+        if not is_saved:
+            raise UnusableModelError(_unusable(model), facts)
+        return facts
+
+    def clean(self, arguments: Mapping[str, Any]) -> None:
+        """Delete the store of the run."""
+        from dkrr.tiles.files import delete
+
+        if arguments["store"] is not None:
+            delete(arguments["store"])
 
 
 @click.command()
-@click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
+@click.option("--x", "x_path", cls=Required, required=True, metavar="PATH", help="Training rows.")
 @click.option(
-    "--y", "y_path", required=True, metavar="PATH|NAME", help="Targets or class labels, or their column in --x."
+    "--y",
+    "y_path",
+    cls=Required,
+    required=True,
+    metavar="PATH|NAME",
+    help="Targets or class labels, or their column in --x.",
 )
 @columns_option
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
-@click.option("--model", "model_path", required=True, metavar="PATH", help="Where to save the model.")
+@click.option("--model", "model_path", cls=Required, required=True, metavar="PATH", help="Where to save the model.")
 @click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
 @click.option("--max-iter", type=int, help="With --logistic: largest number of Newton steps.  [default: 100]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
@@ -31,7 +83,24 @@ from dkrr.solvers import Status
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
-def fit(
+@job_command(FitTask())
+def fit(scheduler: str | None, as_json: bool, quiet: bool, **arguments: Any) -> None:
+    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression.
+
+    A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
+    --accept-unconverged.
+
+    JOB is a TOML or YAML file with many models; its keys are the options. See docs/batch.md.
+    """
+    with readable_errors(), cluster(scheduler):
+        model, is_saved = _fitted(progress=not quiet, **arguments)
+        click.echo(fit_report(model, arguments["model_path"] if is_saved else None, as_json=as_json))
+        if not is_saved:
+            raise DkrrError(_unusable(model))
+
+
+def _fitted(
+    *,
     x_path: str,
     y_path: str,
     columns: str | None,
@@ -39,33 +108,35 @@ def fit(
     model_path: str,
     overwrite: bool,
     accept_unconverged: bool,
-    scheduler: str | None,
-    as_json: bool,
-    quiet: bool,
+    progress: bool | None,
+    origin: dict[str, Any] | None = None,
     **options: Any,
-) -> None:
-    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression.
+) -> tuple[Any, bool]:
+    """Fitted model, and whether it was saved: not if it is less accurate than required."""
+    from dkrr.persistence import save_with_origin
 
-    A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
-    --accept-unconverged.
-    """
-    import dkrr as library
+    _check_places(model_path, options["store"], overwrite=overwrite)
+    model = _estimator(progress=progress, **checked_settings(**options))
+    model.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
+    is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
+    if is_good:
+        save_with_origin(model, model_path, overwrite=overwrite, origin=origin)
+    return model, is_good
+
+
+def _unusable(model: Any) -> str:
+    """Message about a model that was not saved."""
+    return (
+        f"the fit ended with status {model.solve_result_.status.name}, and its model was not saved: "
+        "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
+    )
+
+
+def _check_places(model_path: str, store: str | None, *, overwrite: bool) -> None:
     from dkrr.persistence import check_model_path
 
-    with readable_errors(), cluster(scheduler):
-        check_model_path(model_path, overwrite=overwrite, name="--model")
-        check_store(options["store"])
-        model = _estimator(progress=not quiet, **checked_settings(**options))
-        model.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
-        is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
-        if is_good:
-            library.save(model, model_path, overwrite=overwrite)
-        click.echo(fit_report(model, model_path if is_good else None, as_json=as_json))
-        if not is_good:
-            raise DkrrError(
-                f"the fit ended with status {model.solve_result_.status.name}, and its model was not saved: "
-                "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
-            )
+    check_model_path(model_path, overwrite=overwrite, name="--model")
+    check_store(store)
 
 
 def _estimator(*, logistic: bool, class_weight: str | None, max_iter: int | None, **settings: Any) -> Any:

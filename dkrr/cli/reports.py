@@ -12,11 +12,10 @@ from dkrr.cost import STAGE_NAMES, Stage
 from dkrr.units import format_bytes, format_seconds
 
 
-def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
-    """Plan and result of a fit, and the path of its model; None: not saved."""
+def fit_facts(model: Any) -> dict[str, Any]:
+    """Result of a fit as values of JSON, without its plan."""
     result = model.solve_result_
-    facts = {
-        "model": path,
+    return {
         "status": result.status.name,
         "residual": result.residual,
         "condition": result.condition if math.isfinite(result.condition) else None,
@@ -29,10 +28,14 @@ def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
         "bytes_written": result.bytes_written,
         "peak_bytes": result.peak_bytes,
         "stages": [asdict(stage) for stage in result.stages],
-        "plan": model.plan_.to_dict(),
     }
+
+
+def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
+    """Plan and result of a fit, and the path of its model; None: not saved."""
+    result = model.solve_result_
     if as_json:
-        return json.dumps(facts)
+        return json.dumps({"model": path} | fit_facts(model) | {"plan": model.plan_.to_dict()})
     return "\n".join(
         [
             str(model.plan_),
