@@ -36,12 +36,20 @@ ROWS = "rows"
 FEATURES = "features-"
 """Beginning of the names of the arrays of feature maps, before their checksums."""
 
-_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}")
+TRANSFORMER = "transformer-"
+"""Beginning of the names of the arrays of a transformer, before their numbers."""
+
+_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}|{TRANSFORMER}[0-9]{{1,6}}")
+ASKED = (None, "standardize")
+"""What `transformer` may have been, besides a transformer, which is described as it was fitted."""
 _ID = re.compile("[0-9a-f]{32}")
 
 
-def description_of(model: Estimator, fitted: FittedFunction) -> dict[str, Any]:
-    """Description of a fitted model, but for the arrays that its store has (``stored``, by name)."""
+def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[str, Any] | None) -> dict[str, Any]:
+    """Description of a fitted model, but for the arrays that its store has (``stored``, by name).
+
+    That of its transformer is given: `dkrr.transformers.descriptions.described` finds it with its arrays.
+    """
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
     is_changed = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
@@ -57,6 +65,7 @@ def description_of(model: Estimator, fitted: FittedFunction) -> dict[str, Any]:
         "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
+        "transformer": None if transformer is None else transformer | {"n_features_in": model.n_features_in_},
         **model._description(),
         "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
         "versions": {
@@ -123,7 +132,7 @@ def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
     for name, rows in _described(url, found):
         for array in rows.arrays:
             array.check_metadata()
-        if name != ROWS and rows.dtype != np.float64 and not name.startswith(FEATURES):
+        if name != ROWS and rows.dtype != np.float64 and not name.startswith((FEATURES, TRANSFORMER)):
             raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
         stored[name] = rows
     return stored
@@ -154,14 +163,22 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
             f"the model {url} is damaged: its description names arrays that dkrr.save does not write: {stored!r}"
         )
     kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
+    transformer = found.get("transformer")
+    is_transformer = isinstance(transformer, dict) and set(transformer) == {"asked", "fitted", "n_features_in"}
+    given_width = n_features
+    if transformer is not None:
+        given_width = transformer["n_features_in"] if is_transformer and transformer["asked"] in ASKED else None
     is_wrong = {
         "id": not _ID.fullmatch(str(found.get("id"))),
         "kernel": not isinstance(kernel, dict)
         or any(not isinstance(part.get("name"), str) for part in custom_parts(kernel)),
         "parameters": not isinstance(found.get("parameters"), dict),
         "n_features": type(n_features) is not int or n_features < 1,
+        "transformer": transformer is not None and not (type(given_width) is int and given_width >= 1),
         "feature_names": names is not None
-        and not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == n_features),
+        and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == given_width
+        ),
     }
     for entry in is_wrong:
         if is_wrong[entry]:

@@ -1,8 +1,10 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from dkrr.model_description import (
     ARRAYS,
     FEATURES,
     ROWS,
+    TRANSFORMER,
     Estimator,
     custom_parts,
     describe_model,
@@ -111,7 +114,15 @@ def save_with_origin(
     parts |= {f"{FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     if fitted.rows is not None:
         parts[ROWS] = fitted.rows
-    description = description_of(model, fitted) | ({} if origin is None else {"origin": origin})
+    transformer = None
+    if "transformer_" in vars(model):
+        from dkrr.transformers.descriptions import described
+
+        found_transformer, its_arrays = described(model.transformer_)
+        asked = model.transformer if isinstance(model.transformer, str) else None
+        transformer = {"asked": asked, "fitted": found_transformer}
+        parts |= {f"{TRANSFORMER}{name}": MemoryRows(array) for name, array in its_arrays.items()}
+    description = description_of(model, fitted, transformer) | ({} if origin is None else {"origin": origin})
     json.dumps(description)  # fails before anything is written
     with written_aside(str(path), overwrite=overwrite) as url:
         root = Place(url, description["id"])
@@ -146,7 +157,7 @@ def _is_model(url: str) -> bool:
         return False
 
 
-def load(path: str | Path, *, kernel: Any = None) -> Estimator:
+def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Estimator:
     """Load a model that `save` wrote.
 
     Parameters
@@ -157,6 +168,10 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
         What `fit` was given as kernel, for a model with the user's own function or feature map, which a file cannot
         hold (for a function with `kernel_params`: ``functools.partial(function, **kernel_params)``). Values of settings
         are read from the file. None: the model has kernels and feature maps of dkrr only.
+    transformer : transformer, class or function, optional
+        What `fit` was given as transformer, or a list of its classes and functions, for a model whose transformer has
+        some that a file cannot hold: your own, and those of scikit-learn whose work is not bounded by what the file
+        holds. What they have learned is read from the file.
 
     Returns
     -------
@@ -168,9 +183,24 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
     StoreError
         If the path does not hold a model, or the model is damaged or of another format.
     InputError
-        If `kernel` is needed and not given, or does not make the kernel that was saved.
+        If `kernel` or `transformer` is needed and not given, or does not make what was saved.
+
+    Warns
+    -----
+    UserWarning
+        If the model has a transformer of another version of scikit-learn.
     """
     url = location(path, "path", "the path or URL of a saved model")
+    if not (
+        transformer is None
+        or callable(transformer)
+        or isinstance(transformer, list)
+        or hasattr(transformer, "get_params")
+    ):
+        raise InputTypeError(
+            f"transformer is {shown(transformer)}; expected the transformer, class or function that fit was given, a "
+            f"list of such, or None for a model of scikit-learn's own"
+        )
     if not (kernel is None or callable(kernel) or isinstance(kernel, FeatureMap)):
         raise InputTypeError(
             f"kernel is {shown(kernel)}; expected the function, Kernel, FeatureMap or class that fit was given as "
@@ -185,8 +215,54 @@ def load(path: str | Path, *, kernel: Any = None) -> Estimator:
         }
     _check_patterns(found["kernel"], kernel)
     _check_given(found["kernel"], kernel, custom, arrays)
+    fitted_transformer = _transformer_of(url, found, stored, transformer)
     with _damage_reported(url):
-        return _loaded(found, stored, custom, arrays)
+        model = _loaded(found, stored, custom, arrays)
+    if fitted_transformer is not None:
+        described = found["transformer"]
+        asked = described["asked"]
+        model.transformer = fitted_transformer if asked is None else asked  # each fit takes an unfitted copy
+        model.transformer_ = fitted_transformer
+        model.n_features_in_ = model._n_inputs = described["n_features_in"]
+    return model
+
+
+def _warn_of_version(url: str, versions: Any) -> None:
+    """Warn of a transformer of another version of scikit-learn than this one, where it may have other attributes."""
+    written, here = (versions or {}).get("scikit-learn"), version("scikit-learn")
+    if written != here:
+        warnings.warn(
+            f"the transformer of {url} was fitted with scikit-learn {written}, and this is {here}, which may compute "
+            f"something else from it; install that version, or fit the model again",
+            stacklevel=4,
+        )
+
+
+def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCopy], given: Any) -> Any:
+    """Fitted transformer of a model; None without one."""
+    description = found.get("transformer")
+    if description is None:
+        return None
+    from dkrr.transformers.descriptions import given_names, named_parts, transformer_from
+
+    known = named_parts(given)
+    missing = [name for name in given_names(description["fitted"]) if name not in known]
+    if missing:
+        raise InputError(
+            f"transformer is {shown(given)}, and that of the model has {missing[0]!r}, which a file cannot hold; "
+            f"expected the transformer that fit was given, or a list of {sorted(set(missing))}"
+        )
+    _warn_of_version(url, found.get("versions"))
+    with _damage_reported(url):
+        arrays = {
+            name.removeprefix(TRANSFORMER): _whole(rows)
+            for name, rows in stored.items()
+            if name.startswith(TRANSFORMER)
+        }
+        try:
+            return transformer_from(description["fitted"], known, arrays)
+        except InputError as error:
+            raise StoreError(f"the model {url} is damaged: {error}") from error
 
 
 def _loaded(

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse as sp
@@ -25,6 +26,8 @@ from dkrr.rows import DaskRows, MemoryRows, Rows
 from dkrr.rows.checks import check_finite
 from dkrr.rows.dask_arrays import row_major
 from dkrr.rows.sources import dense
+from dkrr.transformers.inputs import PartitionInputs, RowsInputs
+from dkrr.transformers.transformed import TransformedRows, transformed_block
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
@@ -47,10 +50,18 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
     # Tasks do not carry the owner of a temporary folder, which does not leave the process.
     lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
     if lazy is None:
-        return predict_in_memory(model, rows)
+        return at_once(rows, partial(predict_in_memory, model))
     if model.keep_alive is not None:
         weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
     return lazy
+
+
+def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """What is computed of all rows, one block of those behind a transformer after another; see `by_blocks`."""
+    if not isinstance(rows, TransformedRows):
+        return compute(rows, 0)
+    blocks = rows.blocks(0, rows.shape[0], rows.inputs.block_rows)
+    return np.concatenate([compute(MemoryRows(block), where.start) for where, block in blocks])
 
 
 def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
@@ -180,7 +191,14 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     compute : callable
         From rows in memory, and the number of the first, to an array of shape (m, width).
     """
-    height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], width)), 16384))
+    widest = max(rows.shape[1], width)
+    if isinstance(rows, TransformedRows):
+        if isinstance(rows.inputs, PartitionInputs):
+            return _by_partitions(rows.inputs, rows.transformer, width, compute)
+        if isinstance(rows.inputs, RowsInputs):
+            compute = partial(_compute_transformed, transformer=rows.transformer, compute=compute)
+            rows = rows.inputs.rows
+    height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], widest)), 16384))
     if isinstance(rows, DaskRows):
         # Blocks must have all columns; their rows are divided only if they are too many.
         x = rows.array.rechunk({1: -1})
@@ -207,6 +225,32 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
         chunks=(x.chunks[0], (width,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
+    )
+
+
+def _compute_transformed(
+    rows: Rows, first: int, transformer: Any, compute: Callable[[Rows, int], NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    block = transformed_block(transformer, rows.read(0, rows.shape[0]), first)
+    return compute(MemoryRows(block), first)
+
+
+def _by_partitions(
+    inputs: PartitionInputs, transformer: Any, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]
+) -> Any:
+    """Lazy Dask array with a block for each partition of a Dask DataFrame."""
+
+    def of_part(part: Any, first: int) -> NDArray[np.float64]:
+        if not len(part):
+            return np.empty((0, width))
+        return compute(MemoryRows(transformed_block(transformer, part, first)), first)
+
+    parts = zip(inputs.frame.to_delayed(), inputs.edges, np.diff(inputs.edges).tolist(), strict=False)
+    return da.concatenate(
+        [
+            da.from_delayed(dask.delayed(of_part)(part, first), (height, width), np.float64)
+            for part, first, height in parts
+        ]
     )
 
 

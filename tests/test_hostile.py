@@ -281,3 +281,137 @@ def test_loading_imports_and_runs_nothing_of_the_model(model, tmp_path):
     )
     assert done.stdout == "refused\n" and not (tmp_path / "ran").exists()
     assert json.loads((model / "zarr.json").read_text())["attributes"]["dkrr"]["kernel"]["name"] == "evil.function"
+
+
+class TestTransformers:
+    """A model whose description has a transformer of its maker's choice."""
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        from sklearn.compose import make_column_transformer
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        rows = np.column_stack([X, np.arange(60) % 3])
+        encoder = OneHotEncoder(sparse_output=False)
+        transformer = make_column_transformer((encoder, [3]), remainder=StandardScaler())
+        dkrr.save(dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(rows, Y), tmp_path / "m.zarr")
+        return tmp_path / "m.zarr"
+
+    def fitted(self, model, **changes):
+        found = descriptions.read_group(str(model))["transformer"]
+        edit(model, transformer={**found, "fitted": {**found["fitted"], **changes}})
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "os.system",
+            "builtins.eval",
+            "evil.Transformer",
+            "sklearn.preprocessing._data.StandardScaler",
+            "sklearn.preprocessing.os",
+            "sklearn.datasets.fetch_openml",
+            "sklearn.feature_extraction.text.HashingVectorizer",
+            "sklearn.linear_model.LinearRegression",
+            "sklearn.decomposition.NMF",
+            "dkrr.KernelRidge",
+            "StandardScaler",
+            "",
+            5,
+            None,
+        ],
+    )
+    def test_classes(self, model, name):
+        self.fitted(model, **{"class": name})
+        refused(model, "file cannot hold|damaged")
+
+    @pytest.mark.parametrize(
+        "parameters",
+        [
+            {"n_jobs": 10**6},
+            {"memory": "/tmp/evil"},
+            {"verbose": True},
+            {"evil": 1},
+            {"func": {"given": "os.system"}},
+            {"func": {"ufunc": "__class__"}},
+            {"func": {"ufunc": "load"}},
+            {"func": {"ufunc": "lib.format.open_memmap"}},
+            {"func": {"type": "os.system"}},
+            {"func": {"dtype": "V1000000000000"}},
+            {"func": {"number": ["object", 5]}},
+            {"func": {"float": "1e999"}},
+            {"func": {"slice": [1, 2, 3, 4]}},
+            {"func": {"dict": 5}},
+            {"func": {"pickle": "gASVBQAAAAAAAABLBS4="}},
+            {"func": {"array": [1.0], "dtype": "float64", "shape": [10**15]}},
+            {"func": {"array": [1.0], "dtype": "U1000000000", "shape": [1]}},
+            {"func": {"array": [1.0], "dtype": "float64", "shape": [-1]}},
+            {"func": {"stored": "../rows", "shape": [60]}},
+            {"func": {"stored": "7", "shape": [60]}},
+            {"func": {}},
+            5,
+        ],
+        ids=str,
+    )
+    def test_parameters(self, model, parameters):
+        name = "sklearn.preprocessing.FunctionTransformer"
+        self.fitted(model, **{"class": name, "parameters": parameters, "fitted": {}})
+        refused(model, "file cannot hold|damaged")
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            {"transform": 5},
+            {"__class__": "evil"},
+            {"__dict__": {"dict": []}},
+            {"_parameter_constraints": {"dict": []}},
+            {"a b": 1},
+            {"categories_": [], "_n_features_outs": [10**12]},
+            {"categories_": [{"array": [1.0], "dtype": "float64", "shape": [1]}], "_n_features_outs": [10**9]},
+        ],
+        ids=str,
+    )
+    def test_attributes(self, model, state):
+        self.fitted(model, **{"class": "sklearn.preprocessing.OneHotEncoder", "parameters": {}, "fitted": state})
+        refused(model, "damaged")
+
+    def test_columns_that_are_only_claimed(self, model):
+        for degree in (30, 10**9):
+            state = {"n_features_in_": 12, "_min_degree": 0, "_max_degree": degree, "_n_out_full": 10**10}
+            state["n_output_features_"] = 10**10
+            name = "sklearn.preprocessing.PolynomialFeatures"
+            self.fitted(model, **{"class": name, "parameters": {"degree": degree}, "fitted": state})
+            refused(model, "at most 1,000,000")
+
+    def test_deep_descriptions(self, model):
+        value = 1
+        for _ in range(50):
+            value = [value]
+        self.fitted(model, parameters={"transformers": value})
+        refused(model, "deep")
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            5,
+            [],
+            {},
+            {"asked": None, "fitted": {}, "n_features_in": "x"},
+            {"asked": "os", "fitted": {}, "n_features_in": 1},
+        ],
+        ids=str,
+    )
+    def test_other_json(self, model, entry):
+        edit(model, transformer=entry)
+        refused(model, "damaged")
+
+    def test_attributes_that_do_not_fit_each_other(self, model):
+        """Every attribute in turn is missing or another: an error of dkrr, or a transformer that does not need it."""
+        found = descriptions.read_group(str(model))["transformer"]["fitted"]["fitted"]
+        rows = np.column_stack([X, np.arange(60) % 3])
+        for name in found:
+            for other in ({}, {name: 5}, {name: None}, {name: [1, "x"]}):
+                self.fitted(model, fitted={key: value for key, value in found.items() if key != name} | other)
+                try:
+                    dkrr.load(model).predict(rows)
+                except DkrrError:
+                    continue

@@ -1,6 +1,8 @@
 """Base of the estimators: the kernel's arguments, checked training data, fitted attributes, and scores of new rows."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,8 +18,9 @@ from dkrr.arguments import checked_kernel, checked_progress, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes
+from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.parameters import SEPARATOR, Parameters
+from dkrr.machine.limits import available_bytes
 from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
@@ -29,11 +32,18 @@ from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
 from dkrr.tables.names import suggested
 from dkrr.tiles.arrays import is_zarr_array
+from dkrr.transformers.checked import as_transformer
+from dkrr.transformers.inputs import Inputs, MemoryInputs, PartitionInputs, RowsInputs, TableInputs, as_rectangle
+from dkrr.transformers.learning import fitted_transformer
+from dkrr.transformers.transformed import TransformedRows, transformed_block
+from dkrr.units import parse_bytes
 from dkrr.values import shown
 
 DTYPES = [np.float64, np.float32]
 SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
+TRANSFORMED = ("transformer_", "_n_inputs")
+"""Attributes of a fit with a transformer."""
 STREAMED = (da.Array, str, Path, Rows, Table, np.memmap)
 """Containers that are read in blocks, and places of such."""
 
@@ -55,6 +65,7 @@ class KernelParameters:
     tile: int | None = None
     store: str | None = None
     progress: bool | None = None
+    transformer: Any = None
 
 
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[misc]
@@ -132,14 +143,76 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         kernel = self._kernel()
         checked_progress(self.progress)
         X, y, sample_weight = with_columns(X, y, sample_weight)
-        X = self._table(kernel, X, reset=True)
+        X = self._transformed(kernel, X)
+        if "transformer_" not in vars(self):
+            X = self._table(kernel, X, reset=True)
         if encodes(kernel):
             kernel = kernel.fitted(X)
             X = kernel.encode(X)
         settings = self._settings(kernel)
-        rows, y = self._training(X, y)
+        with self._names_kept():
+            rows, y = self._training(X, y)
         check_sizes(kernel, rows, len(y))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
+
+    def _transformed(self, kernel: Kernel, X: Any) -> Any:
+        """Training rows as a new `transformer_` makes them of X; X itself without a transformer."""
+        for name in TRANSFORMED:
+            self.__dict__.pop(name, None)  # of an earlier fit
+        if self.transformer is None:
+            return X
+        transformer = as_transformer(self.transformer)
+        if kernel.is_precomputed or learns(kernel):
+            raise InputError(
+                f"transformer is {shown(self.transformer)} with kernel={shown(self.kernel)}, which takes "
+                f"{'a Gram matrix' if kernel.is_precomputed else 'documents, graphs or tables'} as X; expected a "
+                f"kernel of rows of numbers, or transformer=None"
+            )
+        inputs = self._inputs(X, reset=True)
+        limit = available_bytes() if self.memory_limit is None else parse_bytes(self.memory_limit)
+        self.transformer_ = fitted_transformer(transformer, inputs, limit)
+        self._n_inputs = inputs.shape[1]
+        if isinstance(inputs, MemoryInputs):
+            return transformed_block(self.transformer_, inputs.table)
+        return TransformedRows(inputs, self.transformer_)
+
+    def _inputs(self, X: Any, *, reset: bool) -> Inputs:
+        """Rows in front of the transformer, whose width and names are stored (`reset`) or compared with the fit's."""
+        refuse_unreadable(X, kinds="")
+        X = opened(X)
+        if isinstance(X, Table):
+            X = self._named(X, reset=reset, is_numeric=False)
+            return MemoryInputs(X.to_pandas()) if X.source.is_in_memory else TableInputs(X)
+        inputs: Inputs
+        if is_dask_frame(X):
+            inputs, seen = PartitionInputs(X), X._meta
+        elif is_local(X):
+            inputs = MemoryInputs(as_rectangle(X))
+            seen = inputs.table
+        else:
+            inputs = RowsInputs(as_rows(X))
+            seen = np.empty((0, inputs.shape[1]))
+        try:
+            validate_data(self, seen, reset=reset, skip_check_array=True)
+        except (TypeError, ValueError) as error:
+            raise named_error("X", error) from error
+        return inputs
+
+    @contextmanager
+    def _names_kept(self) -> Iterator[None]:
+        """Keep the width and the names of X behind a transformer, where scikit-learn sees what that makes of them."""
+        names = getattr(self, "feature_names_in_", None)
+        yield
+        if "transformer_" not in vars(self):
+            return
+        self.n_features_in_ = self._n_inputs
+        self.__dict__.pop("feature_names_in_", None)
+        if names is not None:
+            self.feature_names_in_ = names
+
+    def _set_width(self, rows: Rows) -> None:
+        """Set the number of columns of X, which are those of the rows or were seen by the transformer."""
+        self.n_features_in_ = self._n_inputs if "transformer_" in vars(self) else rows.shape[1]
 
     @abstractmethod
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
@@ -166,7 +239,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """Set the fitted attributes of every model."""
         self.X_fit_ = rows.array if isinstance(rows, MemoryRows) else X
         self.plan_: Plan = fitted.plan
-        self.n_features_in_ = rows.shape[1]
+        self._set_width(rows)
 
     def _set_coefficients(
         self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, columns: Any = slice(None)
@@ -204,18 +277,20 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         return unframed(X)
 
-    def _named(self, X: Table, *, reset: bool) -> Table:
+    def _named(self, X: Table, *, reset: bool, is_numeric: bool = True) -> Table:
         """Table whose names are stored with `reset`; otherwise its columns with the names of the fit, in that order.
 
-        A model without names takes all columns as they are.
+        A model without names takes all columns as they are. All must hold numbers, unless a transformer takes them.
         """
         if reset:
-            X.check_numeric()
+            if is_numeric:
+                X.check_numeric()
             self.feature_names_in_, self.n_features_in_ = np.array(X.names, object), len(X.names)
             return X
         names = getattr(self, "feature_names_in_", None)
         if names is None:
-            X.check_numeric()
+            if is_numeric:
+                X.check_numeric()
             return X
         known = set(X.all_names)
         missing = next((name for name in names if name not in known), None)
@@ -235,6 +310,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """New rows as the model takes them."""
         if "_model" not in vars(self):
             check_is_fitted(self, "_model")  # raises scikit-learn's error
+        if "transformer_" in vars(self):
+            return TransformedRows(self._inputs(X, reset=False), self.transformer_)
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
         is_as_fitted = is_plain(X) and X.shape[1] == self.n_features_in_ and not hasattr(self, "feature_names_in_")
         if not is_as_fitted and is_local(X):

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
-from dkrr.estimators.base import KernelEstimator, is_local, is_plain
+from dkrr.estimators.base import TRANSFORMED, KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.labels import checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
@@ -81,6 +81,12 @@ class KernelLogisticRegression(KernelClassifier):
     progress : bool, optional
         None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
         shows it, also in a log file; False never.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
+        columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy
+        of it is fitted to the training rows, each counted once whatever its weight: in one call if they are in memory,
+        else block by block (StandardScaler and others with `partial_fit`, categories, means; a pass for every step of
+        a Pipeline), or with the columns that it needs in memory. Rows are transformed a block at a time.
 
     Attributes
     ----------
@@ -98,9 +104,12 @@ class KernelLogisticRegression(KernelClassifier):
         Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `plan_` and
         `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows (of the encoded rows if the kernel takes documents or other objects).
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
+        documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the columns; set only if X is a DataFrame and all its column names are strings.
+    transformer_ : transformer
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan
         What was chosen, and the reasons; print it.
     solve_result_ : SolveResult
@@ -197,7 +206,7 @@ class KernelLogisticRegression(KernelClassifier):
         labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))
         fitted = fit(request, self.progress)
         first._set_labelled(labels, fitted, request.rows, X)
-        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax")
+        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", *TRANSFORMED)
         models = []
         for alpha, solved in zip(labels.alphas, fitted.solved, strict=True):
             # The store belongs to the whole path, not to one model.

@@ -10,6 +10,7 @@ from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
 from dkrr.errors import InputError
+from dkrr.estimators.base import TRANSFORMED
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
 from dkrr.estimators.kernel_logistic import KernelLogisticRegression
@@ -38,6 +39,7 @@ FITTED = (
     "solve_result_",
     "_model",
     "_has_softmax",
+    *TRANSFORMED,
 )
 """Attributes that are those of the last fit."""
 
@@ -67,6 +69,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
         fits of their own.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        As in KernelLogisticRegression. It is fitted once, to all training rows, as in KernelRidgeCV: it has seen the
+        rows that are left out. For one that is fitted to the training rows of every fold put it before
+        KernelLogisticRegression in a Pipeline, and that into GridSearchCV.
     kernel_params, fit_intercept, class_weight, multi_class, form, solver, tol, max_iter, memory_limit, tile, progress
         As in KernelLogisticRegression.
 
@@ -87,7 +93,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     n_splits_ : int
         Number of folds.
-    classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, plan_, solve_result_
+    classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
+    solve_result_
         As in KernelLogisticRegression, of the fit to all rows.
 
     Examples
@@ -146,6 +153,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = [self._model_with(parameters) for parameters in grid]
         X, y, sample_weight = with_columns(X, y, sample_weight)
+        X = self._transformed(models[0]._kernel(), X)
         # All that is wrong with the data is said before the first fold is fitted.
         labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
@@ -172,11 +180,13 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if curve is not None:
             best = self.best_index_ // len(alphas)
             self.learning_curve_ = curve_results(grid, alphas, values[..., None], curve, best)
-        self.n_splits_, self.n_features_in_ = len(folds), request.rows.shape[1]
+        self.n_splits_ = len(folds)
+        self._set_width(request.rows)
         if self.refit:
             model = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
             model.fit(X, y, sample_weight)
-            self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
+            with self._names_kept():
+                self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         return self
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
@@ -185,13 +195,14 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def as_saved(self) -> KernelLogisticRegression:
         """KernelLogisticRegression with the best parameters, fitted."""
         model = self._model_with(self.best_params_)
+        model.transformer = self.transformer
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
         return model
 
     def _model_with(self, parameters: dict[str, Any]) -> KernelLogisticRegression:
         """Model with some of the parameters."""
         shared = {f.name: getattr(self, f.name) for f in fields(KernelLogisticRegression) if hasattr(self, f.name)}
-        return KernelLogisticRegression(**(shared | {"store": None} | parameters))
+        return KernelLogisticRegression(**(shared | {"store": None, "transformer": None} | parameters))
 
     def _part(self, X: Any, rows: Rows, index: NDArray[np.intp], columns: NDArray[np.intp] | None = None) -> Any:
         """Some rows of X; of a Gram matrix with the columns of the training rows."""
@@ -213,7 +224,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),
         )
-        for name in ("learning_curve_", *FITTED):
+        kept = () if self.transformer is None else ("feature_names_in_", *TRANSFORMED)
+        for name in ("learning_curve_", *(name for name in FITTED if name not in kept)):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():

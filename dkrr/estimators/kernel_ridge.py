@@ -59,6 +59,12 @@ class KernelRidge(RidgeRegressor):
     progress : bool, optional
         None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
         shows it, also in a log file; False never.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
+        columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy
+        of it is fitted to the training rows, each counted once whatever its weight: in one call if they are in memory,
+        else block by block (StandardScaler and others with `partial_fit`, categories, means; a pass for every step of
+        a Pipeline), or with the columns that it needs in memory. Rows are transformed a block at a time.
 
     Attributes
     ----------
@@ -77,7 +83,8 @@ class KernelRidge(RidgeRegressor):
         Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `norm_`,
         `plan_` and `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows (of the encoded rows if the kernel takes documents or other objects).
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
+        documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the columns; set only if X is a DataFrame and all its column names are strings.
     log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
@@ -89,6 +96,8 @@ class KernelRidge(RidgeRegressor):
         Standard error of that estimate; 0.0 where the likelihood is exact.
     loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
+    transformer_ : transformer
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan
         What was chosen, and the reasons; print it.
     uncertainty_plan_ : UncertaintyPlan

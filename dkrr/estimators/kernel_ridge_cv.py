@@ -10,7 +10,7 @@ from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.errors import InputError
-from dkrr.estimators.base import is_local
+from dkrr.estimators.base import TRANSFORMED, is_local
 from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
@@ -18,8 +18,8 @@ from dkrr.estimators.search import SEARCHED, curve_results, parameter_grid, sear
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.norms import gram_diagonal
-from dkrr.kernels import CallableKernel, Kernel
-from dkrr.kernels.columns import encodes
+from dkrr.kernels import Kernel
+from dkrr.kernels.columns import encodes, learns
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.checks import check_finite
 from dkrr.selection import (
@@ -59,6 +59,7 @@ FITTED = (
     "_model",
     "_is_vector",
     "_known_processes",
+    *TRANSFORMED,
 )
 """Attributes of the last fit."""
 
@@ -120,6 +121,10 @@ class KernelRidgeCV(RidgeRegressor):
         `scoring` and `alpha_per_target` are refused. Learning curves stay those of the candidates.
     max_evaluations : int, default=50
         Most evaluations of the error and its gradient, each of which takes about as long as two λ of the grid.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        As in KernelRidge. It is fitted once, to all training rows, since all folds share one matrix: it has seen the
+        rows that are left out (their part in means, their categories). For one that is fitted to the training rows of
+        every fold put it before KernelRidge in a Pipeline, and that into GridSearchCV.
     fit_intercept, form, solver, tol, memory_limit, tile, progress
         As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
     store : str, optional
@@ -163,7 +168,7 @@ class KernelRidgeCV(RidgeRegressor):
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
-    dual_coef_, coef_, intercept_, norm_, X_fit_, n_features_in_, feature_names_in_, plan_, solve_result_
+    dual_coef_, coef_, intercept_, norm_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_, solve_result_
         As in KernelRidge, of the fit to all rows.
 
     References
@@ -235,6 +240,7 @@ class KernelRidgeCV(RidgeRegressor):
         X, y, sample_weight = with_columns(X, y, sample_weight)
         objects = in_memory(X) if any(encodes(kernel) for kernel in kernels) else X
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
+        objects = objects if self.transformer is None else X
         folds = checked_folds(self.cv, y, groups)
         folds.check_weights(weights)
         curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
@@ -267,7 +273,7 @@ class KernelRidgeCV(RidgeRegressor):
         selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
-        self.n_features_in_ = rows.shape[1]
+        self._set_width(rows)
         if selected.fit is not None:
             last = selected.fit
             self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
@@ -405,7 +411,7 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
         self.selection_plan_ = selected.candidates[selected.kernel].plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
-            if name != "feature_names_in_":
+            if name not in ("feature_names_in_", *TRANSFORMED):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
             scores = np.stack([c.all_scores for c in candidates])
@@ -415,8 +421,3 @@ class KernelRidgeCV(RidgeRegressor):
             self.best_params_ = {"alpha": self.alpha_, "kernel": selected.optimum.kernel}
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions
-
-
-def learns(kernel: Kernel) -> bool:
-    """Whether a kernel is made from its training rows, as one of documents is from their words."""
-    return encodes(kernel) and not isinstance(kernel, CallableKernel)

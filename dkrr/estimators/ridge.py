@@ -17,7 +17,7 @@ from dkrr.fitting import Fit
 from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import Processes, Variances
-from dkrr.prediction import by_blocks
+from dkrr.prediction import at_once, by_blocks
 from dkrr.requests import FitRequest
 from dkrr.rows import Rows, as_array, as_rows, load_array, load_targets
 from dkrr.rows.checks import check_finite
@@ -142,7 +142,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         rows, t = self._new_rows(X), self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:
-            found = compute(rows, 0)
+            found = at_once(rows, compute)
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 

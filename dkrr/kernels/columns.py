@@ -14,6 +14,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.costs import PASS_SECONDS
+from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.objects import is_objects
 from dkrr.values import MAX_WHOLE, is_real, n_dimensions, shown, whole
 
@@ -257,6 +258,11 @@ def encodes(kernel: Kernel) -> bool:
     if isinstance(kernel, Compound):
         return any(encodes(part) for part in kernel.parts)
     return type(kernel).encode is not Kernel.encode
+
+
+def learns(kernel: Kernel) -> bool:
+    """Whether a kernel is made from its training rows, as one of documents is from their words."""
+    return encodes(kernel) and not isinstance(kernel, CallableKernel)
 
 
 def leaves(kernel: Kernel) -> Iterator[Kernel]:

@@ -58,21 +58,30 @@ class TableRows(Rows):
         return self.table.rows(indices, self._name)
 
     def task_edges(self, height: int) -> list[int]:
-        most = max(height, TASK_BYTES // (8 * self.shape[1]))
-        edges = [0]
-        for start, stop in pairwise(self.table.edges):
-            n_parts = -(-(stop - start) // most)
-            if len(edges) > 1 and stop - edges[-2] <= height:
-                edges[-1] = stop  # several small groups make one part
-            else:
-                edges += [start + (stop - start) * k // n_parts for k in range(1, n_parts + 1)]
-        return edges
+        return task_edges(self.table, height)
 
     @property
     def read_overhead_bytes(self) -> int:
-        # A group is in memory as it is stored, and decoded in batches.
-        tallest = max(b - a for a, b in pairwise(self.table.edges))
-        return int(tallest * self.shape[1] * np.dtype(self.dtype).itemsize)
+        return read_overhead_bytes(self.table)
+
+
+def task_edges(table: Table, height: int) -> list[int]:
+    """First rows of parts of a table that tasks read one each, of about `height` rows, and the number of rows."""
+    most = max(height, TASK_BYTES // (8 * len(table.names)))
+    edges = [0]
+    for start, stop in pairwise(table.edges):
+        n_parts = -(-(stop - start) // most)
+        if len(edges) > 1 and stop - edges[-2] <= height:
+            edges[-1] = stop  # several small groups make one part
+        else:
+            edges += [start + (stop - start) * k // n_parts for k in range(1, n_parts + 1)]
+    return edges
+
+
+def read_overhead_bytes(table: Table) -> int:
+    """Bytes besides a block: a group is in memory as it is stored, and decoded in batches."""
+    tallest = max(b - a for a, b in pairwise(table.edges))
+    return int(tallest * len(table.names) * np.dtype(table.dtype).itemsize)
 
 
 def table_rows(table: Table, name: str) -> Rows:

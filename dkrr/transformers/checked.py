@@ -1,0 +1,41 @@
+"""The `transformer` of an estimator, as a user gives it."""
+
+from typing import Any
+
+from sklearn.base import BaseEstimator, clone
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
+
+from dkrr.errors import InputError, InputTypeError
+from dkrr.values import shown
+
+STANDARDIZE = "standardize"
+EXPECTED = f"None, {STANDARDIZE!r}, or a transformer of scikit-learn such as StandardScaler()"
+
+
+def as_transformer(transformer: Any) -> Any:
+    """Unfitted copy of a transformer; None without one.
+
+    Raises
+    ------
+    InputError
+        If it is not one, or learns from the targets.
+    """
+    if transformer is None:
+        return None
+    if isinstance(transformer, str):
+        if transformer != STANDARDIZE:
+            raise InputError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
+        return StandardScaler()
+    if isinstance(transformer, type):
+        raise InputTypeError(
+            f"transformer is the class {transformer.__name__}; expected {EXPECTED}: write {transformer.__name__}()"
+        )
+    if not isinstance(transformer, BaseEstimator) or not hasattr(transformer, "transform"):
+        raise InputTypeError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
+    if get_tags(transformer).target_tags.required:
+        raise InputError(
+            f"transformer is {shown(transformer)}, which learns from the targets; expected one of X alone: put it "
+            f"before the estimator in a sklearn.pipeline.Pipeline"
+        )
+    return clone(transformer)
