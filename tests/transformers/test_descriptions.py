@@ -100,7 +100,7 @@ def own_function(X):
 
 
 class TestGivenAgain:
-    @pytest.fixture(params=[Halved(3.0), FunctionTransformer(own_function)], ids=str)
+    @pytest.fixture(params=[Halved(3.0), FunctionTransformer(own_function)], ids=["class", "function"])
     def transformer(self, request):
         return make_pipeline(request.param, "passthrough")
 
