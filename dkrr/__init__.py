@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dkrr.machine import calibrate
     from dkrr.persistence import load, save
     from dkrr.plans import plan
+    from dkrr.predictions_out import predict_to
     from dkrr.tables import Table, open_table
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ _HOMES = {
     "load": "dkrr.persistence",
     "open_table": "dkrr.tables",
     "plan": "dkrr.plans",
+    "predict_to": "dkrr.predictions_out",
     "save": "dkrr.persistence",
     "status": "dkrr.inspection",
     "verify": "dkrr.inspection",
@@ -52,6 +54,7 @@ __all__ = [
     "load",
     "open_table",
     "plan",
+    "predict_to",
     "save",
     "status",
     "verify",

@@ -65,6 +65,7 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
         "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
+        "target_names": getattr(model, "_target_names", None),
         "transformer": None if transformer is None else transformer | {"n_features_in": model.n_features_in_},
         **model._description(),
         "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
@@ -180,6 +181,10 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
             isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == given_width
         ),
     }
+    targets = found.get("target_names")
+    is_wrong["target_names"] = targets is not None and not (
+        isinstance(targets, list) and targets and all(isinstance(name, str) for name in targets)
+    )
     for entry in is_wrong:
         if is_wrong[entry]:
             raise StoreError(f"the model {url} is damaged: its description has {entry}={found.get(entry)!r}")

@@ -218,6 +218,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     fitted_transformer = _transformer_of(url, found, stored, transformer)
     with _damage_reported(url):
         model = _loaded(found, stored, custom, arrays)
+    model._target_names = found.get("target_names")
     if fitted_transformer is not None:
         described = found["transformer"]
         asked = described["asked"]

@@ -43,10 +43,7 @@ LAZY_BLOCK_BYTES = 16 * 2**20
 
 def predict(model: FittedFunction, rows: Rows) -> Any:
     """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are."""
-    if rows.shape[1] != model.n_features:
-        raise InputError(
-            f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
-        )
+    check_width(model, rows)
     # Tasks do not carry the owner of a temporary folder, which does not leave the process.
     lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
     if lazy is None:
@@ -54,6 +51,14 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
     if model.keep_alive is not None:
         weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
     return lazy
+
+
+def check_width(model: FittedFunction, rows: Rows) -> None:
+    """Refuse rows of another width than those of the fit; raises InputError."""
+    if rows.shape[1] != model.n_features:
+        raise InputError(
+            f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
+        )
 
 
 def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ LEVELS = [
     {"fitting", "prediction", "plans"},
     {"posterior", "selection"},
     {"estimators", "gram_matrix", "preload"},
-    {"model_description"},
+    {"model_description", "predictions_out"},
     {"persistence", "inspection"},
     {"jobs"},
     {"cli"},

@@ -42,8 +42,8 @@ from dkrr.values import shown
 DTYPES = [np.float64, np.float32]
 SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
-TRANSFORMED = ("transformer_", "_n_inputs")
-"""Attributes of a fit with a transformer."""
+OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
+"""Attributes of a fit that depend on what X and y were before it."""
 STREAMED = (da.Array, str, Path, Rows, Table, np.memmap)
 """Containers that are read in blocks, and places of such."""
 
@@ -146,6 +146,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         X = self._transformed(kernel, X)
         if "transformer_" not in vars(self):
             X = self._table(kernel, X, reset=True)
+        self._target_names = target_names(y)
         if encodes(kernel):
             kernel = kernel.fitted(X)
             X = kernel.encode(X)
@@ -157,7 +158,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
         """Training rows as a new `transformer_` makes them of X; X itself without a transformer."""
-        for name in TRANSFORMED:
+        for name in OF_INPUTS:
             self.__dict__.pop(name, None)  # of an earlier fit
         if self.transformer is None:
             return X
@@ -226,6 +227,10 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     def as_saved(self) -> "KernelEstimator":
         """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
         return self
+
+    @abstractmethod
+    def _predictions_of(self, scores: Any) -> Any:
+        """Predictions that follow from scores (n, columns), an ndarray or a lazy array."""
 
     @abstractmethod
     def _description(self) -> dict[str, Any]:
@@ -359,6 +364,13 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         tags.input_tags.sparse = True
         tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
         return tags
+
+
+def target_names(y: Any) -> list[str] | None:
+    """Names of the columns of targets: of a table, a DataFrame or a Series; None without names."""
+    names = [y.name] if hasattr(y, "to_frame") and hasattr(y, "name") else getattr(y, "columns", None)
+    names = list(y.names) if isinstance(y, Table) else [] if names is None else list(names)
+    return names if names and all(isinstance(name, str) for name in names) else None
 
 
 def named_error(name: str, error: Exception) -> InputError:

@@ -58,7 +58,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         -------
         ndarray, or a lazy Dask array, of shape (n, n_classes)
         """
-        return _by_rows(self._scores(X), self._likelihood().probabilities, len(self.classes_), np.float64)
+        return self._probabilities_of(self._scores(X))
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithms of the probabilities; finite even if a probability is too small for float64.
@@ -86,7 +86,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         -------
         ndarray, or a lazy Dask array, of shape (n,)
         """
-        return _by_rows(self._scores(X), _LabelOf(self.classes_), None, self.classes_.dtype)
+        return self._predictions_of(self._scores(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy: the fraction of rows whose most probable class is their label.
@@ -115,6 +115,13 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
             return float(accuracy_score(labels, predicted, sample_weight=weights))
         except (TypeError, ValueError) as error:
             raise InputError(f"y cannot be compared with {shown(self.classes_.tolist())}: {error}") from error
+
+    def _probabilities_of(self, scores: Any) -> Any:
+        """Probabilities (n, n_classes) that follow from scores (n, columns), an ndarray or a lazy array."""
+        return _by_rows(scores, self._likelihood().probabilities, len(self.classes_), np.float64)
+
+    def _predictions_of(self, scores: Any) -> Any:
+        return _by_rows(scores, _LabelOf(self.classes_), None, self.classes_.dtype)
 
     def _likelihood(self) -> Likelihood:
         return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)

@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
-from dkrr.estimators.base import TRANSFORMED, KernelEstimator, is_local, is_plain
+from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.labels import checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
@@ -206,7 +206,7 @@ class KernelLogisticRegression(KernelClassifier):
         labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))
         fitted = fit(request, self.progress)
         first._set_labelled(labels, fitted, request.rows, X)
-        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", *TRANSFORMED)
+        shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", *OF_INPUTS)
         models = []
         for alpha, solved in zip(labels.alphas, fitted.solved, strict=True):
             # The store belongs to the whole path, not to one model.

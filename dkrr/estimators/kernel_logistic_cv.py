@@ -10,7 +10,7 @@ from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
 from dkrr.errors import InputError
-from dkrr.estimators.base import TRANSFORMED
+from dkrr.estimators.base import OF_INPUTS
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
 from dkrr.estimators.kernel_logistic import KernelLogisticRegression
@@ -39,7 +39,7 @@ FITTED = (
     "solve_result_",
     "_model",
     "_has_softmax",
-    *TRANSFORMED,
+    *OF_INPUTS,
 )
 """Attributes that are those of the last fit."""
 
@@ -224,7 +224,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),
         )
-        kept = () if self.transformer is None else ("feature_names_in_", *TRANSFORMED)
+        kept = () if self.transformer is None else ("feature_names_in_", *OF_INPUTS)
         for name in ("learning_curve_", *(name for name in FITTED if name not in kept)):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]

@@ -10,7 +10,7 @@ from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.errors import InputError
-from dkrr.estimators.base import TRANSFORMED, is_local
+from dkrr.estimators.base import OF_INPUTS, is_local
 from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
@@ -59,7 +59,7 @@ FITTED = (
     "_model",
     "_is_vector",
     "_known_processes",
-    *TRANSFORMED,
+    *OF_INPUTS,
 )
 """Attributes of the last fit."""
 
@@ -411,7 +411,7 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
         self.selection_plan_ = selected.candidates[selected.kernel].plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
-            if name not in ("feature_names_in_", *TRANSFORMED):
+            if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
             scores = np.stack([c.all_scores for c in candidates])

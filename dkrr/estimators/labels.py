@@ -38,6 +38,8 @@ def checked_labels(y: Any) -> NDArray[Any]:
         raise InputError(
             f"y has shape {labels.shape}, a bad input shape; expected (n_samples,): one label for every row"
         )
+    if labels.dtype.kind == "T":  # text of any length, as Zarr returns it
+        labels = labels.astype(object)
     labels = np.asarray(column_or_1d(labels, warn=True))
     if labels.dtype.kind == "O":
         labels = _checked_objects(labels)

@@ -75,10 +75,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         flag(return_std, "return_std")
         scale, X = positive_or_none(scale, "scale"), opened(X)
         values = self._scores(X)
-        mean = values[:, 0] if self._is_vector else values
+        mean = self._predictions_of(values)
         if not return_std:
             return mean
         return mean, self._by_blocks(X, self._variances(X, scale).deviations, 1)[0]
+
+    def _predictions_of(self, scores: Any) -> Any:
+        return scores[:, 0] if self._is_vector else scores
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Coefficient of determination R² of the predictions; the mean over targets.

@@ -13,6 +13,11 @@ from dkrr.errors import StoreError
 from dkrr.tiles.files import local_path
 from dkrr.tiles.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
 
+PREDICTIONS = {"dkrr": {"kind": "predictions"}}
+"""Attributes of a group of predictions, by which it is known as one that may be overwritten."""
+TEXT_ITEMS = 16
+"""Bytes of a text in memory over those of a pointer to it, at a guess."""
+
 
 def zarr_store(url: str) -> Any:
     """Zarr store behind a URL or path."""
@@ -62,6 +67,19 @@ def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
         raise StoreError(f"{url} is not a Zarr array ({error}); give the path of the array itself") from error
 
 
+def create_group(url: str) -> None:
+    """Create a Zarr group for arrays of predictions, replacing an existing one."""
+    zarr.create_group(zarr_store(url), overwrite=True, attributes=PREDICTIONS)
+
+
+def is_group_of_predictions(url: str) -> bool:
+    """Whether a URL or path is that of a group that `create_group` made."""
+    try:
+        return zarr.open_group(zarr_store(url), mode="r").attrs.asdict() == PREDICTIONS
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def create_array(
     url: str,
     shape: tuple[int, ...],
@@ -75,20 +93,22 @@ def create_array(
     url : str
     shape : tuple of int
     dtype : dtype
+        object for text.
     rows_per_chunk : int, optional
         Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
     """
     at_most = chunk_rows(shape, dtype)
     rows_per_chunk = at_most if rows_per_chunk is None else min(rows_per_chunk, at_most)
     chunks = (max(1, min(rows_per_chunk, shape[0])), *(max(1, s) for s in shape[1:]))
+    kind = np.dtype(dtype).kind
     return zarr.create_array(
         zarr_store(url),
         shape=shape,
         chunks=chunks,
-        dtype=dtype,
+        dtype=str if kind == "O" else dtype,  # of any length: Zarr has no specification of text of a fixed one
         compressors=Crc32cCodec(),
         # A missing chunk must not pass for zeros.
-        fill_value=np.nan if np.dtype(dtype).kind == "f" else 0,
+        fill_value=np.nan if kind == "f" else "" if kind == "O" else 0,
         overwrite=True,
         config={"write_empty_chunks": True},
     )
@@ -97,4 +117,6 @@ def create_array(
 def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
     """Rows of a chunk of about CHUNK_BYTES."""
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
+    if np.dtype(dtype).kind == "O":
+        row_bytes *= TEXT_ITEMS
     return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), MAX_CHUNK_ROWS)))

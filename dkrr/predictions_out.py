@@ -1,0 +1,342 @@
+"""Predictions written to a file or a store, a block of rows at a time, beside key columns of the rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.estimators.base import KernelEstimator
+from dkrr.machine import ambient_client
+from dkrr.prediction import check_width, predict_in_memory
+from dkrr.rows import MemoryRows, Rows
+from dkrr.tables import Table, as_table, is_pandas_like, opened
+from dkrr.tiles import remote
+from dkrr.tiles.arrays import create_array, create_group, is_group_of_predictions, open_array
+from dkrr.tiles.aside import check_free, written_aside
+from dkrr.tiles.files import local_path
+from dkrr.values import flag, location, shown
+
+TABLES = (".parquet", ".csv", ".arrow", ".feather")
+ARRAYS = (".zarr", ".npy")
+FORMATS = TABLES + ARRAYS
+"""Ends of the names of what predictions are written to."""
+PREDICTION = "prediction"
+BLOCK_BYTES = 16 * 2**20
+"""Rows, and predictions, of a block."""
+MAX_BLOCK_ROWS = 65536
+
+
+def predict_to(
+    model: Any,
+    X: Any,
+    path: str | Path,
+    *,
+    keep: Any = None,
+    probabilities: bool = False,
+    overwrite: bool = False,
+) -> tuple[int, ...]:
+    """Predict rows, and write the predictions to a file or a store.
+
+    Rows are read, predicted and written a block at a time, so that memory depends neither on their number nor on the
+    number of predictions: in this process, or by the workers of the ambient Dask client. What is at `path` is complete,
+    or as it was before.
+
+    Parameters
+    ----------
+    model : KernelRidge, KernelLogisticRegression, KernelRidgeCV or KernelLogisticRegressionCV
+        Fitted estimator.
+    X : table, DataFrame, ndarray, scipy.sparse matrix, Dask array, Zarr array, or path
+        New rows, as for `predict`. Of a table or a DataFrame, which may have more columns, the model takes those that
+        it was fitted with.
+    path : str or Path
+        What is written, by the end of its name: ``.parquet``, ``.csv``, ``.arrow`` or ``.feather`` with a column for
+        each target or class; ``.zarr`` (an array, or with `keep` a group with an array for each column) or ``.npy``.
+        All but ``.npy`` may be URLs.
+    keep : str or sequence of str, optional
+        Names or patterns of columns of X, a table or DataFrame, that are copied beside the predictions. None: the index
+        of a DataFrame, if it has one of its own.
+    probabilities : bool, default=False
+        Write the probabilities of all classes instead of labels.
+    overwrite : bool, default=False
+        Replace an existing file when the predictions are complete.
+
+    Returns
+    -------
+    tuple of int
+        Shape of the predictions, (n,) or (n, number of columns).
+
+    Notes
+    -----
+    The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
+    Series), else ``prediction``; several are ``prediction_0``, ``prediction_1`` ... If a kept column has that name,
+    ``prediction_`` is put before it. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
+    for text of any length.
+
+    Raises
+    ------
+    InputError
+        If an argument cannot be used, or something exists at `path`; before work starts.
+    DiskSpaceError, StoreError
+        If it cannot be written.
+
+    Examples
+    --------
+    >>> import dkrr, pandas, tempfile
+    >>> table = pandas.DataFrame({"flight": ["A1", "B2", "C3"], "distance": [1.0, 2.0, 3.0], "delay": [2.0, 4.0, 6.0]})
+    >>> model = dkrr.KernelRidge(alpha=1e-9).fit(table[["distance"]], table["delay"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shape = dkrr.predict_to(model, table, f"{folder}/delays.csv", keep="flight")
+    ...     pandas.read_csv(f"{folder}/delays.csv").round(6)
+      flight  delay
+    0     A1    2.0
+    1     B2    4.0
+    2     C3    6.0
+    """
+    path = location(path, "path", "the path or URL of the predictions")
+    probabilities, overwrite = flag(probabilities, "probabilities"), flag(overwrite, "overwrite")
+    if not isinstance(model, KernelEstimator):
+        raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
+    check_predictions_path(path, overwrite=overwrite)
+    if probabilities and not hasattr(model, "predict_proba"):
+        raise InputError(
+            f"probabilities is True, and model is a {type(model).__name__}; expected a classifier such as "
+            f"KernelLogisticRegression"
+        )
+    kept, X = _kept(X, keep, model)
+    rows = model._new_rows(X)
+    check_width(model._model, rows)
+    if kept is not None and kept.n_rows != rows.shape[0]:
+        raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
+    columns = _Columns.of(model, () if kept is None else kept.names, probabilities=probabilities)
+    if kept is not None and path.endswith(".npy"):
+        raise InputError(
+            f"path is {shown(path)} with keep={shown(keep)}, and .npy holds one array; expected one that ends in "
+            f"{', '.join((*TABLES, '.zarr'))}: or give keep=()"
+        )
+    blocks = _predicted(model, rows, X, probabilities=probabilities)
+    shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
+    with written_aside(path, overwrite=overwrite) as place:
+        if path.endswith(TABLES):
+            from dkrr.tables.writing import write_table
+
+            write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks))
+        elif path.endswith(".npy"):
+            _write_npy(place, columns, shape, blocks)
+        else:
+            _write_zarr(place, columns, kept, shape, blocks)
+    return shape
+
+
+def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") -> None:
+    """Refuse a path that predictions could not be written to, before they are computed.
+
+    Raises
+    ------
+    InputError
+        If it has another end, or something exists there that may not be replaced.
+    """
+    path = location(path, name, "the path of the predictions")
+    if not path.endswith(FORMATS):
+        raise InputError(f"{name} is {shown(path)}; expected a path that ends in one of {', '.join(FORMATS)}")
+    if path.endswith(".npy") and local_path(path) is None:
+        raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
+    if path.endswith(TABLES):
+        _check_arrow(name, path)
+    check_free(path, overwrite=overwrite, what="a file or an array of predictions", is_one=_is_one)
+
+
+def _check_arrow(name: str, path: str) -> None:
+    try:
+        import dkrr.tables.writing  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"{name} is {shown(path)}, and the package {error.name} is missing; expected it to be installed: pip "
+            f"install 'dkrr[tables]', or a path that ends in {' or '.join(ARRAYS)}"
+        ) from error
+
+
+def _is_one(path: str) -> bool:
+    """Whether predictions of the same format may be at a path: a file, or a Zarr array or a group of arrays."""
+    if not path.endswith(".zarr"):
+        where = local_path(path)
+        return remote.exists(path) if where is None else Path(where).is_file()
+    try:
+        open_array(path)
+    except StoreError:
+        return is_group_of_predictions(path)
+    return True
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of predictions."""
+
+    names: tuple[str, ...]
+    dtype: Any
+    """Type of NumPy; object for labels of text."""
+    fixed_type: Any
+    """The same, with text of a fixed length."""
+    is_vector: bool
+
+    @classmethod
+    def of(cls, model: Any, kept: tuple[str, ...], *, probabilities: bool) -> "_Columns":
+        """Columns that a model predicts, beside those that are kept."""
+        classes, known = getattr(model, "classes_", None), getattr(model, "_target_names", None)
+        dtype = fixed_type = np.dtype(np.float64)
+        if classes is None:
+            t, is_vector = model._model.n_targets, model._is_vector
+            names = known or ([PREDICTION] if t == 1 else [f"{PREDICTION}_{k}" for k in range(t)])
+        elif probabilities:
+            names, is_vector = [f"probability_{label}" for label in classes.tolist()], False
+        else:
+            names, is_vector = known or [PREDICTION], True
+            dtype, fixed_type = _label_type(classes), np.array(classes.tolist()).dtype
+        return cls(tuple(_free_name(name, kept) for name in names), dtype, fixed_type, is_vector)
+
+
+def _label_type(classes: NDArray[Any]) -> Any:
+    if classes.dtype.kind in "biuf":
+        return classes.dtype
+    if all(isinstance(label, str) for label in classes.tolist()):
+        return np.dtype(object)
+    raise InputError(
+        f"the labels are of type {type(classes.tolist()[0]).__name__}; expected numbers or text: give "
+        f"probabilities=True (--proba)"
+    )
+
+
+def _free_name(name: str, kept: tuple[str, ...]) -> str:
+    while name in kept:
+        name = f"{PREDICTION}_{name}"
+    return name
+
+
+def _kept(X: Any, keep: Any, model: Any) -> tuple[Table | None, Any]:
+    """Columns of X that are copied, if any, and X as the model takes it."""
+    X = opened(X)
+    known = list(getattr(model, "feature_names_in_", ()))
+    is_pandas = is_pandas_like(X) and hasattr(X, "iloc")
+    if keep is not None and not (isinstance(X, Table) or hasattr(X, "iloc")):
+        if isinstance(keep, list | tuple) and not keep:
+            return None, X
+        raise InputTypeError(
+            f"keep is {shown(keep)}, and X is a {type(X).__qualname__}; expected a table or a DataFrame of pandas with "
+            f"these columns, or keep=None"
+        )
+    kept = None
+    if isinstance(X, Table):
+        kept = None if _is_none(keep) else Table.of(X.source).select(keep, "keep")
+    elif is_pandas:
+        if keep is None:
+            kept = _index_of(X)
+        elif not _is_none(keep):
+            kept = as_table(X)
+            assert kept is not None
+            kept = kept.select(keep, "keep")
+        if known and set(known) <= set(X.columns):
+            X = X[known]
+    return kept, X
+
+
+def _is_none(keep: Any) -> bool:
+    return keep is None or (isinstance(keep, list | tuple) and not keep)
+
+
+def _index_of(frame: Any) -> Table | None:
+    """Index of a DataFrame as a table; None if its rows are only counted."""
+    index = frame.index
+    if type(index).__name__ == "RangeIndex" and index.name is None:
+        return None
+    found = index.to_frame(index=False)
+    found.columns = [str(name) if name is not None else "index" for name in index.names]
+    return as_table(found)
+
+
+def _predicted(model: Any, rows: Rows, X: Any, *, probabilities: bool) -> Iterator[NDArray[Any]]:
+    """Predictions of consecutive blocks of rows."""
+    if ambient_client() is not None:
+        lazy = (model.predict_proba if probabilities else model.predict)(X)
+        if hasattr(lazy, "chunks"):
+            yield from _computed(lazy)
+            return
+    convert = model._probabilities_of if probabilities else model._predictions_of
+    widths = (rows.heavy_row_bytes, 8 * model._model.n_targets)
+    height = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // max(widths)))
+    for where, block in rows.blocks(0, rows.shape[0], height):
+        yield convert(predict_in_memory(model._model, MemoryRows(block), where.start))
+
+
+def _computed(lazy: Any) -> Iterator[NDArray[Any]]:
+    """Blocks of a lazy array: several at once keep all workers busy, and all at once might exceed the memory."""
+    n, tallest = lazy.shape[0], max(lazy.chunks[0])
+    fitting = max(1, 8 * BLOCK_BYTES // max(1, 8 * int(np.prod(lazy.shape[1:]))))
+    step = max(tallest, min(fitting, 16 * tallest))
+    for start in range(0, n, step):
+        yield lazy[start : start + step].compute()
+
+
+def _as_columns(block: NDArray[Any]) -> NDArray[Any]:
+    return block[:, None] if block.ndim == 1 else block
+
+
+def _write_npy(place: str, columns: _Columns, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]) -> None:
+    out = np.lib.format.open_memmap(place, mode="w+", dtype=columns.fixed_type, shape=shape)
+    start = 0
+    for block in blocks:
+        out[start : start + len(block)] = block
+        start += len(block)
+    out.flush()
+
+
+def _write_zarr(
+    place: str, columns: _Columns, kept: Table | None, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
+) -> None:
+    if kept is None:
+        out = _Appended(create_array(place, shape, columns.dtype))
+        for block in blocks:
+            out.append(block)
+        out.finish()
+        return
+    from dkrr.tables.writing import KeptColumns
+
+    keys = KeptColumns(kept)
+    create_group(place)
+    types = [*keys.types(), *(columns.dtype for _ in columns.names)]
+    names = [*kept.names, *columns.names]
+    arrays = [
+        _Appended(create_array(f"{place}/{name}", shape[:1], dtype)) for name, dtype in zip(names, types, strict=True)
+    ]
+    for block in blocks:
+        parts = [*keys.arrays(len(block)), *_as_columns(block).T]
+        for array, part in zip(arrays, parts, strict=True):
+            array.append(part)
+    for array in arrays:
+        array.finish()
+
+
+class _Appended:
+    """A Zarr array that is written from its first row to its last, in whole chunks."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._height = array, int(array.chunks[0])
+        self._held: list[NDArray[Any]] = []
+        self._start = 0
+
+    def append(self, rows: NDArray[Any]) -> None:
+        self._held.append(rows)
+        n = sum(map(len, self._held))
+        if n >= self._height:
+            self._write(n // self._height * self._height)
+
+    def finish(self) -> None:
+        self._write(sum(map(len, self._held)))
+
+    def _write(self, n: int) -> None:
+        if n:
+            rows = np.concatenate(self._held)
+            self._array[self._start : self._start + n] = rows[:n]
+            self._start, self._held = self._start + n, [rows[n:]]
