@@ -95,23 +95,22 @@ def test_every_kernel(case, copy):
     assert_same(model, copy(model), case.rows(5, 3, seed=1))
 
 
+KINDS = {
+    "sparse": (RBF(), sp.csr_array(X)),
+    "table": (RBF(), TABLE[["number"]]),
+    "precomputed": ("precomputed", X @ X.T),
+    "kernel function": (CallableKernel(products), X),
+    "feature function": (CallableMap(squares, 3), X),
+    "Fourier": (RandomFourier(RBF(), 4), X),
+    "Nyström": (Nystroem(RBF(), 4), X),
+    "documents": (BagOfWords(), TEXTS),
+    "graphs": (RandomWalk(0.1), GRAPHS),
+    "columns": (Columns(BagOfWords(), "text") + Columns(RBF(), ["number"]), TABLE),
+}
+
+
 @every_way
-@pytest.mark.parametrize(
-    ("kernel", "rows"),
-    [
-        (RBF(), sp.csr_array(X)),
-        (RBF(), TABLE[["number"]]),
-        ("precomputed", X @ X.T),
-        (CallableKernel(products), X),
-        (CallableMap(squares, 3), X),
-        (RandomFourier(RBF(), 4), X),
-        (Nystroem(RBF(), 4), X),
-        (BagOfWords(), TEXTS),
-        (RandomWalk(0.1), GRAPHS),
-        (Columns(BagOfWords(), "text") + Columns(RBF(), ["number"]), TABLE),
-    ],
-    ids=lambda value: str(value) if not hasattr(value, "__len__") else "",
-)
+@pytest.mark.parametrize(("kernel", "rows"), KINDS.values(), ids=KINDS)
 def test_every_kind_of_rows(kernel, rows, copy):
     model = KernelRidge(kernel=kernel, alpha=0.1).fit(rows, Y)
     assert_same(model, copy(model), rows)
