@@ -20,6 +20,7 @@ from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, d
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
+from dkrr.values import numbers, shown
 
 FAR = 10.0
 """Ratio of the rows' mean to their spread from which an origin is chosen: below, fewer than two digits are lost."""
@@ -108,7 +109,9 @@ class CentredLinear(AboutOrigin, Kernel):
 
 def as_origin(values: Any) -> Array:
     """Origin as a read-only copy of shape (d,)."""
-    origin = np.array(values, np.float64).reshape(-1)
+    origin = np.array(numbers(values, "origin", expected := "a finite number for each column")).reshape(-1)
+    if not np.isfinite(origin).all():
+        raise InputError(f"origin is {shown(values)}; expected {expected}")
     origin.flags.writeable = False
     return origin
 

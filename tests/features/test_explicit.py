@@ -28,6 +28,7 @@ from dkrr.features import (
     required_feature_map,
     whitened,
 )
+from dkrr.features.centred import CentredMap
 from dkrr.kernels import (
     RBF,
     Cosine,
@@ -37,6 +38,7 @@ from dkrr.kernels import (
     Polynomial,
     TaylorRBF,
 )
+from dkrr.kernels.centring import CentredLinear
 from tests.features.table import MAPS
 from tests.oracles import naive_gram
 
@@ -297,3 +299,10 @@ def test_unit_length():
     assert_allclose(UnitLengthMap(IdentityMap()).transform(X), NormalizedMap().transform(X), rtol=1e-15)
     assert UnitLengthMap(IdentityMap()).keeps_sparse and not UnitLengthMap(PolynomialMap()).keeps_sparse
     assert_allclose(naive_gram(Cosine(), X), UnitLengthMap(IdentityMap()).kernel()(X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("origin", ["", "abc", ["a"], 10**400, None, [np.nan], True])
+@pytest.mark.parametrize("value", [CentredMap, CentredLinear], ids=lambda v: v.__name__)
+def test_wrong_origins_are_refused(value, origin):
+    with pytest.raises(InputError, match="origin is .*; expected a finite number for each column"):
+        value(origin)
