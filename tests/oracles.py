@@ -8,6 +8,7 @@ from dkrr.features import MapKernel
 from dkrr.kernels import (
     RBF,
     AdditiveChi2,
+    Categories,
     Chi2,
     Columns,
     Cosine,
@@ -81,6 +82,7 @@ _ENTRIES = {
     Matern: _matern,
     Laplacian: lambda k, x, z: exp(-_gamma(k, x) * sum(abs(a) for a in (x - z).tolist())),
     AdditiveChi2: lambda k, x, z: -_chi2(x, z),
+    Categories: lambda k, x, z: k.weight ** sum(a != b for a, b in zip(x, z, strict=True)),
     Chi2: lambda k, x, z: exp(-k.gamma * _chi2(x, z)),
     Sum: lambda k, x, z: naive_entry(k.left, x, z) + naive_entry(k.right, x, z),
     Product: lambda k, x, z: naive_entry(k.left, x, z) * naive_entry(k.right, x, z),

@@ -1,6 +1,7 @@
 """Kernels: immutable values that turn blocks of rows into blocks of the Gram matrix."""
 
 from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.categories import Categories
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
@@ -20,6 +21,7 @@ __all__ = [
     "AdditiveChi2",
     "BagOfWords",
     "CallableKernel",
+    "Categories",
     "Chi2",
     "Columns",
     "Cosine",

@@ -113,7 +113,7 @@ class Columns(Compound):
         k₁.
     columns : int, str, or sequence of them, optional
         Numbers of the columns of an array, or names of those of a DataFrame; one name alone passes the column as it
-        is (documents), several a table of numbers. None: all of X, as it is.
+        is (documents), several a table of numbers, or of anything to `Categories`. None: all of X, as it is.
     start, stop : int, optional
         Place of the columns in encoded rows; `fitted` sets them.
 
@@ -172,6 +172,8 @@ class Columns(Compound):
         missing = [name for name in names if name not in X.columns]
         if missing:
             raise InputError(f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(X.columns)[:20]))}")
+        if takes_tables(self.base):
+            return X[list(names)]
         if len(names) == 1 and encodes(self.base):
             column = X[names[0]]
             if getattr(column.dtype, "kind", "O") not in "biuf":
@@ -265,6 +267,12 @@ def learns(kernel: Kernel) -> bool:
     return encodes(kernel) and not isinstance(kernel, CallableKernel)
 
 
+def takes_tables(kernel: Kernel) -> bool:
+    """Whether a kernel takes tables of anything; it is then given several columns, or one, as a table."""
+    parts = [leaf.base if isinstance(leaf, Columns) and leaf.columns is None else leaf for leaf in leaves(kernel)]
+    return all(getattr(part, "takes_tables", False) for part in parts)
+
+
 def leaves(kernel: Kernel) -> Iterator[Kernel]:
     """Parts of sums, products and the like that take rows themselves, from left to right."""
     if isinstance(kernel, Compound) and not isinstance(kernel, Columns):
@@ -346,7 +354,9 @@ def as_numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
     try:
         return np.asarray(table.to_numpy(np.float64))
     except (TypeError, ValueError) as error:
-        raise InputTypeError(f"{name} do not hold numbers ({error}); expected numbers: use a kernel of text") from error
+        raise InputTypeError(
+            f"{name} do not hold numbers ({error}); expected numbers: within Columns use Categories or a kernel of text"
+        ) from error
 
 
 def is_numeric(X: Any) -> bool:

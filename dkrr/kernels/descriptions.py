@@ -7,6 +7,7 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
+from dkrr.kernels.categories import Categories
 from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
@@ -26,7 +27,7 @@ _DESCRIBED: dict[str, type[Kernel]] = {
     for kernel in (
         Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
         TaylorRBF, Normalized, CentredLinear,
-        Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk,
+        Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk, Categories,
     )
 }  # fmt: skip
 

@@ -262,8 +262,10 @@ def not_numbers(name: str, column: str, kind: str, dtype: str, names: Sequence[s
     others = ",".join([other for other in names if other != column][:3]) or "a,b"
     remedies = {
         "date": "give the days since another date instead",
-        "text": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns compares text",
-        "category": "transformer=OneHotEncoder() or --one-hot makes numbers of it",
+        "text": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns with "
+        "Categories or BagOfWords compares text",
+        "category": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns with "
+        "Categories compares them",
         "other": "convert it",
     }
     return (

@@ -9,6 +9,7 @@ from sklearn.metrics import pairwise
 from dkrr.kernels import (
     RBF,
     AdditiveChi2,
+    Categories,
     Chi2,
     Cosine,
     Kernel,
@@ -29,12 +30,14 @@ class Case:
     semidefinite: bool = True
     non_negative: bool = False  # takes non-negative dense features only
     repeats: bool = False  # runs the same code as another row, with other numbers
+    whole: bool = False  # tells only equal numbers apart: rows of a few
 
     def __str__(self):
         return str(self.kernel)
 
     def rows(self, n, d, seed=0):
         X = np.random.default_rng(seed).standard_normal((n, d))
+        X = np.rint(X) if self.whole else X
         return np.abs(X) if self.non_negative else X
 
 
@@ -65,10 +68,13 @@ CASES = [
     ),
     Case(AdditiveChi2(), pairwise.additive_chi2_kernel, semidefinite=False, non_negative=True),
     Case(Chi2(gamma=0.4), lambda X, Y: pairwise.chi2_kernel(X, Y, gamma=0.4), non_negative=True),
+    Case(Categories(), whole=True),
+    Case(Categories(0.3), whole=True),
     Case(TaylorRBF(4)),
     Case(TaylorRBF(30, 0.3), repeats=True),
     Case(Normalized(Polynomial(degree=2))),
     Case(Normalized(Linear() + 0.3 * RBF())),
+    Case(Categories(0.1) * RBF(0.2) + Linear(), whole=True),
     Case(RBF(gamma=0.2) + 0.5 * Linear()),
     Case(Polynomial(degree=2) * Laplacian()),
     Case(2.5 * (RBF() + Cosine() * Matern(1.5))),
