@@ -78,7 +78,7 @@ def job_command(task: Task) -> Callable[[Callable[..., None]], Callable[..., Non
 
 def _options() -> list[Callable[..., Any]]:
     return [
-        click.argument("job", required=False, is_eager=True),
+        click.argument("job", metavar="[JOB]", required=False, is_eager=True),
         click.option(
             "--only",
             cls=OfJob,

@@ -12,7 +12,6 @@ from dkrr.cli.reports import fit_facts, fit_report
 from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import DkrrError, InputError
 from dkrr.jobs.batch import UnusableModelError
-from dkrr.solvers import Status
 from dkrr.tables.opening import is_table_path
 
 
@@ -114,6 +113,7 @@ def _fitted(
 ) -> tuple[Any, bool]:
     """Fitted model, and whether it was saved: not if it is less accurate than required."""
     from dkrr.persistence import save_with_origin
+    from dkrr.solvers import Status
 
     _check_places(model_path, options["store"], overwrite=overwrite)
     model = _estimator(progress=progress, **checked_settings(**options))

@@ -7,6 +7,7 @@ reach the required accuracy. Results go to stdout, everything else to stderr.
 import click
 
 from dkrr.cli.common import LOG
+from dkrr.cli.completion import complete_paths, completion
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
@@ -29,7 +30,8 @@ def dkrr(context: click.Context) -> None:
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
-for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence):
+for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence, completion):
+    complete_paths(command)
     dkrr.add_command(command)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from dkrr.errors import InputError
-from dkrr.solvers import ConjugateGradient
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +53,9 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--memory-limit", help="Memory of this fit on one machine, for example 4GiB."),
         click.option("--tile", type=int, help="Rows in a tile.  [default: chosen by the planner]"),
-        click.option("--store", help="Store of the run, kept and resumed from.  [default: a temporary one]"),
+        click.option(
+            "--store", metavar="PATH", help="Store of the run, kept and resumed from.  [default: a temporary one]"
+        ),
         click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786."),
     ]
     for option in reversed(options):
@@ -72,6 +73,8 @@ def checked_settings(**options: Any) -> dict[str, Any]:
     if options["fit_intercept"] is None:
         options["fit_intercept"] = options["logistic"]
     if max_iter is not None:
+        from dkrr.solvers import ConjugateGradient
+
         if options["solver"] != "cg":
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         options["solver"] = ConjugateGradient(max_iter=max_iter)
