@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,3 +277,23 @@ def test_a_job_that_is_ended_reports_and_resumes(folder):
         "long": "done",
         "last": "done",
     }
+
+
+def test_the_page_on_job_files_is_right(folder):
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (folder / "night.toml").write_text(text)
+    (folder / "flights").mkdir()
+    for name in ("x", "delay", "night-delay"):
+        np.save(f"flights/{name}.npy", np.load("x.npy" if name == "x" else "y.npy"))
+    found = records(run("night.toml", "--dry-run", "--json").stdout)
+    assert len(found) == 7 and all(f"{record['name']} " in page for record in found[:2])
+    options = {o for parameter in fit_command.params for o in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"(?<!-)(--[a-z][a-z-]+)", page)) - options <= {
+        "--array",
+        "--cpus-per-task",
+        "--mem",
+        "--time",
+    }
+    described = set(re.findall(r"^\| `(--[a-z-]+)", page, re.M))
+    assert {o.opts[0] for o in fit_command.params if isinstance(o, OfJob)} - described == {"--job-schema"}
