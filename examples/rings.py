@@ -2,14 +2,15 @@
 Two noisy rings
 ===============
 
-Kernel logistic regression gives probabilities, and no straight line divides these two classes.
+Probabilities of two classes that no straight line divides.
 
-Ten points in a hundred have the wrong label. The regularisation strength λ (``alpha``) is chosen by cross-validation: a
-small one would follow every wrong label, a large one would see no rings.
+One label in ten is wrong. Kernel logistic regression finds the rings all the same, if the
+regularisation strength λ (``alpha``) is neither so small that it follows every wrong
+label, nor so large that it sees no rings: cross-validation chooses it.
 """
 
 # %%
-# Two rings with radii 1 and 2, and labels of which one in ten is wrong.
+# Two rings with radii 1 and 2.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -26,23 +27,29 @@ wrong = rng.random(n) < 0.1
 y[wrong] = np.where(y[wrong] == "inner", "outer", "inner")
 
 # %%
-# All values of λ are compared by the same five folds.
+# All values of λ are compared by the same five folds; the score is the log loss.
 
-search = KernelLogisticRegressionCV(alphas=[0.01, 0.1, 1, 10], kernel="rbf", gamma=1.0, cv=5).fit(X, y)
-print(search.best_params_, "log loss", round(-search.best_score_, 3))
+alphas = [0.01, 0.1, 1, 10]
+search = KernelLogisticRegressionCV(alphas, kernel="rbf", gamma=1.0, cv=5).fit(X, y)
+for alpha, score in zip(alphas, search.cv_results_["mean_test_score"], strict=True):
+    print(f"λ = {alpha:<5} log loss {-score:.3f}")
 
 # %%
-# Far from all points the probability returns to one half: the model says that it does not know.
+# The line is where both classes are equally likely.
 
-axis = np.linspace(-3.5, 3.5, 120)
+axis = np.linspace(-3, 3, 120)
 grid = np.stack(np.meshgrid(axis, axis), axis=-1)
-probability = search.predict_proba(grid.reshape(-1, 2))[:, 0].reshape(grid.shape[:2])
+inner = search.predict_proba(grid.reshape(-1, 2))[:, 0].reshape(grid.shape[:2])
 
 figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
-filled = axes.contourf(axis, axis, probability, levels=np.linspace(0, 1, 11), cmap="RdBu", alpha=0.8)
-axes.contour(axis, axis, probability, levels=[0.5], colors="k")
+levels = np.linspace(0, 1, 11)
+filled = axes.contourf(axis, axis, inner, levels, cmap="RdBu", alpha=0.7)
+axes.contour(axis, axis, inner, [0.5], colors="black")
 for label, colour in (("inner", "tab:blue"), ("outer", "tab:red")):
-    axes.scatter(*X[y == label].T, s=12, color=colour, edgecolor="white", linewidth=0.4, label=label)
+    points = X[y == label]
+    axes.scatter(
+        *points.T, s=14, color=colour, edgecolor="white", linewidth=0.5, label=label
+    )
 axes.set_aspect("equal")
-axes.legend(loc="upper right")
+axes.legend(loc="upper right", title="label")
 figure.colorbar(filled, label="probability of the inner ring")

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,20 @@ def test_the_messages_of_troubleshooting_are_those_of_the_source():
         for part in parts:
             assert part in source, part
     assert len(MESSAGES) > 15
+
+
+def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in code)
+        # Sockets in a folder with a short name, instead of ports, which another process may take first.
+        with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+            config = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/k"}})
+            where = {"metadata": {"path": str(tmp_path)}}
+            NotebookClient(notebook, config=config, timeout=120, resources=where).execute()
+        assert any(output.output_type == "display_data" for cell in code for output in cell.outputs)

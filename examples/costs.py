@@ -1,0 +1,47 @@
+"""
+What a fit will cost
+====================
+
+Plans for growing problems, without any data.
+
+``dkrr.plan`` needs sizes only. It chooses the solver and the place of the work, and says
+what time, memory and disk they take on this machine. Here both axes are logarithmic, so
+that a factorisation, with n³ / 3 operations, is a steep line, and conjugate gradient a
+flatter one.
+"""
+
+# %%
+# Every number of rows is planned twice: for a factorisation, and as dkrr would do it.
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import dkrr
+
+sizes = [2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000]
+problem = {"d": 30, "kernel": "rbf", "memory_limit": "4GiB", "workers": 2}
+direct = [dkrr.plan(n=n, solver="cholesky", **problem) for n in sizes[:6]]
+chosen = [dkrr.plan(n=n, **problem) for n in sizes]
+
+# %%
+# A plan is a value: print it, or take its numbers.
+
+for n, plan in zip(sizes, chosen, strict=True):
+    print(f"{n:>7,} rows: {plan.chosen.summary()}")
+
+# %%
+# The dashed line is the memory of one whole kernel matrix.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+for plans, name, style in (
+    (direct, "Cholesky", "o-"),
+    (chosen, "what dkrr chooses", "s-"),
+):
+    n = sizes[: len(plans)]
+    left.loglog(n, [plan.chosen.seconds for plan in plans], style, label=name)
+    right.loglog(n, [plan.chosen.peak_bytes / 2**30 for plan in plans], style, label=name)
+right.loglog(sizes, 8 * np.square(sizes, dtype=float) / 2**30, "k--", label="K")
+left.set(xlabel="rows", ylabel="seconds", title="time")
+right.set(xlabel="rows", ylabel="GiB in one process", title="memory", ylim=(0.03, 3000))
+left.legend()
+right.legend()
