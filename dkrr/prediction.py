@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -210,6 +209,8 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
         if max(x.chunks[0]) > height:
             x = x.rechunk({0: height})
     elif rows.is_lazy:
+        import dask.array as da  # it imports what it finds (xarray, sparse), which rows in memory need not wait for
+
         edges = rows.task_edges(height)
         x = da.map_blocks(
             _read_block,
@@ -222,9 +223,8 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     else:
         return None
     starts = np.concatenate([[0], np.cumsum(x.chunks[0])[:-1]])
-    return da.map_blocks(
+    return x.map_blocks(
         _compute_part,
-        x,
         compute=compute,
         starts=starts,
         chunks=(x.chunks[0], (width,)),
@@ -244,6 +244,7 @@ def _by_partitions(
     inputs: PartitionInputs, transformer: Any, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]
 ) -> Any:
     """Lazy Dask array with a block for each partition of a Dask DataFrame."""
+    import dask.array as da  # as above
 
     def of_part(part: Any, first: int) -> NDArray[np.float64]:
         if not len(part):

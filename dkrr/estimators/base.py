@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import dask.array as da
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from dkrr.sparse import check_structure
 from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
 from dkrr.tables.names import suggested
-from dkrr.tiles.arrays import is_zarr_array
+from dkrr.tiles.arrays import is_dask_array, is_zarr_array
 from dkrr.transformers.checked import as_transformer
 from dkrr.transformers.inputs import Inputs, MemoryInputs, PartitionInputs, RowsInputs, TableInputs, as_rectangle
 from dkrr.transformers.learning import fitted_transformer
@@ -44,8 +43,8 @@ SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
-STREAMED = (da.Array, str, Path, Rows, Table, np.memmap)
-"""Containers that are read in blocks, and places of such."""
+STREAMED = (str, Path, Rows, Table, np.memmap)
+"""Containers that are read in blocks, besides Dask and Zarr arrays, and places of such."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -394,7 +393,8 @@ def unreadable_column(X: Any) -> InputError | None:
 
 def is_local(value: Any) -> bool:
     """Whether scikit-learn can check a value: it is in memory, and not streamed."""
-    return is_plain(value) or (not isinstance(value, STREAMED) and not is_zarr_array(value))
+    is_read_in_blocks = isinstance(value, STREAMED) or is_dask_array(value) or is_zarr_array(value)
+    return is_plain(value) or not is_read_in_blocks
 
 
 def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
@@ -18,6 +17,7 @@ from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
 from dkrr.rows import load_labels
 from dkrr.tables import with_columns
+from dkrr.tiles.arrays import is_dask_array
 from dkrr.values import shown
 
 Array = NDArray[np.float64]
@@ -170,9 +170,9 @@ def _by_rows(scores: Any, function: Callable[[Array], NDArray[Any]], n_columns: 
 
     It returns `n_columns` columns of `dtype`, or a vector if that is None.
     """
-    if not isinstance(scores, da.Array):
+    if not is_dask_array(scores):
         return function(scores)
     if n_columns is None:
-        return da.map_blocks(function, scores, drop_axis=1, dtype=dtype, meta=np.empty(0, dtype))
+        return scores.map_blocks(function, drop_axis=1, dtype=dtype, meta=np.empty(0, dtype))
     chunks = (scores.chunks[0], (n_columns,))
-    return da.map_blocks(function, scores, chunks=chunks, dtype=dtype, meta=np.empty((0, 0), dtype))
+    return scores.map_blocks(function, chunks=chunks, dtype=dtype, meta=np.empty((0, 0), dtype))
