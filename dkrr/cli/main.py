@@ -12,6 +12,7 @@ from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
+from dkrr.cli.recipes import recipes
 from dkrr.cli.select import select
 from dkrr.cli.stores import convergence, info, status, verify
 
@@ -30,7 +31,7 @@ def dkrr(context: click.Context) -> None:
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
-for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence, completion):
+for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence, recipes, completion):
     complete_paths(command)
     dkrr.add_command(command)
 

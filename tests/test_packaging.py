@@ -1,0 +1,93 @@
+"""What is built for a package index: contents of wheel and sdist, the description, the citation."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli import dkrr as command
+
+ROOT = Path(__file__).parents[1]
+RECIPES = {
+    path.relative_to(ROOT / "cluster").as_posix(): path.read_bytes()
+    for path in (ROOT / "cluster").rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Folder with an sdist, and the wheel that is built from it."""
+    for name in ("build", "hatchling", "hatch_fancy_pypi_readme", "twine"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], check=True, capture_output=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_index_takes_both(built):
+    files = sorted(built.iterdir())
+    assert [path.suffix for path in files] == [".whl", ".gz"]
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+
+
+def test_the_wheel_has_the_package_its_data_and_the_recipes(wheel):
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
+    data = {"dkrr/py.typed", "dkrr/dkrr.yaml"}
+    found = {name for name in wheel if not name.startswith(("dkrr/recipes/", "dkrr-"))}
+    assert found == modules | data
+    assert {name.removeprefix("dkrr/recipes/"): wheel[name] for name in wheel if "/recipes/" in name} == RECIPES
+    (entries,) = (content.decode() for name, content in wheel.items() if name.endswith("entry_points.txt"))
+    assert "dkrr = dkrr.cli:main" in entries and "[dask_cli]" in entries
+
+
+def test_the_description_stands_alone(wheel):
+    (text,) = (content.decode() for name, content in wheel.items() if name.endswith("METADATA"))
+    metadata = message_from_string(text)
+    description = metadata.get_payload()
+    assert metadata["Version"] == dkrr.__version__
+    assert "kernel logistic regression" in metadata["Summary"]
+    assert "# dkrr" in description and "With scikit-learn, joblib, Dask-ML" in description
+    assert all("://" in link for link in re.findall(r"\]\(([^)]+)\)", description)), "links lead nowhere on an index"
+
+
+def test_the_sdist_has_what_tests_and_builds_it(built):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
+    assert {f"cluster/{name}" for name in RECIPES} <= names
+    assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
+
+
+def test_the_command_writes_the_recipes(tmp_path):
+    target = tmp_path / "cluster"
+    result = CliRunner().invoke(command, ["recipes", str(target)])
+    assert result.exit_code == 0 and "README.md" in result.stderr
+    assert {p.relative_to(target).as_posix(): p.read_bytes() for p in target.rglob("*") if p.is_file()} == RECIPES
+    again = CliRunner().invoke(command, ["recipes", str(target)])
+    assert again.exit_code == 2 and "which exists; expected a new folder" in again.stderr
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["title"], citation["version"]) == ("dkrr", dkrr.__version__)
+    assert citation["license"] == "BSD-3-Clause"
