@@ -1,10 +1,13 @@
 """Settings in Dask's configuration: a wrong one is refused by its name before work starts."""
 
+import re
 import tempfile
+from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
+import yaml
 
 import dkrr
 from dkrr.config import setting, temporary_directory
@@ -39,6 +42,23 @@ def test_every_setting_is_checked():
 def test_defaults_are_allowed():
     for name in WRONG:
         setting(name)
+
+
+def test_every_setting_and_its_variable_are_described():
+    root = Path(__file__).parents[1]
+    page = (root / "docs" / "configuration.md").read_text()
+    defaults = yaml.safe_load((root / "dkrr" / "dkrr.yaml").read_text())
+
+    def leaves(values, name):
+        if not isinstance(values, dict):
+            return [name]
+        return [leaf for key, value in values.items() for leaf in leaves(value, f"{name}.{key}" if name else key)]
+
+    described = dict(re.findall(r"^\| `(dkrr\.[\w.-]+)` \| `(DASK_DKRR__\w+)` \|$", page, re.M))
+    assert list(described) == leaves(defaults, "")
+    for setting_name, variable in described.items():
+        with dask.config.set(dask.config.collect_env({variable: "7"})):
+            assert dask.config.get(setting_name) == 7
 
 
 def test_a_system_without_a_temporary_folder(monkeypatch):
