@@ -46,6 +46,8 @@ GATEWAYS = {
     "pandas": {"tables", "transformers"},
     "pyarrow": {"tables"},
     "polars": {"tables"},
+    "xarray": {"tables"},
+    "h5py": {"rows"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},

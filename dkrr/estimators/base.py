@@ -25,7 +25,9 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
 from dkrr.requests import Settings
-from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_unreadable, unframed
+from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_group, refuse_unreadable, unframed
+from dkrr.rows.hdf5 import is_hdf_array
+from dkrr.rows.labelled import is_in_file, unlabelled
 from dkrr.sparse import check_structure
 from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
@@ -264,9 +266,10 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """
         if is_plain(X):
             return X
-        X = in_memory(X) if encodes(kernel) else opened(X)
+        X = in_memory(X) if encodes(kernel) else opened(unlabelled(X))
         if isinstance(X, Table):
             return self._named(X, reset=reset)
+        refuse_group(X, "X")
         if not encodes(kernel):
             refuse_unreadable(X)  # scikit-learn would convert dates and text
         if sp.issparse(X):
@@ -393,8 +396,10 @@ def unreadable_column(X: Any) -> InputError | None:
 
 def is_local(value: Any) -> bool:
     """Whether scikit-learn can check a value: it is in memory, and not streamed."""
-    is_read_in_blocks = isinstance(value, STREAMED) or is_dask_array(value) or is_zarr_array(value)
-    return is_plain(value) or not is_read_in_blocks
+    if is_plain(value):
+        return True
+    is_lazy = is_dask_array(value) or is_zarr_array(value) or is_hdf_array(value)
+    return not (is_lazy or isinstance(value, STREAMED) or is_in_file(value))
 
 
 def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:

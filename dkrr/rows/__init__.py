@@ -11,6 +11,7 @@ from dkrr.rows.open import (
     load_labels,
     load_targets,
     open_path,
+    refuse_group,
     refuse_unreadable,
 )
 from dkrr.rows.sources import Rows
@@ -35,6 +36,7 @@ __all__ = [
     "load_labels",
     "load_targets",
     "open_path",
+    "refuse_group",
     "refuse_unreadable",
     "scan",
     "scan_tasks",

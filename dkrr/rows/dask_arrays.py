@@ -78,5 +78,11 @@ def is_dask_frame(X: Any) -> bool:
 
 
 def unframed(X: Any) -> Any:
-    """Dask array of a Dask DataFrame, for which the number of rows of each partition is computed; others unchanged."""
-    return X.to_dask_array(lengths=True) if is_dask_frame(X) else X
+    """Dask array of a Dask DataFrame, whose partitions are counted by one of their columns; others unchanged.
+
+    Of partitions that are read from files only that column is then read twice.
+    """
+    if not is_dask_frame(X):
+        return X
+    counted = X[[X.columns[0]]] if len(X.columns) else X
+    return X.to_dask_array(lengths=tuple(counted.map_partitions(len).compute()))

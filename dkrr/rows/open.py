@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError
 from dkrr.rows.dask_arrays import DaskRows, unframed
+from dkrr.rows.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array, open_hdf
+from dkrr.rows.labelled import LabelledRows, is_in_file, unlabelled
+from dkrr.rows.mapped import NpyRows, is_memory_map, mapped_rows
 from dkrr.rows.memory import csr_rows, memory_rows
 from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram
 from dkrr.rows.tables import TableTargets, table_rows
 from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.sparse import check_structure
-from dkrr.tables import Table, as_table, is_pandas_like, table_at
-from dkrr.tiles.arrays import is_dask_array, is_zarr_array, open_array
+from dkrr.tables import Table, as_table, is_pandas_like, matrix_in, table_at
+from dkrr.tiles.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
 from dkrr.values import location
 
@@ -30,10 +33,16 @@ HELD_BYTES = 64 * 2**20
 COPIED_BYTES = 16 * 2**20
 """Targets that are copied at once, unless chunks are larger."""
 
+MAX_NAMED = 8
+"""Most arrays of a group that a message names."""
+
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
     (is_zarr_array, zarr_rows),
     (sp.issparse, csr_rows),
+    (is_memory_map, mapped_rows),
+    (is_hdf_array, hdf_rows),
+    (is_in_file, LabelledRows),
 ]
 """What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
 NO_LABELS = "mMV"
@@ -54,6 +63,9 @@ def open_path(path: str, name: str = "X") -> Any:
     table = table_at(path, name)
     if table is not None:
         return table
+    matrix = matrix_in(path)
+    if matrix is not None:
+        return unlabelled(matrix)
     file, _, member = path.partition("::")
     suffix = Path(file).suffix
     try:
@@ -63,10 +75,18 @@ def open_path(path: str, name: str = "X") -> Any:
             return np.lib.format.open_memmap(file, mode="r")
         if suffix == ".npz":
             return _from_npz(file, member, name)
+        if suffix in SUFFIXES:
+            return open_hdf(file, member, name)
         return open_array(file)
     except (StoreError, ValueError, OSError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
+        arrays = arrays_at(file) if isinstance(error, StoreError) else None
+        if arrays is not None:
+            found = _one_of(arrays, f"{file.rstrip('/')}/{{}}")
+            raise InputError(
+                f"{name}: {path} is a Zarr group; expected the path of the array itself, {found}"
+            ) from error
         raise InputError(f"{name}: cannot read {path}: {error}") from error
 
 
@@ -120,15 +140,18 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     InputError
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
+    path = None
     if isinstance(X, str | Path):
-        X = _open_rows(location(X, name, "the path or URL of an array"), name)
+        path = location(X, name, "the path or URL of an array")
+        X = _open_rows(path, name)
     if isinstance(X, Rows):
         return X
     table = None if is_pandas_like(X) else as_table(X, name)
     if table is not None:
         return _checked_table(table, name)
     refuse_unreadable(X, name)
-    X = unframed(X)
+    refuse_group(X, name)
+    X = unlabelled(unframed(X))
     rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
     if rows_of is None:
         X, rows_of = _asarray(X, name), memory_rows
@@ -137,10 +160,28 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         raise InputError(f"{name} has {X.ndim} dimensions, shape {X.shape}; expected a matrix (samples × features)")
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
+    if rows_of is mapped_rows and path is not None:
+        return NpyRows(str(Path(path).absolute()))
     return rows_of(X, name)
 
 
+def refuse_group(value: Any, name: str) -> None:
+    """Refuse a Zarr group, which is not an array; raises InputTypeError naming its arrays."""
+    if is_zarr_group(value):
+        raise InputTypeError(f"{name} is a Zarr group; expected an array, {_one_of(arrays_in(value), 'group[{!r}]')}")
+
+
+def _one_of(arrays: list[str], form: str) -> str:
+    """Arrays of a group, for a message."""
+    if not arrays:
+        return "of which the group has none"
+    more = "" if len(arrays) <= MAX_NAMED else ", ..."
+    return "such as " + ", ".join(form.format(array) for array in arrays[:MAX_NAMED]) + more
+
+
 def _checked_table(table: Table, name: str) -> Rows:
+    if not table.names:
+        raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
     if table.n_rows == 0:
         raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
     return table_rows(table, name)
@@ -216,7 +257,7 @@ def is_copied(y: Any) -> bool:
     """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
     if isinstance(y, Table):
         y = TableTargets(y, "y")
-    if not (isinstance(y, TableTargets) or is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(
+    if not (isinstance(y, TableTargets | HdfArray) or is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(
         s != s for s in y.shape
     ):
         return False
@@ -271,6 +312,8 @@ def _opened(y: Any, name: str) -> Any:
     if isinstance(y, TableTargets):
         return y
     refuse_unreadable(y, name, NO_LABELS)
+    refuse_group(y, name)
+    y = hdf_array(y) if is_hdf_array(y) else unlabelled(y)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
     return y if isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
@@ -279,6 +322,6 @@ def _opened(y: Any, name: str) -> Any:
 def _loaded(y: Any) -> Any:
     if is_dask_array(y):
         return y.compute()
-    if isinstance(y, TableTargets):
+    if isinstance(y, TableTargets | HdfArray):
         return y[:]
     return y[...] if is_zarr_array(y) else y

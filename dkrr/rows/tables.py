@@ -43,8 +43,8 @@ class TableRows(Rows):
         return self.table.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        table = self.table if columns == ALL else self.table.select(self.table.names[columns])
-        return table.numbers(start, stop, self._name)
+        table = self.table if columns == ALL else Table(self.table.source, self.table.names[columns])
+        return np.asarray(table.numbers(start, stop, self._name), self.dtype)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         for first, block in self.table.number_blocks(start, stop, self._name):

@@ -1,6 +1,7 @@
-"""Rows of a Zarr array in a store."""
+"""Rows of Zarr arrays."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,17 +11,14 @@ from numpy.typing import NDArray
 from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
 from dkrr.rows.memory import memory_rows
 from dkrr.rows.sources import ALL, Block, Rows, StoredRows
-from dkrr.tiles.arrays import array_url, open_array
+from dkrr.tiles.arrays import array_url, is_in_process, is_of_object_store, open_array, opened_at, place_of
 
 
-class ZarrRows(StoredRows):
-    """Rows of a Zarr array in a store. A vector counts as one column."""
+class ArrayRows(Rows):
+    """Rows of a Zarr array. A vector counts as one column. Subclasses have the array, or open it."""
 
     is_lazy = True
-
-    @cached_property
-    def _array(self) -> Any:
-        return open_array(self.url)
+    _array: Any
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -31,15 +29,10 @@ class ZarrRows(StoredRows):
     def dtype(self) -> Any:
         return self._array.dtype
 
-    @cached_property
+    @property
     def _files(self) -> ChunkFiles | None:
         """Chunks as files, if they can be read without Zarr."""
-        return ChunkFiles.of(self._array, self.url)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether chunks are files of the numbers themselves, of which only the requested rows are read."""
-        return self._files is not None
+        return None
 
     @property
     def attributes(self) -> Any:
@@ -70,7 +63,48 @@ class ZarrRows(StoredRows):
         return 4 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
 
 
+@dataclass(frozen=True)
+class ZarrRows(ArrayRows, StoredRows):
+    """Rows of a Zarr array that other processes find by its path or URL."""
+
+    @cached_property
+    def _array(self) -> Any:
+        return open_array(self.url)
+
+    @cached_property
+    def _files(self) -> ChunkFiles | None:
+        """Chunks as files, if they can be read without Zarr."""
+        return ChunkFiles.of(self._array, self.url)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks are files of the numbers themselves, of which only the requested rows are read."""
+        return self._files is not None
+
+
+class OpenZarrRows(ArrayRows):
+    """Rows of an open Zarr array, in a store that has no URL: other processes read it if it is of obstore."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.is_shared = is_of_object_store(array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"place": place_of(self._array), "is_shared": self.is_shared}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"_array": opened_at(*state["place"]), "is_shared": state["is_shared"]})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenZarrRows) and place_of(self._array) == place_of(other._array)
+
+    def __hash__(self) -> int:
+        return hash(self._array.path)
+
+
 def zarr_rows(array: Any, name: str) -> Rows:
-    """Rows of an open Zarr array, which are read where it is, or copied if only this process has it."""
+    """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
+    if is_in_process(array):
+        return memory_rows(np.asarray(array[:]), name)
     url = array_url(array)
-    return memory_rows(np.asarray(array[:]), name) if url is None else ZarrRows(url)
+    return OpenZarrRows(array) if url is None else ZarrRows(url)

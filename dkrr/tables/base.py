@@ -165,8 +165,6 @@ class Table:
         InputTypeError
             Naming the first such column, and the remedies.
         """
-        if not self.names:
-            raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
         for column in self.columns:
             if column.kind != "number":
                 raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, self.names))

@@ -8,6 +8,7 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.tables.base import Table
+from dkrr.tables.names import selected_names
 from dkrr.tables.source import Source
 from dkrr.values import location, shown
 
@@ -16,6 +17,7 @@ CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst")
 ARROW = (".arrow", ".feather", ".ipc")
 FORMATS = PARQUET + CSV + ARROW
 """Ends of the names of files that are tables."""
+NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 ZARR = ("zarr.json", ".zarray", ".zgroup")
 PACKAGES = "pip install 'dkrr[tables]'"
 
@@ -26,7 +28,7 @@ def open_table(path: Any, columns: Any = None) -> Table:
     Parameters
     ----------
     path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table, xarray Dataset or Table
-        A file in Parquet, CSV or Arrow's format (``.parquet``, ``.csv``, ``.csv.gz``, ``.arrow``, ``.feather``, ...), a
+        A file in Parquet, CSV, Arrow's format or netCDF (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``, ``.nc``), a
         folder of such files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``),
         or the URL of a Parquet file or folder; with ``::a,b`` behind it for some of the columns.
         CSV and Arrow files and lazy frames are copied once to a temporary file in Parquet.
@@ -84,7 +86,7 @@ def as_table(value: Any, name: str = "path") -> Table | None:
 def is_table_path(path: str) -> bool:
     """Whether a path is that of a table, told from its name and the files in a folder."""
     file = path.partition("::")[0]
-    if file.lower().endswith(FORMATS):
+    if file.lower().endswith(FORMATS + NETCDF):
         return True
     folder = Path(file)
     if "://" in file or not _is_folder(folder) or any((folder / zarr).exists() for zarr in ZARR):
@@ -96,15 +98,17 @@ def table_at(path: str, name: str = "path") -> Table | None:
     """Table at a path; None if the path is not that of a table."""
     if not is_table_path(location(path, name)):
         return None
+    if matrix_in(path) is not None:
+        return None
     file, _, columns = path.partition("::")
     try:
-        table = Table.of(_opened(file))
+        table = Table.of(_opened(file, columns))
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     return table.select(columns, name) if columns else table
 
 
-def _opened(file: str) -> Source:
+def _opened(file: str, columns: str) -> Source:
     if "://" in file:
         if not file.lower().rstrip("/").endswith(PARQUET):
             raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
@@ -113,6 +117,8 @@ def _opened(file: str) -> Source:
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
     suffix = paths[0].lower()
+    if suffix.endswith(NETCDF):
+        return _netcdf(file, columns)
     if suffix.endswith(PARQUET):
         return _parquet(file if Path(file).exists() else paths, file)
     try:
@@ -128,6 +134,31 @@ def _parquet(path: str | list[str], label: str) -> Source:
     except ImportError as error:
         raise _without_arrow(label, error) from error
     return ParquetSource(path, label)
+
+
+def matrix_in(path: str) -> Any:
+    """DataArray of the variable of two dimensions at ``file.nc::variable``; None if the path is another one."""
+    file, _, member = path.partition("::")
+    if not member or not file.lower().endswith(NETCDF) or not Path(file).is_file():
+        return None
+    from dkrr.tables.labelled import open_dataset
+
+    dataset = open_dataset(file)
+    found = dataset.data_vars.get(member)
+    if found is None or found.ndim == 1:
+        dataset.close()
+        return None
+    return found
+
+
+def _netcdf(file: str, columns: str) -> Source:
+    try:
+        from dkrr.tables.labelled import DatasetSource, open_dataset
+    except ImportError as error:
+        raise _without_arrow(file, error) from error
+    dataset = open_dataset(file)
+    names = [str(name) for name in dataset.data_vars]
+    return DatasetSource(dataset, file, selected_names(columns, names, "columns", file) if columns else None)
 
 
 def _without_arrow(what: str, error: ImportError) -> InputError:
@@ -174,10 +205,10 @@ def _is_folder(path: Path) -> bool:
 def _source_of(value: Any) -> Source | None:
     """Source of a frame in memory or a lazy one, told without importing what the value is not from."""
     package = type(value).__module__.partition(".")[0]
-    if package not in ("pandas", "polars", "pyarrow") or package not in sys.modules:
+    if package not in ("pandas", "polars", "pyarrow", "xarray") or package not in sys.modules:
         return None
     kind = type(value).__name__
-    if kind not in ("DataFrame", "LazyFrame", "Table", "RecordBatch"):
+    if kind not in ("DataFrame", "LazyFrame", "Table", "RecordBatch", "Dataset"):
         return None
     try:
         import pyarrow
@@ -185,6 +216,10 @@ def _source_of(value: Any) -> Source | None:
         from dkrr.tables.arrow import ArrowSource
     except ImportError as error:
         raise _without_arrow(f"the {kind} of {package}", error) from error
+    if kind == "Dataset":
+        from dkrr.tables.labelled import DatasetSource
+
+        return DatasetSource(value)
     if kind == "LazyFrame":
         from dkrr.tables.spooled import LazyFrameSource
 

@@ -17,6 +17,8 @@ PREDICTIONS = {"dkrr": {"kind": "predictions"}}
 """Attributes of a group of predictions, by which it is known as one that may be overwritten."""
 TEXT_ITEMS = 16
 """Bytes of a text in memory over those of a pointer to it, at a guess."""
+MAX_DEPTH = 4
+"""Levels of groups in which arrays are looked for, for messages."""
 
 
 def zarr_store(url: str) -> Any:
@@ -28,6 +30,50 @@ def zarr_store(url: str) -> Any:
 def is_zarr_array(value: Any) -> bool:
     """Whether a value is an open Zarr array."""
     return isinstance(value, zarr.Array)
+
+
+def is_zarr_group(value: Any) -> bool:
+    """Whether a value is an open Zarr group."""
+    return isinstance(value, zarr.Group)
+
+
+def arrays_in(group: Any) -> list[str]:
+    """Paths of the arrays in a Zarr group and its groups, relative to it."""
+    return sorted(path for path, member in group.members(max_depth=MAX_DEPTH) if isinstance(member, zarr.Array))
+
+
+def arrays_at(url: str) -> list[str] | None:
+    """Paths of the arrays in the Zarr group at a URL, relative to it; None if there is no group."""
+    try:
+        return arrays_in(zarr.open_group(zarr_store(url), mode="r"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_in_process(array: Any) -> bool:
+    """Whether an open Zarr array is in the memory of this process."""
+    store = array.store
+    if isinstance(store, zarr.storage.MemoryStore):
+        return True
+    if isinstance(store, zarr.storage.FsspecStore):
+        filesystem = getattr(store.fs, "sync_fs", store.fs)
+        return "memory" in filesystem.protocol
+    return type(getattr(store, "store", None)).__name__ == "MemoryStore"  # of obstore
+
+
+def is_of_object_store(array: Any) -> bool:
+    """Whether an open Zarr array is in an object store of obstore, which travels with its credentials' source."""
+    return isinstance(array.store, zarr.storage.ObjectStore)
+
+
+def place_of(array: Any) -> tuple[Any, str]:
+    """Store of an open Zarr array, and its path there."""
+    return array.store, array.path
+
+
+def opened_at(store: Any, path: str) -> Any:
+    """Zarr array at a path in a store."""
+    return zarr.open_array(store, path=path, mode="r")
 
 
 def is_dask_array(value: Any) -> bool:

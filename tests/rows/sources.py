@@ -6,6 +6,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pytest
 import scipy.sparse as sp
 import zarr
 
@@ -30,11 +31,30 @@ KINDS = [
     "npy",
     "npz",
     "sparse npz",
+    "memory map",
+    "zarr v2",
+    "zarr in shards",
+    "obstore",
+    "parquet",
+    "hdf5",
+    "netcdf",
+    "xarray of dask",
     "staged",
     "staged csr",
 ]
 
-SHARED = ["zarr", "zarr in a group", "zarr path", "zarr group path", "staged", "staged csr"]
+SHARED = [
+    "zarr",
+    "zarr in a group",
+    "zarr path",
+    "zarr group path",
+    "zarr v2",
+    "zarr in shards",
+    "obstore",
+    "npy",
+    "staged",
+    "staged csr",
+]
 SPARSE = ["csr", "csc", "coo", "csr matrix", "sparse npz", "staged csr"]
 
 
@@ -123,6 +143,49 @@ def _sparse_npz(X, folder):
     return str(folder / "s.npz")
 
 
+def _memory_map(X, folder):
+    np.save(folder / "map.npy", np.concatenate([X, X]))
+    return np.load(folder / "map.npy", mmap_mode="r")[len(X) :]
+
+
+def _zarr_of(X, folder, **layout):
+    array = zarr.create_array(folder / "x.zarr", shape=X.shape, dtype=X.dtype, **layout)
+    array[...] = X
+    return array
+
+
+def _obstore(X, folder):
+    store = pytest.importorskip("obstore.store").LocalStore(str(folder))
+    _zarr_of(X, folder, chunks=(5, *X.shape[1:]))
+    return zarr.open_array(zarr.storage.ObjectStore(store, read_only=True), path="x.zarr", mode="r")
+
+
+def _parquet(X, folder):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = X.T if X.ndim == 2 else [X]
+    parquet.write_table(pa.table({f"x{k}": c for k, c in enumerate(columns)}), folder / "x.parquet", row_group_size=5)
+    return str(folder / "x.parquet")
+
+
+def _hdf5(X, folder):
+    with pytest.importorskip("h5py").File(folder / "x.h5", "w") as file:
+        file.create_dataset("a/x", data=X, chunks=tuple(max(1, s // 3) for s in X.shape), compression="gzip")
+    return f"{folder}/x.h5::a/x"
+
+
+def _netcdf(X, folder):
+    pytest.importorskip("h5netcdf")
+    xarray = pytest.importorskip("xarray")
+    dimensions = ("row", "column")[: X.ndim]
+    xarray.Dataset({"x": (dimensions, X), "other": ("row", X[:, 0])}).to_netcdf(folder / "x.nc", engine="h5netcdf")
+    return f"{folder}/x.nc::x"
+
+
+def _xarray(X, folder):
+    xarray = pytest.importorskip("xarray")
+    return xarray.DataArray(X, dims=("row", "column")[: X.ndim]).chunk({"row": 5})
+
+
 _MAKERS = {
     "ndarray": lambda X, folder: X,
     "fortran": lambda X, folder: np.asfortranarray(X),
@@ -139,6 +202,14 @@ _MAKERS = {
     "zarr group path": _zarr_group_path,
     "zarr in memory": _zarr_in_memory,
     "npy": _npy,
+    "memory map": _memory_map,
+    "zarr v2": lambda X, folder: _zarr_of(X, folder, chunks=(5, *X.shape[1:]), zarr_format=2),
+    "zarr in shards": lambda X, folder: _zarr_of(X, folder, chunks=(2, *X.shape[1:]), shards=(6, *X.shape[1:])),
+    "obstore": _obstore,
+    "parquet": _parquet,
+    "hdf5": _hdf5,
+    "netcdf": _netcdf,
+    "xarray of dask": _xarray,
     "npz": _npz,
     "sparse npz": _sparse_npz,
     "staged": lambda X, folder: write_rows(MemoryRows(X), place(f"{folder}/staged-{uuid.uuid4().hex}")),
