@@ -181,7 +181,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     def _inputs(self, X: Any, *, reset: bool) -> Inputs:
         """Rows in front of the transformer, whose width and names are stored (`reset`) or compared with the fit's."""
         refuse_unreadable(X, kinds="")
-        X = opened(X)
+        refuse_group(X, "X")
+        X = opened(unlabelled(X))
         if isinstance(X, Table):
             X = self._named(X, reset=reset, is_numeric=False)
             return MemoryInputs(X.to_pandas()) if X.source.is_in_memory else TableInputs(X)

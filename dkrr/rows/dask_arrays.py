@@ -78,11 +78,14 @@ def is_dask_frame(X: Any) -> bool:
 
 
 def unframed(X: Any) -> Any:
-    """Dask array of a Dask DataFrame, whose partitions are counted by one of their columns; others unchanged.
+    """Dask array of a Dask DataFrame, whose rows are counted; others unchanged."""
+    return X.to_dask_array(lengths=partition_lengths(X)) if is_dask_frame(X) else X
+
+
+def partition_lengths(frame: Any) -> tuple[int, ...]:
+    """Rows of each partition of a Dask DataFrame, found by one of its columns.
 
     Of partitions that are read from files only that column is then read twice.
     """
-    if not is_dask_frame(X):
-        return X
-    counted = X[[X.columns[0]]] if len(X.columns) else X
-    return X.to_dask_array(lengths=tuple(counted.map_partitions(len).compute()))
+    counted = frame[[frame.columns[0]]] if len(frame.columns) else frame
+    return tuple(map(int, counted.map_partitions(len).compute()))

@@ -52,7 +52,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
                 if not isinstance(X, Table)
                 else Table(X.source, tuple(columns))
             )
-        found.append(opened(value, argument) if isinstance(value, str | Path) else value)
+        found.append(opened(value, argument))
     if taken:
         X = X.without(taken) if isinstance(X, Table) else X.drop(columns=taken)
         if len(X.names if isinstance(X, Table) else X.columns) == 0:

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dkrr.errors import InputError
+from dkrr.rows.dask_arrays import partition_lengths
 from dkrr.rows.sources import Rows
 from dkrr.rows.tables import read_overhead_bytes, task_edges
 from dkrr.sparse import check_structure
@@ -113,7 +114,7 @@ class PartitionInputs(Inputs):
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
-        self.edges = [0, *accumulate(map(int, frame.map_partitions(len).compute()))]
+        self.edges = [0, *accumulate(partition_lengths(frame))]
 
     @property
     def shape(self) -> tuple[int, int]:

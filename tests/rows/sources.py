@@ -89,6 +89,8 @@ def _strided(X, folder):
 
 
 def _dask(X, folder):
+    if X.ndim == 1:
+        return da.from_array(X, chunks=5)
     return da.from_array(X, chunks=((5, len(X) - 5), (X.shape[1] - 2, 2)) if min(X.shape) > 5 else -1)
 
 
@@ -134,7 +136,7 @@ def _npy(X, folder):
 
 
 def _npz(X, folder):
-    np.savez(folder / "x.npz", y=X[:, 0], X=X)
+    np.savez(folder / "x.npz", y=X.reshape(len(X), -1)[:, 0], X=X)
     return f"{folder}/x.npz::X"
 
 
@@ -177,7 +179,8 @@ def _netcdf(X, folder):
     pytest.importorskip("h5netcdf")
     xarray = pytest.importorskip("xarray")
     dimensions = ("row", "column")[: X.ndim]
-    xarray.Dataset({"x": (dimensions, X), "other": ("row", X[:, 0])}).to_netcdf(folder / "x.nc", engine="h5netcdf")
+    other = ("row", X.reshape(len(X), -1)[:, 0])
+    xarray.Dataset({"x": (dimensions, X), "other": other}).to_netcdf(folder / "x.nc", engine="h5netcdf")
     return f"{folder}/x.nc::x"
 
 
