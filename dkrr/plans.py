@@ -23,13 +23,16 @@ from dkrr.arguments import (
 from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
+from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.machine import detect, measured_plan
+from dkrr.machine.limits import available_bytes
 from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
 from dkrr.tables import in_memory, with_columns
+from dkrr.units import parse_bytes
 from dkrr.values import is_real, shown
 
 MAX_CANDIDATES = 10**6
@@ -76,6 +79,7 @@ def plan(  # type: ignore[misc]
     cv: Any = None,
     cv_tol: float = 1e-3,
     train_sizes: Any = None,
+    transformer: Any = None,
 ) -> Plan | SelectionPlan:
     """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
@@ -143,6 +147,8 @@ def plan(  # type: ignore[misc]
         Accuracy required of conjugate gradient for the folds.
     train_sizes : array-like, optional
         Sizes of the learning curve of a KernelRidgeCV: fractions of the training rows, or numbers of rows.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        As in KernelRidge, with X: a copy of it is fitted to all rows, which are read for that.
 
     Returns
     -------
@@ -178,7 +184,9 @@ def plan(  # type: ignore[misc]
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     X, y, _ = with_columns(X, y)
-    if X is not None and encodes(value):
+    if transformer is not None:
+        X = _transformed(transformer, X, value, memory_limit)
+    elif X is not None and encodes(value):
         X = in_memory(X)
         value = value.fitted(X)
         X = value.encode(X)
@@ -226,6 +234,22 @@ def plan(  # type: ignore[misc]
     if sizes is not None:
         return plan_selection(problem, sizes, resources)
     return measured_plan(problem, resources)
+
+
+def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
+    """Rows behind a copy of a transformer that is fitted to them."""
+    from dkrr.transformers.checked import as_transformer, refuse_kernel
+    from dkrr.transformers.inputs import inputs_of
+    from dkrr.transformers.learning import fitted_transformer
+    from dkrr.transformers.transformed import transformed_inputs
+
+    if X is None:
+        raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")
+    unfitted = as_transformer(transformer)
+    refuse_kernel(transformer, kernel)
+    inputs = inputs_of(X)
+    limit = available_bytes() if memory_limit is None else parse_bytes(memory_limit)
+    return transformed_inputs(fitted_transformer(unfitted, inputs, limit), inputs)
 
 
 def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tuple[tuple[float, ...], FoldSizes | None]:

@@ -146,7 +146,7 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
         raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
     if path.endswith(TABLES):
         _check_arrow(name, path)
-    check_free(path, overwrite=overwrite, what="a file or an array of predictions", is_one=_is_one)
+    check_free(path, overwrite=overwrite, what="an array or a file of predictions", is_one=_is_one)
 
 
 def _check_arrow(name: str, path: str) -> None:

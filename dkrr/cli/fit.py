@@ -10,6 +10,7 @@ from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_facts, fit_report
 from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import DkrrError, InputError
 from dkrr.jobs.batch import UnusableModelError
 from dkrr.tables.opening import is_table_path
@@ -26,11 +27,12 @@ class FitTask:
         data = ("x_path", "y_path", "columns", "sample_weight", "model_path", "accept_unconverged", "scheduler")
         options = {name: value for name, value in arguments.items() if name not in data}
         _check_places(arguments["model_path"], options["store"], overwrite=overwrite)
-        settings = checked_settings(**options)
+        rows = chosen_rows(arguments["x_path"], arguments["columns"])
+        transformer = chosen_transformer(rows, arguments["y_path"], arguments["sample_weight"], options)
+        settings = checked_settings(**options) | {"transformer": transformer}
         _estimator(progress=False, **settings)
         del settings["class_weight"], settings["max_iter"]
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
-        rows = chosen_rows(arguments["x_path"], arguments["columns"])
         if arguments["sample_weight"] is not None and not is_table_path(arguments["x_path"]):
             open_path(arguments["sample_weight"], "sample_weight")
         return library.plan(rows, arguments["y_path"], **settings)
@@ -79,6 +81,7 @@ class FitTask:
     is_flag=True,
     help="Save the model, with exit status 0, even if the fit did not reach the required accuracy.",
 )
+@transformer_options
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
@@ -116,8 +119,10 @@ def _fitted(
     from dkrr.solvers import Status
 
     _check_places(model_path, options["store"], overwrite=overwrite)
-    model = _estimator(progress=progress, **checked_settings(**options))
-    model.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
+    X = chosen_rows(x_path, columns)
+    transformer = chosen_transformer(X, y_path, sample_weight, options)
+    model = _estimator(progress=progress, transformer=transformer, **checked_settings(**options))
+    model.fit(X, y_path, sample_weight=sample_weight)
     is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
     if is_good:
         save_with_origin(model, model_path, overwrite=overwrite, origin=origin)

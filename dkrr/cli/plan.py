@@ -9,6 +9,7 @@ from dkrr.cli.candidates import train_sizes, whole
 from dkrr.cli.common import check_store, cluster, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import InputError
 
 
@@ -26,6 +27,7 @@ from dkrr.errors import InputError
 @click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
 @click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
 @click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")
+@transformer_options
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -38,11 +40,13 @@ def plan(
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("expected either --x (with --y), or --n and --d")
         check_store(options["store"])
-        settings = checked_settings(**options)
+        X = chosen_rows(x_path, columns)
+        transformer = chosen_transformer(X, y_path, None, options)
+        settings = checked_settings(**options) | {"transformer": transformer}
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
         if settings["cv"] not in (None, "loo"):
             settings["cv"] = whole(settings["cv"], "--cv")
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
-        result = library.plan(chosen_rows(x_path, columns), y_path, **settings)
+        result = library.plan(X, y_path, **settings)
         click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))

@@ -9,12 +9,14 @@ from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
 from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.transformers import chosen_transformer, transformer_options
 
 
 @click.command()
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
 @click.option("--y", "y_path", required=True, metavar="PATH|NAME", help="Targets, or their column in --x.")
 @columns_option
+@transformer_options
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
@@ -63,6 +65,8 @@ def select(
         if out_path is not None:
             check_picture_path(out_path)
         check_folder(options["store"])
+        X = chosen_rows(x_path, columns)
+        options["transformer"] = chosen_transformer(X, y_path, sample_weight, options)
         settings = {name: value for name, value in options.items() if value is not None}
         kernels = settings.pop("kernel").split(",")
         for name in ("alphas", "gamma", "degree"):
@@ -80,7 +84,7 @@ def select(
             progress=not quiet,
             **settings,
         )
-        search.fit(chosen_rows(x_path, columns), y_path, sample_weight=sample_weight)
+        search.fit(X, y_path, sample_weight=sample_weight)
         if model_path is not None:
             library.save(search, model_path, overwrite=overwrite)
         if out_path is not None:

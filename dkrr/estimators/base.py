@@ -17,7 +17,7 @@ from dkrr.arguments import checked_kernel, checked_progress, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes, learns
+from dkrr.kernels.columns import encodes
 from dkrr.kernels.parameters import SEPARATOR, Parameters
 from dkrr.machine.limits import available_bytes
 from dkrr.markup import card_of_text, details
@@ -33,10 +33,10 @@ from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
 from dkrr.tables.names import suggested
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array
-from dkrr.transformers.checked import as_transformer
-from dkrr.transformers.inputs import Inputs, MemoryInputs, PartitionInputs, RowsInputs, TableInputs, as_rectangle
+from dkrr.transformers.checked import as_transformer, refuse_kernel
+from dkrr.transformers.inputs import Inputs, MemoryInputs, inputs_of
 from dkrr.transformers.learning import fitted_transformer
-from dkrr.transformers.transformed import TransformedRows, transformed_block
+from dkrr.transformers.transformed import TransformedRows, transformed_inputs
 from dkrr.units import parse_bytes
 from dkrr.values import shown
 
@@ -164,19 +164,12 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         if self.transformer is None:
             return X
         transformer = as_transformer(self.transformer)
-        if kernel.is_precomputed or learns(kernel):
-            raise InputError(
-                f"transformer is {shown(self.transformer)} with kernel={shown(self.kernel)}, which takes "
-                f"{'a Gram matrix' if kernel.is_precomputed else 'documents, graphs or tables'} as X; expected a "
-                f"kernel of rows of numbers, or transformer=None"
-            )
+        refuse_kernel(self.transformer, kernel)
         inputs = self._inputs(X, reset=True)
         limit = available_bytes() if self.memory_limit is None else parse_bytes(self.memory_limit)
         self.transformer_ = fitted_transformer(transformer, inputs, limit)
         self._n_inputs = inputs.shape[1]
-        if isinstance(inputs, MemoryInputs):
-            return transformed_block(self.transformer_, inputs.table)
-        return TransformedRows(inputs, self.transformer_)
+        return transformed_inputs(self.transformer_, inputs)
 
     def _inputs(self, X: Any, *, reset: bool) -> Inputs:
         """Rows in front of the transformer, whose width and names are stored (`reset`) or compared with the fit's."""
@@ -184,16 +177,10 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         refuse_group(X, "X")
         X = opened(unlabelled(X))
         if isinstance(X, Table):
-            X = self._named(X, reset=reset, is_numeric=False)
-            return MemoryInputs(X.to_pandas()) if X.source.is_in_memory else TableInputs(X)
-        inputs: Inputs
-        if is_dask_frame(X):
-            inputs, seen = PartitionInputs(X), X._meta
-        elif is_local(X):
-            inputs = MemoryInputs(as_rectangle(X))
-            seen = inputs.table
-        else:
-            inputs = RowsInputs(as_rows(X))
+            return inputs_of(self._named(X, reset=reset, is_numeric=False))
+        inputs = inputs_of(X)
+        seen = inputs.table if isinstance(inputs, MemoryInputs) else getattr(X, "_meta", None)
+        if is_dask_array(X) or seen is None:
             seen = np.empty((0, inputs.shape[1]))
         try:
             validate_data(self, seen, reset=reset, skip_check_array=True)

@@ -7,10 +7,22 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels import Kernel
+from dkrr.kernels.columns import learns
 from dkrr.values import shown
 
 STANDARDIZE = "standardize"
 EXPECTED = f"None, {STANDARDIZE!r}, or a transformer of scikit-learn such as StandardScaler()"
+
+
+def refuse_kernel(transformer: Any, kernel: Kernel) -> None:
+    """Refuse a transformer in front of a kernel that does not take rows of numbers; raises InputError."""
+    if kernel.is_precomputed or learns(kernel):
+        taken = "a Gram matrix" if kernel.is_precomputed else "documents, graphs or tables"
+        raise InputError(
+            f"transformer is {shown(transformer)} with kernel={kernel!r}, which takes {taken} as X; expected a kernel "
+            f"of rows of numbers, or transformer=None"
+        )
 
 
 def as_transformer(transformer: Any) -> Any:

@@ -10,11 +10,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from dkrr.errors import InputError
+from dkrr.rows import Rows, as_rows, is_dask_frame
 from dkrr.rows.dask_arrays import partition_lengths
-from dkrr.rows.sources import Rows
 from dkrr.rows.tables import read_overhead_bytes, task_edges
 from dkrr.sparse import check_structure
-from dkrr.tables import Table
+from dkrr.tables import Table, opened
 
 BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
@@ -24,7 +24,8 @@ MAX_BLOCK_ROWS = 65536
 class Inputs(ABC):
     """Rows in front of a transformer."""
 
-    is_in_memory: bool = False
+    is_lazy: bool = True
+    """True if what is computed of the rows is lazy too."""
 
     @property
     @abstractmethod
@@ -63,7 +64,7 @@ class Inputs(ABC):
 class MemoryInputs(Inputs):
     """An ndarray, a sparse matrix or a DataFrame in memory."""
 
-    is_in_memory = True
+    is_lazy = False
 
     def __init__(self, table: Any) -> None:
         self.table = sp.csr_array(table) if sp.issparse(table) else table
@@ -137,7 +138,7 @@ class RowsInputs(Inputs):
     """Rows of numbers that are read in blocks: a Dask or Zarr array, a mapped file."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self.rows, self.is_lazy = rows, rows.is_lazy
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -153,6 +154,24 @@ class RowsInputs(Inputs):
     @property
     def read_overhead_bytes(self) -> int:
         return self.rows.read_overhead_bytes
+
+
+def inputs_of(X: Any) -> Inputs:
+    """Rows in front of a transformer, in any container that an estimator takes.
+
+    Raises
+    ------
+    InputError
+        If they are not a table.
+    """
+    X = opened(X)
+    if isinstance(X, Table):
+        return MemoryInputs(X.to_pandas()) if X.source.is_in_memory else TableInputs(X)
+    if is_dask_frame(X):
+        return PartitionInputs(X)
+    if type(X) is np.ndarray or sp.issparse(X) or isinstance(X, list | tuple) or hasattr(X, "iloc"):
+        return MemoryInputs(as_rectangle(X))
+    return RowsInputs(as_rows(X))
 
 
 def as_rectangle(X: Any) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.rows.sources import ALL, Block, Rows
-from dkrr.transformers.inputs import Inputs
+from dkrr.transformers.inputs import Inputs, MemoryInputs
 from dkrr.values import shown
 
 FLOATS = ("float64", "float32")
@@ -114,6 +114,13 @@ def _name(transformer: Any, column: int, names: list[Any] | None = None) -> Any:
     return str(names[column])
 
 
+def transformed_inputs(transformer: Any, inputs: Inputs) -> Any:
+    """Rows behind a fitted transformer: at once if they are in memory, else whenever they are read."""
+    if isinstance(inputs, MemoryInputs):
+        return transformed_block(transformer, inputs.table)
+    return TransformedRows(inputs, transformer)
+
+
 class TransformedRows(Rows):
     """Rows behind a fitted transformer, which are transformed whenever they are read.
 
@@ -128,7 +135,7 @@ class TransformedRows(Rows):
     is_computed = True
 
     def __init__(self, inputs: Inputs, transformer: Any) -> None:
-        self.inputs, self.transformer, self.is_lazy = inputs, transformer, not inputs.is_in_memory
+        self.inputs, self.transformer, self.is_lazy = inputs, transformer, inputs.is_lazy
         head = transformed_block(transformer, next(self._inputs_from(0, 1))[1])
         self._width, self._dtype, self.is_sparse = int(head.shape[1]), head.dtype, sp.issparse(head)
         self._cursor = threading.local()

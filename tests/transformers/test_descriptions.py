@@ -37,7 +37,7 @@ OTHERS = {
     "fourier": lambda: RBFSampler(n_components=300, random_state=0),
     "binarizer": Binarizer,
     "log": lambda: FunctionTransformer(np.log1p, feature_names_out="one-to-one"),
-    "bins": lambda: KBinsDiscretizer(3, quantile_method="averaged_inverted_cdf"),
+    "bins": lambda: KBinsDiscretizer(3, strategy="uniform"),
     "normalizer": Normalizer,
     "power": PowerTransformer,
     "quantile": lambda: QuantileTransformer(n_quantiles=90),

@@ -74,6 +74,14 @@ def test_tiles_and_sparse_rows(tmp_path):
         np.testing.assert_array_equal(again.dual_coef_, model.dual_coef_)
 
 
+def test_plans(tmp_path):
+    path, y = parquet(tmp_path, flights(N)), targets(N)
+    found = dkrr.plan(path, y, transformer=of_columns(), kernel="rbf")
+    assert (found.problem.n, found.problem.d) == (N, 10)
+    with pytest.raises(InputError, match="transformer is given without X"):
+        dkrr.plan(n=5, d=3, transformer="standardize")
+
+
 def test_searches(tmp_path):
     table, y = flights(N), targets(N)
     settings = {"kernel": "rbf", "gamma": [0.01, 0.1], "cv": 3, "transformer": of_columns()}

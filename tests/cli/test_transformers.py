@@ -1,0 +1,132 @@
+"""From one table to a saved model and a table of predictions by two commands."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import dkrr
+from tests.cli.test_commands import run
+from tests.transformers.cases import flights, targets
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Flights of which some values are missing, with a key, a target, weights and labels."""
+    table = flights(300).assign(flight=[f"XY{k}" for k in range(300)], arr_delay=targets(300), w=2.0)
+    table["late"] = np.where(table["distance"] > 2500, "late", "on time")
+    table.to_parquet(tmp_path / "flights.parquet", index=False, row_group_size=64)
+    return tmp_path / "flights.parquet"
+
+
+def fitted(path, *options):
+    model = path.parent / "m.zarr"
+    columns = ["--columns", "d*,hour,origin,carrier", "--one-hot", "origin,carr*", "--impute", "mean", "--standardize"]
+    run("fit", "--x", path, *columns, *options, "--model", model, "--quiet")
+    return model
+
+
+def test_two_commands(path, tmp_path):
+    model = fitted(path, "--y", "arr_delay", "--kernel", "rbf", "--gamma", "0.1", "--memory-limit", "2GiB")
+    arguments = ["--model", model, "--x", path, "--keep", "flight,arr_delay", "--out", tmp_path / "p.parquet"]
+    assert run("predict", *arguments).stdout == f"[300] predictions in {tmp_path}/p.parquet\n"
+    table = pd.read_parquet(path)
+    transformer = make_column_transformer(
+        (OneHotEncoder(), ["origin", "carrier"]),
+        remainder=make_pipeline(SimpleImputer(), StandardScaler()),
+    )
+    X = table[["distance", "delay", "hour", "origin", "carrier"]]
+    expected = dkrr.KernelRidge(kernel="rbf", gamma=0.1, transformer=transformer).fit(X, table["arr_delay"])
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    assert list(found) == ["flight", "arr_delay", "prediction_arr_delay"]
+    assert found["flight"].tolist() == table["flight"].tolist()
+    np.testing.assert_allclose(found["prediction_arr_delay"], expected.predict(X), rtol=1e-8)
+    words = run("info", model).stdout
+    assert "targets     arr_delay\n" in words and "columns     5, and 9 behind the transformer\n" in words
+    assert "transformer OneHotEncoder (6 values) of origin, carrier\n" in words
+    assert "              SimpleImputer (mean) → StandardScaler of distance, delay, hour\n" in words
+    assert json.loads(run("info", model, "--json").stdout)["target_names"] == ["arr_delay"]
+
+
+def test_plans_and_jobs(path, tmp_path):
+    options = ["--columns", "d*,hour,origin", "--one-hot", "origin", "--impute", "mean", "--kernel", "rbf"]
+    assert "300 rows × 6 columns" in run("plan", "--x", path, "--y", "arr_delay", *options).stdout
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f"""
+        [fit]
+        x = "{path}"
+        y = "arr_delay"
+        columns = "d*,hour,origin"
+        one-hot = "origin"
+        impute = "mean"
+        standardize = true
+        kernel = "rbf"
+        model = "{tmp_path}/one.zarr"
+        """
+    )
+    run("fit", job, "--quiet")
+    assert "OneHotEncoder (3 values) of origin" in run("info", tmp_path / "one.zarr").stdout
+
+
+def test_labels_and_probabilities(path, tmp_path):
+    model = fitted(path, "--y", "late", "--logistic", "--sample-weight", "w")
+    run("predict", "--model", model, "--x", path, "--keep", "flight", "--out", tmp_path / "p.csv")
+    run("predict", "--model", model, "--x", path, "--keep", "flight", "--out", tmp_path / "q.csv", "--proba")
+    found, table = pd.read_csv(tmp_path / "p.csv"), pd.read_parquet(path)
+    assert list(found) == ["flight", "late"] and (found["late"] == table["late"]).mean() > 0.9
+    assert list(pd.read_csv(tmp_path / "q.csv")) == ["flight", "probability_late", "probability_on time"]
+
+
+def test_select(path, tmp_path):
+    options = ["--columns", "d*,hour", "--impute", "median", "--standardize", "--gamma", "0.01,0.1"]
+    model = tmp_path / "m.zarr"
+    run("select", "--x", path, "--y", "arr_delay", *options, "--alphas", "0.1,1", "--model", model, "--quiet")
+    assert "transformer SimpleImputer (median) → StandardScaler\n" in run("info", model).stdout
+    run("predict", "--model", model, "--x", path, "--out", tmp_path / "p.npy")
+    assert np.load(tmp_path / "p.npy").shape == (300,)
+
+
+def test_standardised_arrays(tmp_path):
+    X = 1e3 + np.random.default_rng(0).normal(size=(50, 3))
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", X[:, 0])
+    files = ["--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy", "--model", tmp_path / "m.zarr"]
+    run("fit", *files, "--standardize", "--quiet")
+    assert "transformer StandardScaler\n" in run("info", tmp_path / "m.zarr").stdout
+    assert "--x is not a table" in run("fit", *files, "--one-hot", "a", "--overwrite", code=2).stderr
+
+
+def test_other_values_in_new_rows(path, tmp_path):
+    new = pd.read_parquet(path).replace({"carrier": {"UA": "ZZ"}})
+    new.to_parquet(tmp_path / "new.parquet")
+    predict = ["--model", tmp_path / "m.zarr", "--x", tmp_path / "new.parquet", "--out", tmp_path / "p.csv"]
+    fitted(path, "--y", "arr_delay")
+    found = run("predict", *predict, code=2).stderr
+    assert "Found unknown categories ['ZZ']" in found and not (tmp_path / "p.csv").exists()
+    fitted(path, "--y", "arr_delay", "--unknown", "zeros", "--overwrite")
+    run("predict", *predict)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--standardize"], "--x has the column 'origin' of text"),
+        (["--one-hot", "origin"], "--x has the column 'carrier' of text"),
+        (["--one-hot", "orign,carrier"], "--one-hot has 'orign', .* expected 'origin'"),
+        (["--unknown", "zeros"], "--unknown is given without --one-hot"),
+        (["--one-hot", "origin,carrier"], "missing values|NaN"),
+    ],
+)
+def test_bad_options(path, options, message, tmp_path):
+    fit = ["fit", "--x", path, "--columns", "d*,origin,carrier", "--y", "arr_delay", "--model", tmp_path / "m.zarr"]
+    result = run(*fit, *options, "--quiet", code=2)
+
+    assert re.search(message, result.stderr) and result.stderr.count("\n") == 1
+    assert not (tmp_path / "m.zarr").exists()
