@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dkrr.persistence import load, save
     from dkrr.plans import plan
     from dkrr.predictions_out import predict_to
+    from dkrr.reports import report
     from dkrr.tables import Table, open_table
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _HOMES = {
     "open_table": "dkrr.tables",
     "plan": "dkrr.plans",
     "predict_to": "dkrr.predictions_out",
+    "report": "dkrr.reports",  # not dkrr.report, as above
     "save": "dkrr.persistence",
     "status": "dkrr.inspection",
     "verify": "dkrr.inspection",
@@ -55,6 +57,7 @@ __all__ = [
     "open_table",
     "plan",
     "predict_to",
+    "report",
     "save",
     "status",
     "verify",

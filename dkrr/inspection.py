@@ -8,7 +8,7 @@ from typing import Any
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
-from dkrr.fitting.storage import absolute_url
+from dkrr.fitting.storage import PLAN, WORK, absolute_url
 from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
 from dkrr.rows.staging import described_rows
@@ -32,6 +32,20 @@ class ArrayContents:
     """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
     n_bytes: int
     """Bytes of those that are there."""
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Which tiles of an array of a run are written."""
+
+    name: str
+    n_rows: int
+    """Rows of tiles."""
+    n_columns: int
+    present: dict[tuple[int, int], int]
+    """Chunks that are there, by row and column of their tile."""
+    expected: dict[tuple[int, int], int]
+    """Chunks of the complete array; of a triangle those on and below the diagonal."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,6 +248,45 @@ def status(path: str | Path) -> RunStatus:
     if left:
         left -= sum(a.name.startswith(f"{GROUP}/") and a.present == a.expected for a in arrays) // 2
     return RunStatus(str(path), kind, fingerprint, layout, arrays, _checkpoint(run), left, who_owns(run.url))
+
+
+def tile_maps(path: str | Path) -> list[TileMap]:
+    """Maps of the arrays of a run that have tiles in rows and columns.
+
+    Raises
+    ------
+    StoreError
+        As `status`.
+    """
+    run, maps = RunStore(absolute_url(location(path, "path", "the path or URL of a run"))), []
+    for name, array in run.arrays():
+        is_triangle = isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name)
+        if not isinstance(array, ChunkedArray) or not is_triangle:
+            continue
+        rows, columns = array.grid
+        per_tile = max(1, array.chunks[0] // array.chunks[1])
+        expected: dict[tuple[int, int], int] = {}
+        for i in range(rows):
+            for j in range(min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns):
+                expected[i, j // per_tile] = expected.get((i, j // per_tile), 0) + 1
+        present: dict[tuple[int, int], int] = {}
+        for i, j in array.present():
+            present[i, j // per_tile] = present.get((i, j // per_tile), 0) + 1
+        maps.append(TileMap(name, rows, -(-columns // per_tile), present, expected))
+    return maps
+
+
+def notes_of_run(path: str | Path) -> dict[str, Any]:
+    """Plan of a run, what it did (once it has ended), and the history of its checkpoint; None where not known.
+
+    Raises
+    ------
+    StoreError
+        As `status`.
+    """
+    run = RunStore(absolute_url(location(path, "path", "the path or URL of a run")))
+    plain = Snapshots(run).plain() or {}
+    return {"plan": run.note(PLAN) or None, "work": run.note(WORK), "history": plain.get("history") or []}
 
 
 def _read(url: str) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of, try_given
+from dkrr.fit_summary import summary_of
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
@@ -104,6 +105,7 @@ def save_with_origin(
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
+    summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
     model = model.as_saved()
     check_model_path(path, overwrite=overwrite)
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
@@ -122,7 +124,8 @@ def save_with_origin(
         asked = model.transformer if isinstance(model.transformer, str) else None
         transformer = {"asked": asked, "fitted": found_transformer}
         parts |= {f"{TRANSFORMER}{name}": MemoryRows(array) for name, array in its_arrays.items()}
-    description = description_of(model, fitted, transformer) | ({} if origin is None else {"origin": origin})
+    description = description_of(model, fitted, transformer) | {"report": summary}
+    description |= {} if origin is None else {"origin": origin}
     json.dumps(description)  # fails before anything is written
     with written_aside(str(path), overwrite=overwrite) as url:
         root = Place(url, description["id"])

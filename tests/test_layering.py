@@ -30,9 +30,9 @@ LEVELS = [
     {"fitting", "prediction", "plans"},
     {"posterior", "selection"},
     {"estimators", "gram_matrix", "preload"},
-    {"model_description", "predictions_out"},
+    {"fit_summary", "model_description", "predictions_out"},
     {"persistence", "inspection"},
-    {"jobs"},
+    {"jobs", "reports"},
     {"cli"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
@@ -41,7 +41,7 @@ GATEWAYS = {
     "zarr": {"tiles"},
     "distributed": {"runtime", "preload"},
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
-    "sklearn": {"estimators", "kernels", "transformers"},
+    "sklearn": {"estimators", "fit_summary", "kernels", "transformers"},
     "click": {"cli"},
     "pandas": {"tables", "transformers"},
     "pyarrow": {"tables"},

@@ -13,6 +13,7 @@ from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
 from dkrr.cli.recipes import recipes
+from dkrr.cli.report import report
 from dkrr.cli.select import select
 from dkrr.cli.stores import convergence, info, status, verify
 
@@ -31,7 +32,21 @@ def dkrr(context: click.Context) -> None:
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
-for command in (fit, select, predict, plan, info, verify, status, calibrate, convergence, recipes, completion):
+COMMANDS = (
+    fit,
+    select,
+    predict,
+    plan,
+    info,
+    verify,
+    status,
+    report,
+    calibrate,
+    convergence,
+    recipes,
+    completion,
+)
+for command in COMMANDS:
     complete_paths(command)
     dkrr.add_command(command)
 

@@ -83,7 +83,7 @@ def _accuracy_lines(result: Any) -> list[str]:
 def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str:
     """Description of a saved model."""
     if as_json:
-        return json.dumps(description)
+        return json.dumps({name: value for name, value in description.items() if name != "report"})
     solve = description["solve"] or {}
     lines = [
         f"{path}: {description['estimator']}, dkrr model of format {description['format']}",

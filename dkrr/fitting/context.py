@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cost import Stage
+from dkrr.cost import Span, Stage
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
+from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
@@ -50,6 +50,8 @@ class Context:
     """Cores of the calling process."""
     cluster_is_running: bool = False
     """The workers are those of the user's client."""
+    explained: dict[str, Any] = field(default_factory=dict)
+    """The plan for people who look at the store, as values of JSON."""
     layout: dict[str, Any] = field(default_factory=dict)
     """How the run cuts its matrix, for the runs that resume it."""
     temporary: TemporaryFolder | None = None
@@ -83,6 +85,11 @@ class Context:
     def stages(self) -> tuple[Stage, ...]:
         """Stages of the work that is done, with the time that each took."""
         return self.progress.take_stages()
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """When the stages ran."""
+        return self.progress.take_spans()
 
     @property
     def bytes_read(self) -> int:
@@ -205,8 +212,9 @@ class Context:
             checksum = self._scan(rows)
             if self.storage.keeps and self.client is not None:
                 # A plan that the workers have no memory for must not be what the store holds from then on.
-                self.executor.wait_until_ready()  # type: ignore[attr-defined]
-            store.claim(fingerprint(checksum), self.layout, notes)
+                with self.progress.measured("starting workers"):
+                    self.executor.wait_until_ready()  # type: ignore[attr-defined]
+            store.claim(fingerprint(checksum), self.layout, {**(notes or {}), PLAN: self.explained})
         except BaseException:
             if name is not None:
                 store.delete(name)
@@ -315,6 +323,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots_per_process=slots_per_process,
         threads=resources.local_threads,
         cluster_is_running=resources.cluster_is_running,
+        explained=plan.outline(),
         layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
     )
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.errors import NotFiniteError
+from dkrr.errors import NotFiniteError, StoreError
 from dkrr.features.centred import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.norms import function_norms
+from dkrr.fitting.storage import WORK
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
@@ -23,6 +25,7 @@ from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.solvers.objective import Point
 from dkrr.solvers.result import caution, direct_status
+from dkrr.solvers.work import measured_work
 
 Array = NDArray[np.float64]
 
@@ -82,7 +85,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
             "rank": outcome.rank,
             "history": outcome.history,
         }
-    return SolveResult(
+    result = SolveResult(
         residual=solution.residual,
         condition=solution.condition,
         bytes_read=context.bytes_read,
@@ -91,9 +94,14 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
         messages=caution(solution.condition, plan.form) + messages,
         stages=context.stages,
+        spans=context.spans,
         record=record,
         **reported,
     )
+    if context.storage.keeps:
+        with suppress(StoreError, OSError):  # the fit is complete without it
+            context.stored.store.set_note(WORK, measured_work(result))
+    return result
 
 
 def solved(

@@ -13,6 +13,9 @@ from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.files import local_path
 from dkrr.tiles.lock import check_owned
 
+PLAN, WORK = "plan", "work"
+"""Names of the notes in a store that say what its run planned and what it did, for `dkrr report`."""
+
 
 class Storage(ABC):
     """Arrays of one run by group and name, and small values by name."""

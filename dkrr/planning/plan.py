@@ -80,6 +80,16 @@ class Plan(Explained):
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
 
+    def outline(self) -> dict[str, Any]:
+        """What a report shows of the plan, as values of JSON."""
+        return {
+            "text": str(self),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "limit_bytes": self.chosen.limit_bytes,
+            "stages": [[s.name, s.seconds, s.read_bytes, s.written_bytes, s.peak_bytes] for s in self.chosen.stages],
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         problem = {
@@ -180,5 +190,5 @@ def _describe(p: Problem) -> str:
         for key, value in description.items()
         if not isinstance(value, dict | list)
     )
-    alphas = p.alphas[0] if len(p.alphas) == 1 else p.alphas
+    alphas = float(f"{p.alphas[0]:.6g}") if len(p.alphas) == 1 else p.alphas
     return f"{name} kernel" + (f" ({parameters})" if parameters else "") + f", alpha={alphas}"

@@ -56,18 +56,33 @@ class Processes:
         """Targets of the fit, of shape (n, t)."""
         return self._outputs.values
 
+    @property
+    def request(self) -> FitRequest:
+        """Request of the fit.
+
+        Raises
+        ------
+        InputError
+            If its targets were changed in place.
+        """
+        self._refuse_changed_targets()
+        return self._request
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_factored": {}, "_iterated": {}}  # factors are large
 
     def _prepare(self) -> None:
         """Draw what the fit drew, and see that the targets are those of the fit."""
-        if self._digest is not None and digest_of(self._outputs.values) != self._digest:
-            raise InputError("y was changed in place after the fit; expected the targets of the fit: call fit again")
+        self._refuse_changed_targets()
         if not self._is_prepared:
             kernel = drawn(self._request.settings.kernel, self._request.rows)
             self._request = self._request.with_settings(kernel=kernel)
             plan = plan_of(self._request)
             self._is_primal, self._is_prepared = plan.form == "primal" and isinstance(plan.chosen, Direct), True
+
+    def _refuse_changed_targets(self) -> None:
+        if self._digest is not None and digest_of(self._outputs.values) != self._digest:
+            raise InputError("y was changed in place after the fit; expected the targets of the fit: call fit again")
 
     def factored(self) -> list[tuple[Numbers, FactoredProcess]]:
         """Processes with a factor each.

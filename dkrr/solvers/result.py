@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
 
-from dkrr.cost import STAGE_NAMES, Stage
+from dkrr.cost import STAGE_NAMES, Span, Stage
 from dkrr.markup import Explained
 from dkrr.runtime import RunRecord
 from dkrr.units import format_bytes, format_seconds
@@ -134,6 +134,8 @@ class SolveResult(Explained):
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     """Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
     alphas those of the whole path."""
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+    """When the stages ran; some within others."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
 

@@ -1,0 +1,24 @@
+"""``dkrr report``: what is known of a fit, in one HTML file."""
+
+import click
+
+from dkrr.cli.common import named, readable_errors
+from dkrr.values import location
+
+
+@click.command()
+@click.argument("path", metavar="RUN|MODEL")
+@click.option("--out", "out_path", required=True, metavar="HTML", help="File to write; an existing one is replaced.")
+def report(path: str, out_path: str) -> None:
+    """Write a report of a saved model, or of the store of a run, which may be unfinished: one self-contained HTML file.
+
+    It has the plan and its reasons, planned beside measured times, a time line of the workers, memory, tiles,
+    convergence, residuals, and of a search its scores.
+    """
+    import dkrr as library
+
+    with readable_errors():
+        with named("RUN|MODEL"):
+            location(path, "RUN|MODEL", "the path or URL of a run or a model")
+            library.report(path, out_path)
+        click.echo(out_path)
