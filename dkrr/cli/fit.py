@@ -13,7 +13,6 @@ from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import DkrrError, InputError
 from dkrr.jobs.batch import UnusableModelError
-from dkrr.tables.opening import is_table_path
 
 
 class FitTask:
@@ -23,6 +22,7 @@ class FitTask:
         """Check all arguments but the numbers in files, and plan the fit."""
         import dkrr as library
         from dkrr.rows import open_path
+        from dkrr.tables.opening import is_table_path
 
         data = ("x_path", "y_path", "columns", "sample_weight", "model_path", "accept_unconverged", "scheduler")
         options = {name: value for name, value in arguments.items() if name not in data}

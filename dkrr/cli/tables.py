@@ -5,13 +5,15 @@ from typing import Any
 
 import click
 
+from dkrr.cli.batch import Several
 from dkrr.errors import InputError
-from dkrr.tables import open_table
-from dkrr.tables.opening import is_table_path
 from dkrr.values import location, shown
 
 columns_option: Callable[..., Any] = click.option(
-    "--columns", metavar="NAMES", help="Columns of the table --x to use: names and patterns such as 'dep_*,origin'."
+    "--columns",
+    type=Several(),
+    metavar="NAMES",
+    help="Columns of the table --x to use: names and patterns such as 'dep_*,origin'.",
 )
 
 
@@ -25,6 +27,9 @@ def chosen_rows(x_path: str | None, columns: str | None) -> Any:
     """
     if columns is None:
         return x_path
+    from dkrr.tables import open_table
+    from dkrr.tables.opening import is_table_path
+
     if x_path is None or not is_table_path(location(x_path, "--x")):
         raise InputError(
             f"--columns is {shown(columns)}, and --x is not a table with named columns; expected a file or folder in "
