@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import click
 from dkrr.errors import InputError
 from dkrr.jobs.batch import Batch, Task
 from dkrr.jobs.entries import Entry
-from dkrr.jobs.job import Prepared, chosen, prepared
+from dkrr.jobs.job import Prepared, chosen, grouped, prepared
 from dkrr.jobs.keys import Key
 from dkrr.jobs.logs import logging_of_job
 from dkrr.jobs.origins import origin_of
@@ -57,7 +57,11 @@ def run_job(
     int
         Exit status.
     """
-    some = chosen(entries, batch.only, batch.part)
+
+    def group(entry: Entry) -> Hashable:
+        return task.group(entry.arguments)
+
+    some = chosen(entries, batch.only, batch.part, group)
     with logging_of_job(handler, [entry.name for entry in some], quiet=batch.quiet), ended_in_order():
         which = "" if batch.part is None else f", part {batch.part[0]} of {batch.part[1]}"
         logger.info("%s: %d of %d models%s; %s", file, len(some), len(entries), which, _here())
@@ -75,6 +79,8 @@ def run_job(
             return 0
         _log_time(models)
         write = _writer(batch.results)
+        pending = [model.entry for model in models if not model.is_complete]
+        task.begin([[entry.arguments for entry in part] for part in grouped(pending, group)])
         return _carry_out(models, task, batch, write)
 
 

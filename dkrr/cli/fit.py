@@ -1,6 +1,6 @@
 """``dkrr fit``: fit a model and save it, or all models of a job file."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,6 +17,22 @@ from dkrr.jobs.batch import UnusableModelError
 
 class FitTask:
     """What a job does with each model."""
+
+    def __init__(self) -> None:
+        self._together: dict[str, Any] = {}
+
+    def group(self, arguments: Mapping[str, Any]) -> Hashable:
+        """What a model has in common with those that are solved together with it; None: it is solved alone."""
+        from dkrr.cli.fit_together import group_of
+
+        return group_of(arguments)
+
+    def begin(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Take the models of a job that are to be fitted, in groups."""
+        from dkrr.cli.fit_together import parts_of
+
+        parts = [part for group in groups for part in parts_of(group)]
+        self._together = {path: part for part in parts for path in part.group}
 
     def prepare(self, arguments: Mapping[str, Any], *, overwrite: bool) -> Any:
         """Check all arguments but the numbers in files, and plan the fit."""
@@ -41,10 +57,17 @@ class FitTask:
         self, arguments: Mapping[str, Any], *, overwrite: bool, quiet: bool, origin: dict[str, Any]
     ) -> dict[str, Any]:
         """Fit and save a model."""
+        from dkrr.persistence import save_with_origin
+
         settings = {name: value for name, value in arguments.items() if name != "scheduler"}
         # None: a fit of a moment logs no stages.
         progress = False if quiet else None
-        model, is_saved = _fitted(overwrite=overwrite, progress=progress, origin=origin, **settings)
+        model = self._taken(settings, progress)
+        if model is None:
+            model, is_saved = _fitted(overwrite=overwrite, progress=progress, origin=origin, **settings)
+        else:
+            is_saved = True
+            save_with_origin(model, arguments["model_path"], overwrite=overwrite, origin=origin)
         plan = model.plan_
         short = {"form": plan.form, "solver": plan.solver, "execution": plan.execution, "seconds": plan.seconds}
         facts = {"model": arguments["model_path"] if is_saved else None} | fit_facts(model) | {"plan": short}
@@ -52,12 +75,30 @@ class FitTask:
             raise UnusableModelError(_unusable(model), facts)
         return facts
 
+    def _taken(self, settings: dict[str, Any], progress: bool | None) -> Any:
+        """Model that was solved together with others; None if there is none."""
+        together = self._together.get(settings["model_path"])
+        if together is None:
+            return None
+
+        others = ("y_path", "model_path", "accept_unconverged")
+        options = {name: value for name, value in settings.items() if name not in others}
+
+        def solved(y: Any, store: str | None) -> Any:
+            model = _solved(y, progress=progress, **options | {"store": store})
+            return model if _is_accurate(model) else None
+
+        return together.take(settings, solved)
+
     def clean(self, arguments: Mapping[str, Any]) -> None:
         """Delete the store of the run."""
         from dkrr.tiles.files import delete
 
-        if arguments["store"] is not None:
-            delete(arguments["store"])
+        together = self._together.get(arguments["model_path"])
+        stores = [arguments["store"], together.store if together is not None and together.is_over else None]
+        for store in stores:
+            if store is not None:
+                delete(store)
 
 
 @click.command()
@@ -103,30 +144,38 @@ def fit(scheduler: str | None, as_json: bool, quiet: bool, **arguments: Any) -> 
 
 def _fitted(
     *,
-    x_path: str,
-    y_path: str,
-    columns: str | None,
-    sample_weight: str | None,
+    y_path: Any,
     model_path: str,
     overwrite: bool,
     accept_unconverged: bool,
-    progress: bool | None,
     origin: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, bool]:
     """Fitted model, and whether it was saved: not if it is less accurate than required."""
     from dkrr.persistence import save_with_origin
-    from dkrr.solvers import Status
 
     _check_places(model_path, options["store"], overwrite=overwrite)
-    X = chosen_rows(x_path, columns)
-    transformer = chosen_transformer(X, y_path, sample_weight, options)
-    model = _estimator(progress=progress, transformer=transformer, **checked_settings(**options))
-    model.fit(X, y_path, sample_weight=sample_weight)
-    is_good = accept_unconverged or model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
+    model = _solved(y_path, **options)
+    is_good = accept_unconverged or _is_accurate(model)
     if is_good:
         save_with_origin(model, model_path, overwrite=overwrite, origin=origin)
     return model, is_good
+
+
+def _solved(
+    y: Any, *, x_path: str, columns: str | None, sample_weight: str | None, progress: bool | None, **options: Any
+) -> Any:
+    """Fitted model."""
+    X = chosen_rows(x_path, columns)
+    transformer = chosen_transformer(X, y, sample_weight, options)
+    model = _estimator(progress=progress, transformer=transformer, **checked_settings(**options))
+    return model.fit(X, y, sample_weight=sample_weight)
+
+
+def _is_accurate(model: Any) -> bool:
+    from dkrr.solvers import Status
+
+    return model.solve_result_.status in (Status.SOLVED, Status.CONVERGED)
 
 
 def _unusable(model: Any) -> str:

@@ -1,6 +1,6 @@
 """What the command line asks of a job, and what a command does with its models."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +35,12 @@ class Batch:
 
 class Task(Protocol):
     """What a command does with each model of a job; arguments are those of the command's function, by name."""
+
+    def group(self, arguments: Mapping[str, Any]) -> Hashable:
+        """What a model has in common with those that are solved together with it; None: it is solved alone."""
+
+    def begin(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        """Take the models of a job that are to be fitted, in groups."""
 
     def prepare(self, arguments: Mapping[str, Any], *, overwrite: bool) -> Any:
         """Check the arguments, before any work; the plan, or None if the command makes none in advance."""

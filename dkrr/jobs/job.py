@@ -1,7 +1,7 @@
 """The models of a job that are to be fitted now: chosen, compared with what is saved, and planned."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -32,8 +32,13 @@ class Prepared:
         return self.state.found is Found.COMPLETE
 
 
-def chosen(entries: Sequence[Entry], patterns: Sequence[str], part: tuple[int, int] | None) -> list[Entry]:
-    """Models whose names match one of the patterns, if there are any; of these every `part[1]`-th.
+def chosen(
+    entries: Sequence[Entry],
+    patterns: Sequence[str],
+    part: tuple[int, int] | None,
+    group: Callable[[Entry], Hashable],
+) -> list[Entry]:
+    """Models whose names match one of the patterns, if there are any; of these one part.
 
     Parameters
     ----------
@@ -43,7 +48,9 @@ def chosen(entries: Sequence[Entry], patterns: Sequence[str], part: tuple[int, i
         Patterns with ``*``, ``?`` and ``[...]``.
     part : (int, int), optional
         Number of a part, from 1, and how many there are: models are dealt out in turn, so that neighbours in a grid,
-        which take about equally long, are in different parts.
+        which take about equally long, are in different parts; those of a group are in one.
+    group : callable
+        What a model has in common with others that are solved together with it; None: it is solved alone.
 
     Raises
     ------
@@ -58,7 +65,18 @@ def chosen(entries: Sequence[Entry], patterns: Sequence[str], part: tuple[int, i
                 f"pattern: did you mean {' or '.join(near or [entries[0].name])}?"
             )
     found = [e for e in entries if not patterns or any(fnmatchcase(e.name, pattern) for pattern in patterns)]
-    return found if part is None else found[part[0] - 1 :: part[1]]
+    if part is None:
+        return found
+    return [entry for models in grouped(found, group)[part[0] - 1 :: part[1]] for entry in models]
+
+
+def grouped(entries: Sequence[Entry], group: Callable[[Entry], Hashable]) -> list[list[Entry]]:
+    """Models that are solved together, in the order of the first of each group."""
+    groups: dict[Hashable, list[Entry]] = {}
+    for entry in entries:
+        common = group(entry)
+        groups.setdefault(("alone", entry.name) if common is None else ("together", common), []).append(entry)
+    return list(groups.values())
 
 
 def prepared(

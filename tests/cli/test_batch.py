@@ -18,7 +18,7 @@ from dkrr.cli import dkrr
 from dkrr.cli.batch import OF_RUN, PLACES, SHARED, WORK, OfJob, keys_of
 from dkrr.cli.fit import FitTask
 from dkrr.cli.fit import fit as fit_command
-from dkrr.errors import ClusterError
+from dkrr.errors import ClusterError, StoreError
 from dkrr.model_description import describe_model
 
 JOB = """
@@ -297,3 +297,65 @@ def test_the_page_on_job_files_is_right(folder):
     }
     described = set(re.findall(r"^\| `(--[a-z-]+)", page, re.M))
     assert {o.opts[0] for o in fit_command.params if isinstance(o, OfJob)} - described == {"--job-schema"}
+
+
+SEVERAL = """
+[fit]
+x = "x.npy"
+model = "{name}.zarr"
+store = "stores/{name}.zarr"
+kernel = "rbf"
+gamma = 0.3
+fit-intercept = true
+
+[[model]]
+name = "m"
+[model.grid]
+alpha = [0.01, 1]
+y = ["y.npy", "nan.npy", "two.npy"]
+"""
+
+
+def test_models_that_differ_in_their_targets_are_solved_together(folder, monkeypatch, caplog):
+    y = np.load("y.npy")
+    targets = {"y": y, "two": np.column_stack([y**2, -y])}
+    for name, values in {**targets, "nan": np.full(97, np.nan)}.items():
+        np.save(f"{name}.npy", values)
+    (folder / "job.toml").write_text(SEVERAL)
+    widths, fit = [], library.KernelRidge.fit
+
+    def counting(self, X, y, **options):
+        widths.append(3 if isinstance(y, np.ndarray) else 1)
+        return fit(self, X, y, **options)
+
+    monkeypatch.setattr(library.KernelRidge, "fit", counting)
+    found = outcomes(run("job.toml", "--json", code=1).stdout)
+    assert list(found.values()) == ["done", "failed", "done"] * 2 and not list((folder / "stores").glob("*+*"))
+    assert widths == [3, 1, 3, 1], "of every λ the two good ones at once, and the bad one by itself"
+    X = np.load("x.npy")
+    for alpha in (0.01, 1):
+        for name, values in targets.items():
+            alone = library.KernelRidge(alpha=alpha, kernel="rbf", gamma=0.3, fit_intercept=True)
+            saved = library.load(f"m-alpha={alpha}-y={name}.zarr")
+            assert saved.predict(X).shape == values.shape and saved.alpha == alpha
+            np.testing.assert_allclose(saved.predict(X), fit(alone, X, values).predict(X), rtol=0, atol=1e-10)
+    np.save("nan.npy", y)
+    widths.clear()
+    parts = [outcomes(run("job.toml", "--json", "--overwrite", "--part", f"{k}/2").stdout) for k in (1, 2)]
+    assert [sorted({name[:9] for name in part}) for part in parts] == [["m-alpha=0"], ["m-alpha=1"]]
+    assert widths == [3, 3] and "solved together with 2 others" in caplog.text
+
+
+def test_models_that_cannot_be_solved_together_are_solved_alone(folder, monkeypatch, caplog):
+    np.save("two.npy", np.load("y.npy")[::-1])
+    (folder / "job.toml").write_text(SEVERAL.replace(', "nan.npy"', ""))
+    fit = library.KernelRidge.fit
+
+    def breaking(self, X, y, **options):
+        if isinstance(y, np.ndarray):
+            raise StoreError("no space for several")
+        return fit(self, X, y, **options)
+
+    monkeypatch.setattr(library.KernelRidge, "fit", breaking)
+    assert set(outcomes(run("job.toml", "--json").stdout).values()) == {"done"}
+    assert "2 models together failed, and are solved one by one: no space for several" in caplog.text
