@@ -56,13 +56,22 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         If the plan is for the workers of a client that is no longer current.
     StoreError
         If the store is on a disk that some worker does not see.
+    WorkersTakenError
+        If another user's fit has taken memory of the workers since they were planned with.
     """
     if plan.resources.cluster_is_running:
         client = dask_client().ambient_client()
         if client is None:
             raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)
-        with _checked_workers(plan, client, store) as executor:
+        chosen, resources = plan.chosen, plan.resources
+        usable = int(chosen.limit_bytes * resources.usable_fraction) - resources.taken_bytes
+        room = resources.others_bytes + usable - chosen.peak_bytes
+        claims = import_module("dkrr.runtime.claims")
+        with (
+            claims.claimed(client, chosen.peak_bytes - resources.worker_baseline_bytes, room),
+            _checked_workers(plan, client, store) as executor,
+        ):
             yield executor, client
         return
     with (
@@ -129,10 +138,11 @@ def _memory(plan: Plan, held: Any) -> str:
     """
     resources, chosen = plan.resources, plan.chosen
     planned = resources.worker_baseline_bytes
-    usable = int(chosen.limit_bytes * resources.usable_fraction)
+    usable = int(chosen.limit_bytes * resources.usable_fraction) - resources.taken_bytes
     if not resources.cluster_is_running:
         _note(held.ready, planned)
-    needed = chosen.peak_bytes - planned + max(held.ready, planned)
+    # Of what workers hold now, what fits of others have taken is counted already.
+    needed = chosen.peak_bytes - planned + max(held.ready - resources.others_bytes, planned)
     if needed > usable:
         limit = int(needed / resources.usable_fraction) + 1
         each = format_bytes(1.005 * limit)

@@ -11,7 +11,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategies import STRATEGIES
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
+from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy, plural
 from dkrr.units import format_bytes, format_count, format_seconds
 
 TINY_SECONDS = 0.1
@@ -219,10 +219,14 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
         given = format_bytes(resources.worker_limit_bytes)
         return f"worker_memory is {given}. The smallest worker_memory that suffices is {_exactly(needed)}"
     if resources.cluster_is_running:
-        return (
-            f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}. Start workers with a "
-            f"memory limit of at least {_exactly(needed)} each"
-        )
+        has = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
+        remedy = f"Start workers with a memory limit of at least {_exactly(needed)} each"
+        if resources.n_others:
+            has += (
+                f", of which {plural(resources.n_others, 'other fit')} may hold {format_bytes(resources.others_bytes)}"
+            )
+            remedy += ", or wait for the other fits, or start them with a smaller memory_limit"
+        return f"{has}. {remedy}"
     if resources.confined:
         limit, name = resources.confined_limit(needed)
         return (
@@ -246,7 +250,7 @@ def _needed_limit(c: Strategy, resources: Resources) -> int:
     """Value of memory_limit (or of a worker's limit) with which a candidate would fit."""
     if c.execution != "dask":
         return c.peak_bytes
-    each = int(c.peak_bytes / resources.usable_fraction) + 2
+    each = int((c.peak_bytes + resources.taken_bytes) / resources.usable_fraction) + 2
     # A limit is divided among all workers before fewer of them share it, which rounds.
     return each if resources.cluster_is_running else each * c.n_workers + resources.n_workers
 

@@ -251,6 +251,12 @@ class Resources:
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
     rates_from: RatesFrom = "defaults"
+    others_bytes: int = 0
+    """Memory of each worker that fits of other users may hold besides what it holds before its first task."""
+    n_others: int = 0
+    """Number of those fits."""
+    taken_bytes: int = 0
+    """Part of `others_bytes` that reduces what a plan may use; less where the user's limit is below the workers'."""
     assumed: str = ""
     """What was assumed of a cluster that does not exist; empty: the resources are those that were found."""
 
@@ -273,7 +279,7 @@ class Resources:
             threads=self.worker_threads,
             baseline_bytes=self.worker_baseline_bytes,
             limit_bytes=limit,
-            usable_bytes=int(limit * self.usable_fraction),
+            usable_bytes=max(0, int(limit * self.usable_fraction) - self.taken_bytes),
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 
