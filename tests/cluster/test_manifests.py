@@ -1,12 +1,14 @@
 """What can be checked of the recipes without running them: they parse, and the settings that matter agree."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dask.utils
 import pytest
 import yaml
 
@@ -121,3 +123,68 @@ def test_image_holds_what_the_manifests_use() -> None:
         assert all((CLUSTER.parent / source).exists() for source in sources)
     assert ["cluster/wait_for_workers.py", "/opt/dkrr/"] in copied
     assert "/opt/dkrr/wait_for_workers.py" in (KUBERNETES / "fit.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "fit.yaml"])
+def test_kubernetes_knows_every_field(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    checked = []
+    for document in yaml.safe_load_all((KUBERNETES / name).read_text()):
+        # The definition of a DaskCluster is the operator's; its parts are Kubernetes' own.
+        parts = [document]
+        if document["kind"] == "DaskCluster":
+            spec, core = document["spec"], {"apiVersion": "v1", "metadata": document["metadata"]}
+            parts = [{**core, "kind": "Pod", "spec": spec[part]["spec"]} for part in ("worker", "scheduler")]
+            parts.append({**core, "kind": "Service", "spec": spec["scheduler"]["service"]})
+            assert set(spec) == {"worker", "scheduler"} and set(spec["worker"]) == {"replicas", "spec"}
+        for part in parts:
+            validate.validate(part, validate.latest_version(), strict=True)
+            checked.append(part["kind"])
+            with pytest.raises(validate.ValidationError):
+                validate.validate(
+                    {**part, "spec": {**part["spec"], "wrong": 1}}, validate.latest_version(), strict=True
+                )
+    assert checked == {"cluster.yaml": ["PersistentVolumeClaim", "Pod", "Pod", "Service"], "fit.yaml": ["Job"]}[name]
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CLUSTER / "compose" / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_compose_workers_have_the_memory_of_their_containers() -> None:
+    worker = services()["worker"]
+    given = options(worker["command"])
+    assert worker["command"][:3] == ["dask", "worker", "tcp://scheduler:8786"]
+    assert (given["--nthreads"], given["--preload"]) == ("1", "dkrr.preload")
+    assert given["--memory-limit"] == worker["mem_limit"] == "${DKRR_WORKER_MEMORY:-4GB}"
+    assert dask.utils.parse_bytes("4GB") < 4 * 2**30  # what Docker makes of it
+
+
+def test_compose_services_share_image_folder_and_a_closed_network() -> None:
+    document = yaml.safe_load((CLUSTER / "compose" / "compose.yaml").read_text())
+    for service in document["services"].values():
+        assert {name: service[name] for name in document["x-container"]} == document["x-container"]
+    assert document["networks"]["cluster"] == {"internal": True}
+    build = document["x-container"]["build"]
+    context = (CLUSTER / "compose" / build["context"]).resolve()
+    assert context == CLUSTER.parent and (context / build["dockerfile"]).exists()
+
+
+def test_compose_calls_dkrr_with_options_that_exist() -> None:
+    import dkrr.cli
+
+    script = services()["fit"]["command"][2].replace("${DKRR_OPTIONS:---kernel rbf}", "--kernel rbf")
+    subprocess.run(["sh", "-n"], input=script.encode(), check=True, timeout=20)
+    known = {name for parameter in dkrr.cli.dkrr.commands["fit"].params for name in parameter.opts}
+    call = script.replace("\\\n", " ").split("dkrr fit", 1)[1].split()
+    assert {word for word in call if word.startswith("--")} <= known
+    assert "--workers ${DKRR_WORKERS:-2} " in script and services()["worker"]["scale"] == "${DKRR_WORKERS:-2}"
+
+
+def test_compose_accepts_the_file() -> None:
+    docker = shutil.which("docker")
+    if not docker or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("no docker compose")
+    command = [docker, "compose", "-f", CLUSTER / "compose" / "compose.yaml", "config", "--quiet"]
+    subprocess.run(command, check=True, timeout=60)
