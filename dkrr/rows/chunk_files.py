@@ -102,7 +102,8 @@ def _is_plain(array: Any) -> bool:
         return bool(array.metadata.order == "C")
     endian = getattr(array.serializer, "endian", None)
     plain = type(array.serializer).__name__ == "BytesCodec"
-    return plain and (endian is None or endian.value == sys.byteorder)
+    # Text since Zarr 3.4, a member of an enumeration before.
+    return plain and (endian is None or getattr(endian, "value", endian) == sys.byteorder)
 
 
 def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
