@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from dkrr.cli.common import LOG, cluster, readable_errors
 from dkrr.errors import InputError
-from dkrr.jobs.batch import Batch, Task
+from dkrr.jobs.batch import INTERRUPTED, Batch, Task
 from dkrr.jobs.keys import Key, Kind, json_schema
 from dkrr.values import shown
 
@@ -59,8 +59,10 @@ def job_command(task: Task) -> Callable[[Callable[..., None]], Callable[..., Non
                 of_batch = {name: options.pop(name) for name in names}
                 if job is not None:
                     given = {name: options[name] for name in ("overwrite", "as_json", "quiet")}
-                    batch = Batch(**of_batch, **given)
-                    sys.exit(_run(context, job, task, batch))
+                    try:
+                        sys.exit(_run(context, job, task, Batch(**of_batch, **given)))
+                    except KeyboardInterrupt:  # before the first model
+                        sys.exit(INTERRUPTED)
                 for name, value in of_batch.items():
                     if value not in (None, (), False):
                         raise InputError(

@@ -77,10 +77,11 @@ def run_job(
         if batch.dry_run:
             click.echo(_json_of_plans(models) if batch.as_json else _table_of_plans(models))
             return 0
-        _log_time(models)
         write = _writer(batch.results)
         pending = [model.entry for model in models if not model.is_complete]
-        task.begin([[entry.arguments for entry in part] for part in grouped(pending, group)])
+        groups = grouped(pending, group)
+        _log_time(models, groups)
+        task.begin([[entry.arguments for entry in part] for part in groups])
         return _carry_out(models, task, batch, write)
 
 
@@ -92,12 +93,13 @@ def _here() -> str:
     return f"dkrr {version('dkrr')} in process {os.getpid()} on {socket.gethostname()}{job}"
 
 
-def _log_time(models: Sequence[Prepared]) -> None:
-    """Log what is to be done, and the time that plans give."""
-    planned = [model.plan.seconds for model in models if model.plan is not None]
+def _log_time(models: Sequence[Prepared], groups: Sequence[Sequence[Entry]]) -> None:
+    """Log what is to be done, and the time that plans give; a group takes about that of one of its models."""
+    seconds = {model.entry.name: model.plan.seconds for model in models if model.plan is not None}
+    planned = [max(seconds.get(entry.name, 0.0) for entry in group) for group in groups]
     n_complete = sum(model.is_complete for model in models)
     done = f"{n_complete} complete, " if n_complete else ""
-    time = f"; planned time of the fits {format_seconds(sum(planned))}" if planned else ""
+    time = f"; planned time of the fits {format_seconds(sum(planned))}" if sum(planned) else ""
     logger.info("%s%d to do%s", done, len(models) - n_complete, time)
 
 

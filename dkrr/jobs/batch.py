@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from dkrr.errors import DkrrError
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C; SIGTERM and SIGHUP end the process themselves, once it has reported."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dkrr.errors import ClusterError, DkrrError
+from dkrr.jobs.batch import INTERRUPTED
 from dkrr.jobs.entries import Entry
 from dkrr.jobs.logs import about
 from dkrr.runtime.signals import EndedBySignal
@@ -16,8 +17,8 @@ from dkrr.units import format_seconds
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C; SIGTERM and SIGHUP end the process themselves, once it has reported."""
+MAX_NAMED = 5
+"""Failed models that the last line of the log names."""
 
 
 class Outcome(Enum):
@@ -85,7 +86,7 @@ def run_models(
     """
     began, counts, status = time.monotonic(), Counter[Outcome](), 0
     ended: EndedBySignal | None = None
-    why = ""
+    why, failed = "", list[str]()
     for number, entry in enumerate(entries, 1):
         with about(entry.name):
             if entry.name in skipped:
@@ -107,8 +108,12 @@ def run_models(
                     record = Record(entry.name, Outcome.INTERRUPTED, error=why)
                     logger.error("%s; the same command with --resume continues", why)
             counts[record.outcome] += 1
+            failed += [entry.name] if record.outcome is Outcome.FAILED else []
             report(record)
-    found = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    parts = [f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome]]
+    found = ", ".join(parts)
+    if failed:
+        found += f" (failed: {', '.join(failed[:MAX_NAMED])}{' ...' if len(failed) > MAX_NAMED else ''})"
     level = logging.INFO if not status else logging.ERROR
     logger.log(level, "end of the job: %s; %s", found or "no models", format_seconds(time.monotonic() - began))
     if ended is not None:

@@ -158,7 +158,7 @@ def test_a_failed_model_does_not_stop_the_others(folder, caplog, fail_fast):
     assert [record["outcome"] for record in found] == ["failed", "not started" if fail_fast else "failed", last]
     assert "y contains NaN" in found[0]["error"]
     assert [record.levelname for record in caplog.records[-2:]] == ["INFO" if not fail_fast else "ERROR", "ERROR"]
-    counts = "1 failed, 2 not started" if fail_fast else "1 done, 2 failed"
+    counts = "1 failed, 2 not started (failed: bad)" if fail_fast else "1 done, 2 failed (failed: bad, singular)"
     assert re.search(r"failed after .*NaN", caplog.text) and f"end of the job: {counts}" in caplog.text
     assert (folder / "good.zarr").exists() is not fail_fast and not (folder / "bad.zarr").exists()
     table = run("job.toml", "--overwrite", code=1).stdout
