@@ -77,6 +77,7 @@ PAGES = {
     "recipes/index": "cluster/README.md",
     "recipes/dask-cli": "cluster/dask-cli/README.md",
     "recipes/slurm": "cluster/slurm/README.md",
+    "recipes/compose": "cluster/compose/README.md",
     "recipes/kubernetes": "cluster/kubernetes/README.md",
 }
 """Pages of the site whose text is elsewhere in the repository, where its readers look for it."""
