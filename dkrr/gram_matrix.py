@@ -48,9 +48,9 @@ def gram(
 
     Parameters
     ----------
-    X : ndarray, scipy.sparse matrix, Dask array, Zarr array, or path, of shape (n, d)
+    X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d)
         Rows xᵢ, or other objects that the kernel takes.
-    Y : ndarray, scipy.sparse matrix, Dask array, Zarr array, or path, of shape (m, d), optional
+    Y : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (m, d), optional
         Rows yⱼ. None means Y = X; blocks on the diagonal are then exactly symmetric.
     kernel : str, Kernel or callable
         Name of a kernel as in scikit-learn, a value of dkrr.kernels, or a function of two blocks of rows.

@@ -85,9 +85,9 @@ def plan(  # type: ignore[misc]
 
     Parameters
     ----------
-    X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, d), optional
+    X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
         Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
-    y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets), optional
+    y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
         Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
     n : int, optional
         Number of rows, if X is not given.

@@ -82,6 +82,7 @@ def test_exported_names():
         "load",
         "open_table",
         "plan",
+        "predict_to",
         "save",
         "status",
         "verify",

@@ -154,6 +154,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         settings = self._settings(kernel)
         with self._names_kept():
             rows, y = self._training(X, y)
+            names = getattr(self, "feature_names_in_", None)
+            if names is not None and isinstance(rows, MemoryRows) and len(names) == rows.shape[1]:
+                rows.names = tuple(names)
         check_sizes(kernel, rows, len(y))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 

@@ -35,13 +35,13 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
             training rows, of shape (n, n_samples).
 
         Returns
         -------
-        ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) for two classes, else (n, n_classes)
+        ndarray, or a lazy Dask array for rows read in blocks, of shape (n,) for two classes, else (n, n_classes)
         """
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -51,7 +51,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, as for `decision_function`.
 
         Returns
@@ -65,7 +65,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, as for `decision_function`.
 
         Returns
@@ -79,7 +79,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, as for `decision_function`.
 
         Returns
@@ -93,11 +93,11 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             Rows, as for `decision_function`.
-        y : array-like, Dask array, Zarr array, or path, of shape (n,)
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n,)
             Their labels.
-        sample_weight : float or array-like of shape (n,), optional
+        sample_weight : float, array-like of shape (n,), or column of X, optional
             Weights ≥ 0; None: 1 for every row.
 
         Returns

@@ -107,7 +107,7 @@ class KernelLogisticRegression(KernelClassifier):
         Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
         documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns; set only if X is a DataFrame and all its column names are strings.
+        Names of the columns; set only if X is a table and all its column names are strings.
     transformer_ : transformer
         The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan
@@ -154,12 +154,13 @@ class KernelLogisticRegression(KernelClassifier):
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects if the kernel takes these.
-        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
-            Labels: numbers, strings or booleans, of at least two classes.
-        sample_weight : float or array-like of shape (n_samples,), optional
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
+            Labels: numbers, strings or booleans, of at least two classes; with a table as X also the name of its
+            column, which is then not part of X.
+        sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             Weights ≥ 0, positive for rows of at least two classes; None: 1 for every row.
 
         Returns
@@ -187,13 +188,13 @@ class KernelLogisticRegression(KernelClassifier):
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows, or other objects that the kernel takes.
-        y : array-like, Dask array, Zarr array, or path, of shape (n_samples,)
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
             Labels.
         alphas : sequence of float
             Values of λ in the order of the fits; from the largest to the smallest is fastest.
-        sample_weight : float or array-like of shape (n_samples,), optional
+        sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             Weights ≥ 0; None: 1 for every row.
 
         Returns

@@ -86,7 +86,7 @@ class KernelRidge(RidgeRegressor):
         Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
         documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns; set only if X is a DataFrame and all its column names are strings.
+        Names of the columns; set only if X is a table and all its column names are strings.
     log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
         Logarithm of the marginal likelihood of the Gaussian process with covariance s² k and noise s² λ / wᵢ, where s²
         makes it largest; the restricted likelihood with `fit_intercept`. Computed when asked for, from a factor that
@@ -129,14 +129,15 @@ class KernelRidge(RidgeRegressor):
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
             or other objects if the kernel takes these.
-        y : ndarray, DataFrame, Dask array, Zarr array, or path, of shape (n_samples,) or (n_samples, n_targets)
-            Targets. A .npy file of float64 in C order, given by its path, is not read into memory, and other arrays
-            that are lazy or stored are copied to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is
-            then in a temporary file too, mapped into memory; in dual form wherever the plan has batches of targets.
-        sample_weight : float or array-like of shape (n_samples,), optional
+        y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
+            Targets; with a table as X also names of its columns, which are then not part of X. A .npy file of float64
+            in C order, given by its path, is not read into memory, and other arrays that are lazy or stored are copied
+            to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is then in a temporary file too,
+            mapped into memory; in dual form wherever the plan has batches of targets.
+        sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             wᵢ ≥ 0, not all 0; None: 1 for every row.
 
         Returns

@@ -44,7 +44,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
             training rows, of shape (n, n_samples).
         return_std : bool, default=False
@@ -57,7 +57,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         Returns
         -------
-        mean : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+        mean : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
         std : ndarray of the same shape
             Only with `return_std`.
 
@@ -90,11 +90,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         Parameters
         ----------
-        X : ndarray, scipy.sparse matrix, DataFrame, Dask array, Zarr array, or path, of shape (n, n_features)
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             Rows, as for `predict`.
-        y : array-like, Dask array, Zarr array, or path, of shape (n,) or (n, n_targets)
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets)
             Their targets.
-        sample_weight : float or array-like of shape (n,), optional
+        sample_weight : float, array-like of shape (n,), or column of X, optional
             Weights ≥ 0; None: 1 for every row.
 
         Returns
@@ -127,7 +127,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         Returns
         -------
-        lower, upper : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
 
         Raises
         ------
@@ -172,7 +172,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
         Returns
         -------
-        lower, upper : ndarray, or a lazy Dask array for a Dask or Zarr array, of shape (n,) or (n, n_targets)
+        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
 
         Raises
         ------

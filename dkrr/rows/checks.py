@@ -52,7 +52,7 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     for where, block in rows.blocks(blocks[0], blocks[-1], blocks[1] - blocks[0]):
         if meter is not None and not rows.is_in_memory:
             meter.bytes_read += n_bytes(block)
-        check_finite(block, name, where.start)
+        check_finite(block, name, where.start, rows.names)
 
 
 def combine(digests: Sequence[Sequence[str]]) -> str:
@@ -76,7 +76,7 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
             return digests
         where, block = found
         meter.bytes_read += 0 if rows.is_in_memory else n_bytes(block)
-        check_finite(block, name, where.start)
+        check_finite(block, name, where.start, rows.names)
         if not digest:
             continue
         with meter.time("digest"):
@@ -98,8 +98,10 @@ def _arrays_of(block: Block) -> list[NDArray[Any]]:
     return [block.data, block.indices.astype(np.int64), block.indptr.astype(np.int64)]
 
 
-def check_finite(block: Block, name: str, first_row: int = 0) -> None:
+def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[str] | None = None) -> None:
     """Refuse NaN and infinity in a vector, a matrix or CSR rows, of which the first has the number `first_row`.
+
+    The columns may have `names`.
 
     Raises
     ------
@@ -122,7 +124,8 @@ def check_finite(block: Block, name: str, first_row: int = 0) -> None:
     else:
         row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
     what = "NaN" if np.isnan(values.flat[at]) else "infinity"
+    called = "" if names is None else f", which is {names[column]!r}"
     raise InputError(
         f"Input {name} contains {what}: the first bad value is in row {first_row + row}, column {column} (counted "
-        f"from 0); expected finite numbers: remove or fill such rows before fitting"
+        f"from 0){called}; expected finite numbers: remove or fill such rows before fitting"
     )

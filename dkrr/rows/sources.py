@@ -35,6 +35,8 @@ class Rows(ABC):
     is_sparse: bool = False
     is_in_memory: bool = False
     """True if reading costs no more than looking."""
+    names: tuple[str, ...] | None = None
+    """Names of the columns, for messages; None where they have none."""
     is_lazy: bool = False
     """True if what is computed of the rows is lazy too: they are outside of this process's memory."""
     is_computed: bool = False

@@ -137,6 +137,13 @@ class TestFramesOfPandas:
             with pytest.raises(InputTypeError, match="X has the column 'class' of .*OneHotEncoder"):
                 fitted.fit(frame.astype({"class": dtype}), y > 0)
 
+    def test_missing_values_are_named(self, path, y):
+        frame = dkrr.open_table(path, "a,b,c").to_pandas()
+        frame.loc[7, "b"] = np.nan
+        for X in (frame, frame.astype({"a": "float32"})):
+            with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):
+                KernelRidge(kernel="rbf").fit(X, y)
+
     def test_dates_are_named(self, y):
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame({"a": y, "day": pandas.to_datetime(["2013-01-01"] * N)})
