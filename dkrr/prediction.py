@@ -64,7 +64,7 @@ def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> 
     """What is computed of all rows, one block of those behind a transformer after another; see `by_blocks`."""
     if not isinstance(rows, TransformedRows):
         return compute(rows, 0)
-    blocks = rows.blocks(0, rows.shape[0], rows.inputs.block_rows)
+    blocks = rows.blocks(0, rows.shape[0], rows.block_rows)
     return np.concatenate([compute(MemoryRows(block), where.start) for where, block in blocks])
 
 

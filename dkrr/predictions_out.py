@@ -18,6 +18,7 @@ from dkrr.tiles import remote
 from dkrr.tiles.arrays import create_array, create_group, is_group_of_predictions, open_array
 from dkrr.tiles.aside import check_free, written_aside
 from dkrr.tiles.files import local_path
+from dkrr.transformers.transformed import TransformedRows
 from dkrr.values import flag, location, shown
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
@@ -264,8 +265,10 @@ def _predicted(model: Any, rows: Rows, X: Any, *, probabilities: bool) -> Iterat
             yield from _computed(lazy)
             return
     convert = model._probabilities_of if probabilities else model._predictions_of
-    widths = (rows.heavy_row_bytes, 8 * model._model.n_targets)
-    height = max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // max(widths)))
+    height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * model._model.n_targets))
+    # Those behind a transformer have blocks of their own, and their entries are not counted for this.
+    height = min(height, rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes)
+    height = max(1, height)
     for where, block in rows.blocks(0, rows.shape[0], height):
         yield convert(predict_in_memory(model._model, MemoryRows(block), where.start))
 

@@ -15,8 +15,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dkrr
+from dkrr import cli
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.kernels import BagOfWords
 from dkrr.tiles import RunStore, descriptions
@@ -403,6 +405,25 @@ class TestTransformers:
     def test_other_json(self, model, entry):
         edit(model, transformer=entry)
         refused(model, "damaged")
+
+    @pytest.mark.parametrize("names", [5, [], [5], ["a", None], "a"], ids=str)
+    def test_names_of_targets(self, model, names):
+        edit(model, target_names=names)
+        refused(model, "damaged")
+
+    def test_words_about_them(self, model):
+        deep: dict = {}
+        for _ in range(12):
+            deep = {"class": "sklearn.pipeline.Pipeline", "parameters": {"steps": [["a", deep]]}, "fitted": {}}
+        cases = [5, [], {}, {"class": 5}, {"class": "a.ColumnTransformer"}, deep]
+        cases += [
+            {"class": "a.ColumnTransformer", "fitted": fitted} for fitted in (5, {"transformers_": [5, [1, 2, 3]]})
+        ]
+        for fitted in cases:
+            edit(model, transformer={"asked": None, "fitted": fitted, "n_features_in": 1})
+            result = CliRunner().invoke(cli.dkrr, ["info", str(model)])
+            assert result.exit_code == 0, result.output
+            refused(model, "damaged|file cannot hold|deep")
 
     def test_attributes_that_do_not_fit_each_other(self, model):
         """Every attribute in turn is missing or another: an error of dkrr, or a transformer that does not need it."""

@@ -18,7 +18,7 @@ from dkrr.tables import Table, opened
 
 BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
-MAX_BLOCK_ROWS = 65536
+MAX_BLOCK_ROWS = 16384
 
 
 class Inputs(ABC):

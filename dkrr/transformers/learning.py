@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import IncrementalPCA
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
@@ -103,6 +104,8 @@ def learner_of(transformer: Any, max_bytes: int) -> Learner:
         return _Means(transformer)
     if not get_tags(transformer).requires_fit or type(transformer) is PolynomialFeatures:
         return _FirstBlock(transformer)
+    if isinstance(transformer, IncrementalPCA):
+        return _Batches(transformer)
     if hasattr(transformer, "partial_fit"):
         return _Partial(transformer)
     return _AtOnce(transformer, max_bytes)
@@ -140,6 +143,27 @@ class _Partial(Learner):
                 f"some in each: put a SimpleImputer before it"
             )
         return self._transformer
+
+
+class _Batches(_Partial):
+    """IncrementalPCA, which takes no fewer rows at once than it has components; of as many as its own fit takes."""
+
+    def __init__(self, transformer: Any) -> None:
+        super().__init__(transformer)
+        self._ready: list[Any] = []
+        self._more: list[Any] = []
+
+    def take(self, block: Any) -> None:
+        self._more.append(block.copy())  # it may be a view of a larger one
+        if sum(part.shape[0] for part in self._more) >= (self._transformer.batch_size or 5 * block.shape[1]):
+            if self._ready:
+                super().take(_joined(self._ready))
+            self._ready, self._more = self._more, []
+
+    def end_pass(self) -> bool:
+        super().take(_joined([*self._ready, *self._more]))  # the last rows may be too few
+        self._ready, self._more = [], []
+        return True
 
 
 class _FirstBlock(_Partial):
@@ -365,6 +389,8 @@ def _as_table(columns: list[list[Any]], head: Any, dtype: Any = None) -> Any:
     import pandas as pd
 
     kinds = [dtype or (object if kind == "category" else kind) for kind in head.dtypes]
+    # A column of whole numbers becomes one of float64 in blocks where a value is missing.
+    kinds = [None if any(map(_is_nan, column)) else kind for column, kind in zip(columns, kinds, strict=True)]
     found = [pd.Series(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)]
     return pd.DataFrame(dict(zip(head.columns, found, strict=True)))
 

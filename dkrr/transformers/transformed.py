@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.rows.sources import ALL, Block, Rows
-from dkrr.transformers.inputs import Inputs, MemoryInputs
+from dkrr.transformers.inputs import BLOCK_BYTES, Inputs, MemoryInputs
 from dkrr.values import shown
 
 FLOATS = ("float64", "float32")
@@ -129,17 +130,16 @@ class TransformedRows(Rows):
     inputs : Inputs
         Rows in front of it.
     transformer : transformer of scikit-learn, fitted
-        Where it makes sparse rows, their entries are counted here, in a pass over all of them.
+        Where it makes sparse rows, their entries are counted in a pass over all rows, when that is first asked for.
     """
 
     is_computed = True
 
     def __init__(self, inputs: Inputs, transformer: Any) -> None:
         self.inputs, self.transformer, self.is_lazy = inputs, transformer, inputs.is_lazy
-        head = transformed_block(transformer, next(self._inputs_from(0, 1))[1])
+        head = transformed_block(transformer, next(inputs.blocks(0, 1, 1))[1])
         self._width, self._dtype, self.is_sparse = int(head.shape[1]), head.dtype, sp.issparse(head)
         self._cursor = threading.local()
-        self._counts = self._counted() if self.is_sparse else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -149,25 +149,39 @@ class TransformedRows(Rows):
     def dtype(self) -> Any:
         return self._dtype
 
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        """Pointers of all rows."""
+        pointers = np.zeros(self.shape[0] + 1, np.int64)
+        for where, block in self._blocks_from(0, self.shape[0]):
+            pointers[where.start + 1 : where.stop + 1] = np.diff(block.indptr)
+        return np.cumsum(pointers, out=pointers)
+
     @property
     def pointers(self) -> NDArray[Any] | None:
-        return self._counts
+        return self._counts if self.is_sparse else None
 
     @property
     def indices(self) -> Any:
         # Nothing but its size and its type is asked of rows that are read anew.
-        return None if self._counts is None else np.broadcast_to(np.int32(0), int(self._counts[-1]))
+        return np.broadcast_to(np.int32(0), int(self._counts[-1])) if self.is_sparse else None
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are transformed together."""
+        own = self.inputs.block_rows
+        return own if self.is_sparse else max(1, min(own, BLOCK_BYTES // (8 * max(1, self._width))))
 
     @property
     def n_bytes(self) -> int:
-        if self._counts is None:
+        if not self.is_sparse:
             return super().n_bytes
         return int(int(self._counts[-1]) * (np.dtype(self._dtype).itemsize + 4) + self._counts.nbytes)
 
     @property
     def read_overhead_bytes(self) -> int:
         d = self.inputs.shape[1] + self._width
-        return 2 * 8 * d * self.inputs.block_rows + self.inputs.read_overhead_bytes
+        return 2 * 8 * d * self.block_rows + self.inputs.read_overhead_bytes
 
     def task_edges(self, height: int) -> list[int]:
         return self.inputs.task_edges(height)
@@ -201,7 +215,7 @@ class TransformedRows(Rows):
         return sp.csr_array(sp.vstack(found, format="csr"))[back] if self.is_sparse else np.concatenate(found)[back]
 
     def _inputs_from(self, start: int, stop: int) -> Iterator[tuple[slice, Any]]:
-        return self.inputs.blocks(start, stop, min(self.inputs.block_rows, max(1, stop - start)))
+        return self.inputs.blocks(start, stop, min(self.block_rows, max(1, stop - start)))
 
     def _blocks_from(self, start: int, stop: int) -> Iterator[tuple[slice, Block]]:
         for where, block in self._inputs_from(start, stop):
@@ -226,13 +240,6 @@ class TransformedRows(Rows):
             start = cursor.next = last
         if start >= self.shape[0]:
             cursor.__dict__.clear()  # the last block is not held
-
-    def _counted(self) -> NDArray[np.int64]:
-        """Pointers of all rows."""
-        pointers = np.zeros(self.shape[0] + 1, np.int64)
-        for where, block in self._blocks_from(0, self.shape[0]):
-            pointers[where.start + 1 : where.stop + 1] = np.diff(block.indptr)
-        return np.cumsum(pointers, out=pointers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_cursor"}

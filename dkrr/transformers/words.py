@@ -6,7 +6,17 @@ MAX_COLUMNS = 6
 
 
 def in_words(description: Any) -> list[str]:
-    """Lines about a transformer, from its description in a saved model: a line for each part of the columns."""
+    """Lines about a transformer, from its description in a saved model: a line for each part of the columns.
+
+    Of a damaged description they say less: only `dkrr.load` checks it.
+    """
+    try:
+        return _lines(description) or ["of no columns"]
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return ["damaged: dkrr.load says how"]
+
+
+def _lines(description: Any) -> list[str]:
     if _name(description) == "ColumnTransformer":
         parts = _list(_value(description["fitted"].get("transformers_")))
         named = [_list(_value(part)) for part in parts]

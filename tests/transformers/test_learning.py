@@ -1,9 +1,10 @@
 """Transformers fitted block by block are those that are fitted to all rows at once."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, IncrementalPCA
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, OneHotEncoder, OrdinalEncoder, RobustScaler, StandardScaler
@@ -93,6 +94,25 @@ def test_a_block_without_values():
     fitted = fitted_to_blocks(make_pipeline(SimpleImputer(), StandardScaler()), blocks_of(table, 5), PLENTY)
     expected = make_pipeline(SimpleImputer(), StandardScaler()).fit_transform(table)
     np.testing.assert_allclose(fitted.transform(table), expected, rtol=1e-12)
+
+
+def test_whole_numbers_that_are_missing_later():
+    table = pd.DataFrame({"a": [1, 2, 1, 3, 2], "b": [4.0, 5.0, 4.0, 5.0, 4.0]})
+
+    def blocks():
+        yield table[:2]
+        yield table[2:].astype({"a": float}).replace({"a": {3.0: np.nan}})
+
+    found = fitted_to_blocks(OneHotEncoder(), blocks, PLENTY)
+    assert str(found.categories_[0].tolist()) == "[1.0, 2.0, nan]"
+
+
+def test_batches_are_not_too_small():
+    table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
+    for height in (3, 13, 97):
+        found = fitted_to_blocks(IncrementalPCA(4), blocks_of(table, height), PLENTY)
+        assert found.n_samples_seen_ == 97
+        np.testing.assert_allclose(found.explained_variance_, PCA(4).fit(table).explained_variance_, rtol=1e-10)
 
 
 def test_sparse_rows():
