@@ -122,7 +122,7 @@ class MemorySystems(DirectSystems):
     def _factor(self, shift: Array, executor: Executor) -> MemoryMatrix:
         source = self.source
         factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
-        factor_in_memory(memory_system(source, shift, factor), executor)
+        factor_in_memory(memory_system(source, shift, factor), executor, self._progress)
         return factor
 
     def _settled(self, shift: Array, both: Array, x: Array, scaling: Array, settle: Settle | None) -> SystemSolution:
@@ -146,7 +146,7 @@ class MemorySystems(DirectSystems):
         factor = MemoryMatrix(self.grid)
         stage = self._progress.stage("factorisation", 1.0, detail=detail)
         with tile_threads(self.grid, self._threads) as executor, stage:
-            factor_in_memory(memory_system(self.source, shift, factor), executor)
+            factor_in_memory(memory_system(self.source, shift, factor), executor, self._progress)
         return factor
 
     def factors(self, shifts: Array) -> list[Callable[[Array], Array]]:

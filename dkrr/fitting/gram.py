@@ -212,7 +212,7 @@ class GramInMemory(FactoredGram):
         if not self._keeps_matrix:
             return MemorySystems(source, grid, self.scaled_diagonal, context)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
-            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor), context)
+            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor, context.progress), context)
 
     def operator(self) -> Operator:
         kept = self.systems.source
@@ -324,13 +324,21 @@ class MultipliedGram(GramMatrix):
             record=context.record,
         )
         saved = None if checkpoints is None else checkpoints.load_pivots()
+        shown = 0
+
+        def after_round(grown: PivotedCholesky) -> bool:
+            nonlocal shown
+            context.progress.advance((grown.rank - shown) / (settings.rank or grown.capacity))
+            shown = grown.rank
+            return settings.rank is None and is_enough(grown)
+
         with context.progress.stage("preconditioner", 1.0):
             if saved is not None and len(saved) <= factor.capacity:
                 factor.restore(saved)
             if settings.rank is not None:
-                factor.grow(settings.rank)
+                factor.grow(settings.rank, after_round)
             elif factor.rank == 0:
-                factor.grow(factor.capacity, is_enough)
+                factor.grow(factor.capacity, after_round)
         if checkpoints is not None:
             checkpoints.pivots = lambda: factor.index
             checkpoints.save_pivots(factor.index)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import Matrix
+from dkrr.linalg.memory import share_of
 from dkrr.linalg.substitution import Substitution, solve_block, substituted
 from dkrr.runtime import Executor, Meter, Progress, Task
 
@@ -53,12 +54,15 @@ class LeftOut:
         c, with a free constant.
     executor : Executor
         Runs tasks that share this process's memory.
+    progress : Progress, optional
+        Display whose open stage, with a total of 1, are the errors of all rows.
     """
 
     factor: Matrix
     right_sides: Array
     constant: Array | None
     executor: Executor
+    progress: Progress | None = None
 
     @cached_property
     def _solved(self) -> tuple[Array, Array | None]:
@@ -132,7 +136,8 @@ class LeftOut:
             for start in range(0, len(rows), STRIP_COLUMNS)
         ]
         for name, function in (("inverse", invert), ("block", multiply)):
-            self._run([Task(f"{name}-{k}-{c.start}", function, (k, c)) for k, c in strips])
+            tasks = [Task(f"{name}-{k}-{c.start}", function, (k, c)) for k, c in strips]
+            self._run(tasks, 0.5 * sum(map(len, folds)) / len(self.right_sides))
         return blocks
 
     def _errors(self, rows: Numbers, block: Array) -> Array:
@@ -161,8 +166,8 @@ class LeftOut:
         solution[rows] = 0.0
         return solution, constants
 
-    def _run(self, tasks: list[Task]) -> None:
-        self.executor.run(tasks, Progress())
+    def _run(self, tasks: list[Task], amount: float = 1.0) -> None:
+        self.executor.run(tasks, share_of(self.progress, tasks, amount))
 
     def _forward(self, meter: Meter, columns: Numbers) -> Array:
         """Columns of L⁻¹, of shape (n, k), of columns in ascending order."""

@@ -5,6 +5,8 @@ core, or from a matrix that is kept beside the factor, where forming it takes lo
 its factor share a square, and no task is made for it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, facto
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
 from dkrr.linalg.tile_steps import TileStep, n_update_parts
-from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.tiles import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -50,8 +52,15 @@ def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> Til
     return TiledSystem(source, shift[:, None], matrix, columns_per_task=MEMORY_TASK_COLUMNS, partial=partial)
 
 
-def factor_in_memory(system: TiledSystem, executor: Executor) -> None:
+def factor_in_memory(system: TiledSystem, executor: Executor, progress: Progress | None = None) -> None:
     """Factor A + diag(s) in this process's memory: a single tile in this thread, others by an executor's.
+
+    Parameters
+    ----------
+    system : TiledSystem
+    executor : Executor
+    progress : Progress, optional
+        Display whose open stage is this work, with a total of 1.
 
     Raises
     ------
@@ -63,7 +72,13 @@ def factor_in_memory(system: TiledSystem, executor: Executor) -> None:
     if system.grid.n_tiles == 1:
         factor_tile(Meter(), system, TileStep(0, 0, 0, range(0), is_last=True))
     else:
-        executor.run(cholesky_tasks(system), Progress())
+        tasks = cholesky_tasks(system)
+        executor.run(tasks, share_of(progress, tasks))
+
+
+def share_of(progress: Progress | None, tasks: Sequence[Task], amount: float = 1.0) -> Progress:
+    """Display of tasks that are a part of the open stage of another, whose total is 1."""
+    return Progress() if progress is None else Share(progress, sum(task.flops for task in tasks), amount)
 
 
 class KeptTiles(TileSource, Operator):
@@ -84,19 +99,19 @@ class KeptTiles(TileSource, Operator):
         self.diagonal = np.concatenate([matrix.tile_buffer(i, i).diagonal() for i in range(grid.n_tiles)])
 
     @classmethod
-    def of_source(cls, source: TileSource, grid: TileGrid, executor: Executor) -> "KeptTiles":
-        """Form all tiles of another source, by tasks if they are several."""
+    def of_source(
+        cls, source: TileSource, grid: TileGrid, executor: Executor, progress: Progress | None = None
+    ) -> "KeptTiles":
+        """Form all tiles of another source, by tasks if they are several, which are the open stage of a display."""
         matrix = MemoryMatrix(grid)
         if grid.n_tiles == 1:
             form_tile(Meter(), source, matrix, 0, 0)
         else:
-            executor.run(
-                [
-                    Task(f"tile-{i}-{j}", form_tile, (source, matrix, i, j), flops=grid.height(i) * grid.height(j))
-                    for i, j in grid.lower()
-                ],
-                Progress(),
-            )
+            tasks = [
+                Task(f"tile-{i}-{j}", form_tile, (source, matrix, i, j), flops=grid.height(i) * grid.height(j))
+                for i, j in grid.lower()
+            ]
+            executor.run(tasks, share_of(progress, tasks))
         return cls(matrix)
 
     def beside(self) -> MemoryMatrix:

@@ -3,7 +3,7 @@
 The driver keeps a moving window of tasks on the scheduler instead of sending it the whole graph: the scheduler stays
 fast, the driver decides on priorities, and a finished task's future is released at once. (A future that is held after
 its tile was written would make Dask run it again when its worker dies.) So the bars of progress on Dask's dashboard are
-those of the window; dkrr has a page of its own there (`dkrr.dashboard`).
+those of the window, not of the fit.
 """
 
 import re

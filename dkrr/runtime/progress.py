@@ -84,3 +84,24 @@ class Progress:
     ) -> None:
         self._measuring.__exit__(None, None, None)
         self.end(failed=error is not None)
+
+
+class Share(Progress):
+    """Passes on the work of tasks as a fraction of the stage of another display; it has no stages of its own.
+
+    Parameters
+    ----------
+    whole : Progress
+        Display whose stage is open.
+    total_flops : float
+        Work of the tasks.
+    amount : float
+        What all of them advance that stage by.
+    """
+
+    def __init__(self, whole: Progress, total_flops: float, amount: float = 1.0) -> None:
+        super().__init__()
+        self._whole, self._each = whole, amount / max(total_flops, 1.0)
+
+    def advance(self, flops: float) -> None:
+        self._whole.advance(flops * self._each)

@@ -65,7 +65,7 @@ def _predictions(
         right_sides = np.ascontiguousarray(right_sides[:, :-1])
     factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
-        left_out = LeftOut(factor, right_sides, constant, executor)
+        left_out = LeftOut(factor, right_sides, constant, executor, context.progress)
         residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
         if direct_status(residual) is not Status.SOLVED:
             return [], residual
