@@ -36,7 +36,7 @@ check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m mypy
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; warnings are errors
-	$(RUN) -m sphinx --fail-on-warning --quiet --doctree-dir docs/_build/doctrees docs docs/_build/html
+	$(RUN) -m sphinx --jobs auto --fail-on-warning --quiet --doctree-dir docs/_build/doctrees docs docs/_build/html
 	@echo "file://$(CURDIR)/docs/_build/html/index.html"
 
 format: $(VENV)/.test  ## Put the code in order

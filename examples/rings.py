@@ -18,7 +18,7 @@ import numpy as np
 from dkrr import KernelLogisticRegressionCV
 
 rng = np.random.default_rng(0)
-n = 300
+n = 240
 radius = np.repeat([1.0, 2.0], n // 2) + 0.2 * rng.standard_normal(n)
 angle = rng.uniform(0, 2 * np.pi, n)
 X = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
