@@ -179,7 +179,11 @@ class TestNumbers:
     def test_types(self):
         table = dkrr.open_table(
             pa.table(
-                {"d": pa.array([1, 2], pa.decimal128(5, 2)), "h": pa.array(np.array([1, 2], np.float16)), "b": [True, False]}
+                {
+                    "d": pa.array([1, 2], pa.decimal128(5, 2)),
+                    "h": pa.array(np.array([1, 2], np.float16)),
+                    "b": [True, False],
+                }
             )
         )
         assert_array_equal(table.numbers(0, 2), [[1, 1, 1], [2, 2, 0]])
