@@ -120,6 +120,25 @@ class Table:
         dropped = set(names)
         return replace(self, names=tuple(name for name in self.names if name not in dropped))
 
+    def drop_missing(self, columns: str | Iterable[str] | None = None) -> Table:
+        """Table of the rows in which no value of some columns is missing, copied once to a temporary Parquet file.
+
+        Parameters
+        ----------
+        columns : str or sequence of str, optional
+            Names or patterns among all columns of the container, such as that of the targets; None: those of this
+            table.
+
+        Returns
+        -------
+        Table
+            With the same columns.
+        """
+        from dkrr.tables.spooled import CompleteSource
+
+        names = self.names if columns is None else selected_names(columns, self.all_names, label=self.source.label)
+        return replace(self, source=CompleteSource(self.source, names))
+
     def blocks(
         self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, pandas.DataFrame]]:
@@ -250,8 +269,9 @@ class Table:
         rows = "1 row" if count == 1 else f"{count:,} rows"
         return InputError(
             f"{name} has missing values (NaN) in column {column!r} of {self.source.label}: {rows}, the first is row "
-            f"{first} (counted from 0); expected a number in every row: leave such rows out, fill them (transformer="
-            f"SimpleImputer()), or leave the column out with columns="
+            f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
+            f"...).drop_missing({column!r})), fill them (transformer=SimpleImputer()), or leave the column out with "
+            f"columns="
         )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.ipc
@@ -18,7 +19,7 @@ import pyarrow.parquet
 
 from dkrr.errors import InputError
 from dkrr.runtime.folders import PrivateFolder
-from dkrr.tables.arrow import columns_of
+from dkrr.tables.arrow import columns_of, is_missing
 from dkrr.tables.names import check_names
 from dkrr.tables.parquet import ParquetSource, reading
 from dkrr.tables.source import Column, Source
@@ -202,6 +203,30 @@ def _opened(file: Any) -> Any:
     except pyarrow.ArrowInvalid:
         file.seek(0)
         return pyarrow.ipc.open_stream(file)
+
+
+class CompleteSource(SpooledSource):
+    """Rows of another source in which no value of some columns is missing."""
+
+    def __init__(self, source: Source, names: Sequence[str]) -> None:
+        super().__init__(f"{source.label} without incomplete rows")
+        self._source, self._names = source, names
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self._source.columns
+
+    def _write(self, path: str) -> None:
+        writer: Any = None
+        try:
+            for batch in self._source.batches(0, self._source.n_rows, [column.name for column in self.columns]):
+                if writer is None:
+                    writer = pyarrow.parquet.ParquetWriter(path, batch.schema)
+                is_missing_in = [is_missing(batch.column(name)) for name in self._names]
+                writer.write_batch(batch.filter(pyarrow.array(~np.any(is_missing_in, axis=0))), GROUP_ROWS)
+        finally:
+            if writer is not None:
+                writer.close()
 
 
 class LazyFrameSource(SpooledSource):

@@ -218,6 +218,29 @@ class TestNumbers:
                 as_rows(table.select(["hour", column]))
 
 
+class TestDropMissing:
+    @pytest.fixture
+    def table(self):
+        columns = {"a": [1.0, None, 3.0, 4.0], "b": [1.0, 2.0, float("nan"), 4.0], "t": ["x", "y", "z", None]}
+        return dkrr.open_table(pa.table(columns))
+
+    def test_of_the_columns_of_a_table_or_of_others(self, table):
+        assert_array_equal(table.select("a").drop_missing().numbers(0, 3), [[1], [3], [4]])
+        kept = table.select("a,b").drop_missing()
+        assert kept.names == ("a", "b") and kept.all_names == ("a", "b", "t") and kept.n_rows == 2
+        assert_array_equal(kept.numbers(0, 2), [[1, 1], [4, 4]])
+        values = table.select("t").drop_missing("b,a").values()
+        assert values[0] == "x" and len(values) == 2  # the other is None, or NaN in pandas 3
+        assert table.drop_missing().n_rows == 1
+
+    def test_nothing_left(self, table):
+        empty = dkrr.open_table(pa.table({"a": pa.nulls(3, pa.float64())})).drop_missing()
+        with pytest.raises(InputError, match="without incomplete rows has no rows"):
+            as_rows(empty)
+        with pytest.raises(InputError, match="no such column"):
+            table.drop_missing("c")
+
+
 class TestCsv:
     def test_later_values_decide_on_types(self, tmp_path, monkeypatch):
         monkeypatch.setattr("dkrr.tables.spooled.BLOCK_BYTES", 64)
