@@ -14,7 +14,7 @@ OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py r
 	estimators/test_kernel_ridge.py estimators/test_dask_frames.py kernels/test_text.py features/test_maps.py \
 	linalg/test_cholesky.py machine/test_profile.py posterior/test_processes.py solvers/test_refinement.py \
 	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py test_blas.py test_inspection.py \
-	test_sparse.py)
+	test_sparse.py transformers test_predictions_out.py)
 
 .PHONY: demo test oldest quick check docs format clean
 

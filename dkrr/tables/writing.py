@@ -13,6 +13,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError
+from dkrr.tables.arrow import kind_of
 from dkrr.tables.base import Table
 from dkrr.tiles.files import local_path
 
@@ -116,7 +117,7 @@ class KeptColumns:
 def _numpy_type(kind: Any) -> np.dtype[Any]:
     if pyarrow.types.is_decimal(kind) or pyarrow.types.is_null(kind):
         return np.dtype(np.float64)
-    found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    found: np.dtype[Any] = np.dtype(object if kind_of(kind) == "text" else kind.to_pandas_dtype())
     return found
 
 

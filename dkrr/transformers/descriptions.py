@@ -6,6 +6,7 @@ steps; others, and functions, must be given again by the user.
 """
 
 import re
+from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -90,6 +91,8 @@ class _Writer:
             return {"number": [value.dtype.name if value.dtype.kind != "U" else "str", self.value(value.item(), where)]}
         if isinstance(value, np.ndarray):
             return self.array(value, where)
+        if isinstance(value, UserList):  # scikit-learn 1.6 has one for the rest of the columns, and warns of its items
+            value = value.data
         if type(value) is list:
             return [self.value(item, f"{where}[{k}]") for k, item in enumerate(value)]
         if type(value) is tuple:
