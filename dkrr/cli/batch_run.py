@@ -61,6 +61,7 @@ def run_job(
     def group(entry: Entry) -> Hashable:
         return task.group(entry.arguments)
 
+    write = _writer(None if batch.dry_run else batch.results)
     some = chosen(entries, batch.only, batch.part, group)
     with logging_of_job(handler, [entry.name for entry in some], quiet=batch.quiet), ended_in_order():
         which = "" if batch.part is None else f", part {batch.part[0]} of {batch.part[1]}"
@@ -77,7 +78,6 @@ def run_job(
         if batch.dry_run:
             click.echo(_json_of_plans(models) if batch.as_json else _table_of_plans(models))
             return 0
-        write = _writer(batch.results)
         pending = [model.entry for model in models if not model.is_complete]
         groups = grouped(pending, group)
         _log_time(models, groups)

@@ -94,6 +94,8 @@ class Together:
 
 def parts_of(group: Sequence[Mapping[str, Any]]) -> list[Together]:
     """Models of a group in parts whose targets fit into memory."""
+    if len(group) < 2:
+        return []
     parts: list[list[Mapping[str, Any]]] = [[]]
     total = 0
     for arguments in group:

@@ -359,3 +359,19 @@ def test_models_that_cannot_be_solved_together_are_solved_alone(folder, monkeypa
     monkeypatch.setattr(library.KernelRidge, "fit", breaking)
     assert set(outcomes(run("job.toml", "--json").stdout).values()) == {"done"}
     assert "2 models together failed, and are solved one by one: no space for several" in caplog.text
+
+
+def test_columns_of_a_table(folder):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    X, y = np.load("x.npy"), np.load("y.npy")
+    pandas.DataFrame({"a1": X[:, 0], "a2": X[:, 1], "b": X[:, 2], "y": y, "z": -y, "w": 1.0}).to_parquet("t.parquet")
+    (folder / "job.yaml").write_text(
+        "fit: {x: t.parquet, columns: ['a*', b], sample-weight: w, model: '{name}.zarr'}\n"
+        "model:\n  - {name: m, grid: {y: [y, z]}}\n"
+    )
+    assert outcomes(run("job.yaml", "--json").stdout) == {"m-y=y": "done", "m-y=z": "done"}
+    expected = library.KernelRidge().fit(X, y).predict(X)
+    X_named = pandas.DataFrame(X, columns=["a1", "a2", "b"])
+    np.testing.assert_allclose(library.load("m-y=z.zarr").predict(X_named), -expected, rtol=0, atol=1e-10)
+    assert set(outcomes(run("job.yaml", "--json", "--resume").stdout).values()) == {"skipped"}
