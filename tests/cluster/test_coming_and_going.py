@@ -31,7 +31,7 @@ def test_a_worker_that_joins_gets_tasks(slow_machine: None, monkeypatch: pytest.
 
         def join() -> None:
             cluster.scale(2)
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=240)
 
         after_first_task(monkeypatch, {threading.current_thread().name: join})
         X = np.random.default_rng(4).normal(size=(1500, 3))
