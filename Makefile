@@ -16,7 +16,14 @@ OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py r
 	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py test_blas.py test_inspection.py \
 	test_sparse.py transformers test_predictions_out.py)
 
-.PHONY: demo test oldest quick check docs format clean
+# Those that touch what depends on Python itself and on the newest packages: values, files, processes, commands.
+PYTHONS = 3.12 3.13
+PYTHONS_TESTS = $(addprefix tests/, kernels/test_values.py kernels/test_parameters.py kernels/test_categories.py \
+	estimators/test_kernel_ridge.py estimators/test_ecosystem.py rows/test_sources.py fitting/test_resume.py \
+	linalg/test_cholesky.py solvers/test_refinement.py tiles/test_store.py cli/test_commands.py test_persistence.py \
+	test_config.py)
+
+.PHONY: demo test oldest pythons quick check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
@@ -26,6 +33,9 @@ test: check docs  ## All checks of the code, the documentation and all tests
 
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
+
+pythons:  ## A fast part of the tests with each of Python 3.12 and 3.13 that is here, and the newest packages
+	.ci/pythons "$(PYTHONS)" $(PYTHONS_TESTS)
 
 quick: $(VENV)/.test  ## Tests but for the slow ones
 	$(RUN) -m pytest $(TOGETHER) -m "not slow"
@@ -63,4 +73,4 @@ $(OLDEST)/.suite: pyproject.toml .ci/oldest.py | $(OLDEST)/bin/python
 	@touch $@
 
 clean:  ## Remove the environments and what was made
-	rm -rf $(VENV) $(OLDEST) output docs/_build docs/gallery docs/api/examples docs/api/generated
+	rm -rf $(VENV) $(OLDEST) $(addprefix .venv-, $(PYTHONS)) output docs/_build docs/gallery docs/api/examples docs/api/generated
