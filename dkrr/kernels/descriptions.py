@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
@@ -47,6 +48,19 @@ _NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "sigmoid": (Sigmoid, ("gamma", "coef0")),
 }
 
+OTHER_NAMES = {
+    "gaussian": "rbf",
+    "gauss": "rbf",
+    "squared_exponential": "rbf",
+    "se": "rbf",
+    "exponential": "laplacian",
+    "laplace": "laplacian",
+    "dot": "linear",
+    "tanh": "sigmoid",
+    "chi_squared": "chi2",
+}
+"""Names that kernels have elsewhere, for suggestions."""
+
 
 def as_kernel(
     kernel: object,
@@ -84,6 +98,11 @@ def as_kernel(
     RBF(gamma=0.5)
     """
     settings = _checked_params(kernel_params)
+    if isinstance(gamma, str):
+        raise InputTypeError(
+            f"gamma is {shown(gamma)}; expected a number above 0, one for each column, or None: 1 / n_features, which "
+            f"is scikit-learn's 'auto' (its 'scale' is 1 / (n_features * X.var()))"
+        )
     if gamma is not None:
         scales_of(gamma, "gamma")
     finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
@@ -98,9 +117,10 @@ def as_kernel(
         return kernel
     if callable(kernel) and not isinstance(kernel, type):
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
+    remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
     raise InputTypeError(
         f"kernel is {shown(kernel)}; expected a name ({_listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
-        f"blocks (X, Y){': write RBF(), for example, not the class RBF' if isinstance(kernel, type) else ''}"
+        f"blocks (X, Y){remedy}"
     )
 
 
@@ -174,7 +194,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     if name not in _NAMED:
         raise InputError(
             f"kernel is {shown(name)}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function of "
-            f"blocks (X, Y)"
+            f"blocks (X, Y){_suggestion(name)}"
         )
     kernel, taken = _NAMED[name]
     settings = {key: common[key] for key in taken}
@@ -192,6 +212,13 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
             f"{_listed(_parameters(kernel)) or 'none'}"
         )
     return _made(kernel, name, settings | extra)
+
+
+def _suggestion(name: str) -> str:
+    """Ending of a message: the name that was probably meant; empty without one."""
+    plain = name.strip().lower()
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, _NAMED, 1)
+    return f": did you mean {near[0]!r}?" if near else ""
 
 
 @functools.cache

@@ -22,6 +22,19 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _ID = re.compile("[0-9a-f]{32}")
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
+WORDS = {
+    "X": "the values of X",
+    "y": "the targets y",
+    "classes": "the labels y",
+    "shape": "the shape of X",
+    "dtype": "the dtype of X",
+    "kernel": "the kernels",
+    "alpha": "the values of alpha",
+    "weight": "the sample weights",
+    "sample_weight": "the sample weights",
+}
+"""Names in fingerprints as users know them."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -172,8 +185,11 @@ class RunStore:
         differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
         if differing:
             details = "; ".join(f"{k}: here {fingerprint.get(k)}, in the store {theirs.get(k)}" for k in differing)
+            others = ", ".join(WORDS.get(k, k) for k in differing)
             raise StoreError(
-                f"the store {self.url} belongs to another problem ({details}). Give another store= or delete this one"
+                f"the store {self.url} belongs to another problem: {others} differ ({details}). Give another store= or "
+                f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
+                f"KernelRidgeCV(store=...), which has one for each kernel"
             )
 
     def _attributes(self) -> dict[str, Any]:

@@ -332,3 +332,18 @@ def test_exports_and_examples():
         tried += result.attempted
     assert tried > 20
     assert Cosine() in {Cosine()}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "settings", "message"),
+    [
+        ("gaussian", {}, "kernel is 'gaussian'; .*: did you mean 'rbf'"),
+        ("RBF", {}, "did you mean 'rbf'"),
+        ("polynomal", {}, "did you mean 'polynomial'"),
+        (Matern, {}, r"write Matern\(\), not the class Matern"),
+        ("rbf", {"gamma": "scale"}, r"gamma is 'scale'; expected a number .* 1 / \(n_features \* X\.var\(\)\)"),
+    ],
+)
+def test_suggestions(kernel, settings, message):
+    with pytest.raises(InputError, match=message):
+        as_kernel(kernel, **settings)

@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
 from dkrr.tiles import RunStore
-from dkrr.tiles.store import FORMAT_VERSION, free_bytes
+from dkrr.tiles.store import FORMAT_VERSION, WORDS, free_bytes
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
 LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
@@ -73,6 +73,7 @@ class TestClaim:
             store.claim({**PROBLEM, field: value}, LAYOUT)
         message = str(caught.value)
         assert f"{field}: here {value}, in the store {PROBLEM[field]}" in message
+        assert "cannot share a store" in message and f"{WORDS.get(field, field)} differ" in message
         assert not any(f"{other}: here" in message for other in PROBLEM if other != field)
         assert store.description() == before
 
