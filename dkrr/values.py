@@ -5,6 +5,7 @@ wrong type) that names the argument.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,6 +19,8 @@ MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which costs are computed."""
 MAX_SHOWN = 160
 """Characters of a value in a message."""
+BUCKETS = ("s3", "gs", "az")
+"""Protocols of URLs ``s3://bucket/...``, ``gs://bucket/...`` and ``az://container/...``, which obstore reads."""
 MAX_PATH = 4096
 """Characters of a path or URL; file systems take fewer."""
 
@@ -137,6 +140,9 @@ def _check_protocols(url: str, name: str) -> None:
     from fsspec import get_filesystem_class  # not by processes that only see paths
 
     for protocol in url.partition("://")[0].split("::"):
+        if protocol in BUCKETS:
+            _check_obstore(url, name)
+            continue
         try:
             get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:
@@ -144,6 +150,14 @@ def _check_protocols(url: str, name: str) -> None:
                 f"{name} is {shown(url)}, and the protocol {protocol!r} cannot be used: {error}; expected a path, or "
                 f"a URL of a file system that fsspec knows here"
             ) from error
+
+
+def _check_obstore(url: str, name: str) -> None:
+    if find_spec("obstore") is None:
+        raise InputError(
+            f"{name} is {shown(url)}, which needs obstore, and it is not installed; expected it: pip install "
+            f"'dkrr[cloud]', or a path"
+        )
 
 
 def numbers(values: Any, name: str, expected: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from distributed import Client
 
 from dkrr.linalg import TASK_MODULES
 from dkrr.runtime.local_workers import local_client
+from tests.s3 import request, s3_server, variables
 
 WORKER_MEMORY = 2**30
 
@@ -76,3 +78,20 @@ def data() -> Data:
     weights = rng.uniform(0.1, 3.0, size=211)
     weights[[0, 17, 210]] = 0.0
     return Data(X, Y, weights, rng.normal(size=(37, 5)))
+
+
+@pytest.fixture(scope="session")
+def s3_host() -> Iterator[str]:
+    """A server of the S3 interface, for all tests that need one."""
+    with s3_server() as host:
+        yield host
+
+
+@pytest.fixture
+def bucket(s3_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty bucket, which the environment gives access to."""
+    for name, value in variables(s3_host).items():
+        monkeypatch.setenv(name, value)
+    name = f"dkrr-{uuid.uuid4().hex}"
+    request(s3_host, "PUT", f"/{name}")
+    return f"s3://{name}"

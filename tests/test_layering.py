@@ -51,6 +51,7 @@ GATEWAYS = {
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},
+    "obstore": {"tiles"},
     "cryptography": {"runtime"},
     "yaml": {"config", "jobs"},
     "resource": {"runtime"},  # guarded there, once

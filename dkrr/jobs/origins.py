@@ -69,7 +69,7 @@ def origin_of(command: str, entry: Entry, keys: Sequence[Key]) -> dict[str, Any]
 def signature(value: str) -> str:
     """Checksum of names, sizes and times of all files of a path, a pattern of paths or a URL; empty if none exists."""
     file = value.partition("::")[0]
-    found = sorted(_remote_files(file) if "://" in file and local_path(file) is None else _local_files(file))
+    found = sorted(remote.files(file) if "://" in file and local_path(file) is None else _local_files(file))
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32] if found else ""
 
 
@@ -82,20 +82,6 @@ def _local_files(path: str) -> Iterator[tuple[str, int, int]]:
         for file in files if root.is_dir() else [root]:
             facts = file.stat()
             yield str(file.relative_to(root)), facts.st_size, facts.st_mtime_ns
-
-
-def _remote_files(url: str) -> Iterator[tuple[str, int, str]]:
-    system, path = remote.file_system(url)
-    try:
-        found = system.find(path, detail=True)
-    except FileNotFoundError:
-        return
-    for name, facts in found.items():
-        # Whichever of these the protocol has.
-        version = next(
-            (facts[k] for k in ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created") if k in facts), ""
-        )
-        yield name.removeprefix(path), int(facts.get("size") or 0), str(version)
 
 
 def state_of(path: str, origin: dict[str, Any], *, compare: bool) -> State:

@@ -10,8 +10,11 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import StoreError
+from dkrr.tiles.buckets import store_below
 from dkrr.tiles.files import local_path
+from dkrr.tiles.remote import errors_of
 from dkrr.tiles.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
+from dkrr.values import BUCKETS
 
 PREDICTIONS = {"dkrr": {"kind": "predictions"}}
 """Attributes of a group of predictions, by which it is known as one that may be overwritten."""
@@ -24,7 +27,11 @@ MAX_DEPTH = 4
 def zarr_store(url: str) -> Any:
     """Zarr store behind a URL or path."""
     path = local_path(url)
-    return zarr.storage.LocalStore(path) if path is not None else zarr.storage.FsspecStore.from_url(url)
+    if path is not None:
+        return zarr.storage.LocalStore(path)
+    if url.partition("://")[0] not in BUCKETS:
+        return zarr.storage.FsspecStore.from_url(url)
+    return zarr.storage.ObjectStore(store_below(url))
 
 
 def is_zarr_array(value: Any) -> bool:
@@ -111,6 +118,9 @@ def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
         return zarr.open_array(zarr_store(url), mode=mode)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{url} is not a Zarr array ({error}); give the path of the array itself") from error
+    except Exception as error:  # of the library behind a URL
+        with errors_of(url):
+            raise error
 
 
 def create_group(url: str) -> None:

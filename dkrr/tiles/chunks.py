@@ -293,16 +293,18 @@ class ChunkedArray:
     def _fetch(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]]) -> None:
         stride, is_whole = self._block_bytes + TAIL_BYTES, len(blocks) == self._n_blocks
         offset = first * stride
-        raw = remote.get(self.url, key, None if is_whole else (offset, offset + len(blocks) * stride))
-        if raw is None:
+        end = self.chunk_bytes if is_whole else offset + len(blocks) * stride
+        raw = np.empty(end - offset, np.uint8)
+        size = remote.get_into(self.url, key, offset, raw)
+        if size is None:
             raise self._missing(key)
-        if len(raw) != (self.chunk_bytes if is_whole else len(blocks) * stride):
-            raise self._truncated(key, offset + len(raw))
+        if size < end or (is_whole and size != end):
+            raise self._truncated(key, size)
         tails = []
         for k, block in enumerate(blocks):
-            end = (k + 1) * stride
-            block[:] = np.frombuffer(raw, np.uint8, self._block_bytes, k * stride)
-            tails.append(raw[end - TAIL_BYTES : end])
+            stop = (k + 1) * stride
+            block[:] = raw[k * stride : stop - TAIL_BYTES]
+            tails.append(raw[stop - TAIL_BYTES : stop].tobytes())
         self._compare(key, first, blocks, tails)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
@@ -510,7 +512,7 @@ class ChunkedArray:
         """Compare a chunk's index, which only other readers of Zarr use."""
         start = self.chunk_bytes - len(self._index)
         if local_path(self.url) is None:
-            raw = remote.get(self.url, key, (start, self.chunk_bytes))
+            raw = bytes(remote.get(self.url, key, (start, self.chunk_bytes)) or b"")
         else:
             found = bytearray(len(self._index))
             descriptor = self._opened(key)

@@ -69,7 +69,7 @@ def read_file(url: str, max_bytes: int) -> bytes | None:
         found = remote.get(folder, name)
         if found is not None and len(found) > max_bytes:
             raise _too_large(url, len(found), max_bytes)
-        return found
+        return None if found is None else bytes(found)
     try:
         descriptor = open_for_reading(path)
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def write_file(url: str, parts: Sequence[Buffer]) -> None:
     path = local_path(url)
     if path is None:
         folder, _, name = url.rpartition("/")
-        remote.put(folder, name, b"".join(bytes(part) for part in parts))
+        remote.put(folder, name, *parts)
         return
     partial, is_durable = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}"), bool(setting("durable"))
     try:

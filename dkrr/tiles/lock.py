@@ -5,10 +5,12 @@ is read and written under `flock`. A lock whose owner no longer lives is stale a
 ran on this machine, otherwise when the heartbeat is older than STALE_SECONDS. A process that is suspended keeps its
 lock on its own machine; for another one it is stale after that time, and the process stops when it goes on.
 
-Object stores have nothing like `flock`: two clients that begin within moments of each other are told apart by reading
-the document again after SETTLE_SECONDS. That is not a guarantee: if a write is delayed for longer, both begin, and one
-of them finds the other's name at its next heartbeat and stops. What they have written until then is from the same
-tasks, whose results do not depend on who does them. The same holds for file systems without `flock`.
+Buckets of S3, Google Cloud Storage and Azure write the document only if nobody else has written one meanwhile (a
+conditional request), which is a guarantee. Other stores have nothing like this or `flock`: two clients that begin
+within moments of each other are told apart by reading the document again after SETTLE_SECONDS. If a write is delayed
+for longer, both begin, and one of them finds the other's name at its next heartbeat and stops. What they have written
+until then is from the same tasks, whose results do not depend on who does them. The same holds for servers of the S3
+interface without conditional requests, and for file systems without `flock`.
 """
 
 import errno
@@ -357,22 +359,27 @@ class _ObjectLock(_Lock):
         self._is_shared = not url.startswith("memory:")  # with other processes
 
     def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
+        document = replace(mine, beat=time.time()).to_bytes()
         with nullcontext() if self._is_shared else _in_this_process:
-            document = remote.get(self._url, LOCK_NAME)
-            found = Owner.from_bytes(document) if document else None
-            if document and self._is_alive(found, document):
+            held = remote.version(self._url, LOCK_NAME)
+            found = Owner.from_bytes(held[0]) if held else None
+            if held and self._is_alive(found, held[0]):
                 return found, False
-            remote.put(self._url, LOCK_NAME, replace(mine, beat=time.time()).to_bytes())
-        if self._is_shared:
-            time.sleep(SETTLE_SECONDS)
+            is_written = remote.put_if(self._url, LOCK_NAME, document, held[1] if held else None)
+            if is_written is None:
+                remote.put(self._url, LOCK_NAME, document)
+        if self._is_shared and not is_written:
+            if is_written is None:
+                time.sleep(SETTLE_SECONDS)
             other = self._found()
+            # A request that was repeated may have found what its first attempt wrote.
             if other is None or other.token != mine.token:
                 return other, False
-        return (found, True) if document else None
+        return (found, True) if held else None
 
     def _found(self) -> Owner | None:
         document = remote.get(self._url, LOCK_NAME)
-        return Owner.from_bytes(document) if document else None
+        return Owner.from_bytes(bytes(document)) if document else None
 
     def _is_alive(self, owner: Owner | None, document: bytes) -> bool:
         if owner is not None and owner.is_here():
@@ -381,7 +388,8 @@ class _ObjectLock(_Lock):
             return True
         # The clocks may differ, or the document is damaged: a living owner writes it again.
         time.sleep(2.5 * HEARTBEAT_SECONDS)
-        return remote.get(self._url, LOCK_NAME) not in (document, None)
+        found = remote.get(self._url, LOCK_NAME)
+        return found is not None and bytes(found) != document
 
     def beat(self, mine: Owner) -> str:
         found = self._found()

@@ -1,4 +1,6 @@
-"""Objects in a store that fsspec reaches: read, written and listed whole, and tried again where a request fails.
+"""Objects in stores of other machines: read, written and listed whole, and tried again where a request fails.
+
+Buckets of S3, Google Cloud Storage and Azure are reached by obstore (`buckets`), others by fsspec (`file_systems`).
 
 An object appears at once or not at all, in stores that promise this (S3 and its like do; a file system behind fsspec
 need not). Requests that fail for a moment (a broken connection, a slow or overloaded server) are repeated with waits
@@ -9,20 +11,22 @@ change (no permission, no such bucket, no space) are not asked for again.
 import errno
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import fsspec
-
-from dkrr.errors import InputError, StoreError, UnreachableStoreError
+from dkrr.errors import DkrrError, InputError, UnreachableStoreError
+from dkrr.tiles.buckets import Bucket, bucket_of
+from dkrr.tiles.file_systems import FileSystem, file_system_of
+from dkrr.values import BUCKETS
 
 RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
 
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 10.0
-REQUEST_SECONDS = 300.0
-"""Longest time of one request, where the file system can be told: a chunk of 32 MiB at 0.1 MB/s."""
+FIRST_SECONDS = 10.0
+"""The same for a store that has never answered this process: its address may be wrong, and work has not started."""
 
 _FINAL_ERRORS: tuple[type[Exception], ...] = (
     PermissionError,
@@ -37,34 +41,18 @@ _FINAL_ERRORS: tuple[type[Exception], ...] = (
 )
 _FINAL_NUMBERS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
+_FINAL_NAMES = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "UnknownConfigurationKeyError"}
+"""Such errors of obstore, which has no common base with Python's; it is imported only where a bucket is used."""
+
+_answered: set[str] = set()
+"""Stores that have answered this process."""
+
 _waits = random.Random()  # not the generator that a user has seeded
 
 Value = TypeVar("Value")
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """File system of a URL, and the path in it.
-
-    Raises
-    ------
-    InputError
-        If nothing that is installed reads such URLs.
-    StoreError
-        If the store cannot be reached.
-    """
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"{url} cannot be opened: {error}; expected a path, or a URL of a protocol that fsspec knows: install "
-            f"the package that it needs, or give a path"
-        ) from error
-    except Exception as error:  # of any of the libraries behind fsspec
-        raise StoreError(f"{url} cannot be opened: {error!r}; check its address and your credentials") from error
-    return system, str(path)
-
-
-def get(url: str, key: str, part: tuple[int, int | None] | None = None) -> bytes | None:
+def get(url: str, key: str, part: tuple[int, int | None] | None = None) -> Any:
     """Bytes of an object; None if it does not exist.
 
     Parameters
@@ -77,32 +65,69 @@ def get(url: str, key: str, part: tuple[int, int | None] | None = None) -> bytes
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
         If the store does not answer.
     """
-    system, path = _object(url, key)
-    start, stop = (None, None) if part is None else part
-
-    def read() -> bytes | None:
-        try:
-            return bytes(system.cat_file(path, start=start, end=stop, **_limit(system)))
-        except FileNotFoundError:
-            return None
-
-    return _repeated(read, f"read {path}", url)
+    store, path = _object(url, key)
+    start, stop = (0, None) if part is None else part
+    return _repeated(lambda: store.get(path, start, stop), f"read {path}", url)
 
 
-def put(url: str, key: str, data: bytes | memoryview) -> None:
-    """Write an object, in place of an earlier one.
+def get_into(url: str, key: str, start: int, out: Any) -> int | None:
+    """Fill a buffer of bytes with those of an object from `start` on; large parts come over several connections.
+
+    Returns
+    -------
+    int or None
+        Bytes of the whole object, or where `start` is not 0 at least those up to the end of the buffer, if it has as
+        many; None if it does not exist.
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
+        If the store does not answer.
+    """
+    store, path = _object(url, key)
+    return _repeated(lambda: store.get_into(path, start, memoryview(out)), f"read {path}", url)
+
+
+def put(url: str, key: str, *parts: Any) -> None:
+    """Write an object from consecutive buffers, in place of an earlier one.
+
+    Raises
+    ------
+    UnreachableStoreError
         If the store does not take it.
     """
-    system, path = _object(url, key)
-    content = bytes(data)
-    _repeated(lambda: system.pipe_file(path, content, **_limit(system)), f"write {path}", url)
+    store, path = _object(url, key)
+    _repeated(lambda: store.put(path, parts), f"write {path}", url)
+
+
+def version(url: str, key: str) -> tuple[bytes, str] | None:
+    """Content of an object, and what tells its version from others; None if it does not exist."""
+    store, path = _object(url, key)
+    return _repeated(lambda: store.version(path), f"read {path}", url)
+
+
+def put_if(url: str, key: str, data: bytes, expected: str | None) -> bool | None:
+    """Write an object in one step with the test that it has a version, or with None that it does not exist.
+
+    Returns
+    -------
+    bool or None
+        Whether it was written; None if the store has no such step.
+
+    Raises
+    ------
+    UnreachableStoreError
+        If the store does not answer.
+    """
+    store, path = _object(url, key)
+
+    def written() -> bool | None:
+        return store.create(path, data) if expected is None else store.exchange(path, data, expected)
+
+    return _repeated(written, f"write {path}", url)
 
 
 def names(url: str) -> list[str]:
@@ -110,22 +135,23 @@ def names(url: str) -> list[str]:
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
         If the store does not answer.
     """
-    system, path = file_system(url)
-    folder = path.rstrip("/")
+    store, path = _store(url)
+    return _repeated(lambda: store.names(path), f"list {path}", url)
 
-    def listed() -> list[str]:
-        system.invalidate_cache()  # other processes write here
-        try:
-            found = system.ls(folder, detail=False, **_limit(system))
-        except FileNotFoundError:
-            return []
-        below = (str(entry).rstrip("/").removeprefix("/").rpartition("/") for entry in found)
-        return sorted(name for parent, _, name in below if parent == folder.removeprefix("/") and name)
 
-    return _repeated(listed, f"list {folder}", url)
+def files(url: str) -> list[tuple[str, int, str]]:
+    """Name, size and version of every object below a URL, or of the one object there, whose name is then empty.
+
+    Raises
+    ------
+    UnreachableStoreError
+        If the store does not answer.
+    """
+    store, path = _store(url)
+    return _repeated(lambda: store.files(path), f"list {path}", url)
 
 
 def exists(url: str) -> bool:
@@ -133,16 +159,11 @@ def exists(url: str) -> bool:
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
         If the store does not answer.
     """
-    system, path = file_system(url)
-
-    def found() -> bool:
-        system.invalidate_cache()
-        return bool(system.exists(path, **_limit(system)))
-
-    return _repeated(found, f"look for {path}", url)
+    store, path = _store(url)
+    return _repeated(lambda: store.exists(path), f"look for {path}", url)
 
 
 def delete(url: str) -> None:
@@ -150,66 +171,78 @@ def delete(url: str) -> None:
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
         If the store does not answer.
     """
-    system, path = file_system(url)
-
-    def removed() -> None:
-        system.invalidate_cache()
-        try:
-            system.rm(path, recursive=True, **_limit(system))
-        except FileNotFoundError:
-            return
-
-    _repeated(removed, f"delete {path}", url)
+    store, path = _store(url)
+    _repeated(lambda: store.delete(path), f"delete {path}", url)
 
 
 def move(url: str, to: str) -> None:
-    """Copy all that is below a URL to another of the same file system, in place of what is there, and delete it.
+    """Copy all that is below a URL to another of the same store, in place of what is there, and delete it.
 
     Raises
     ------
-    StoreError
+    UnreachableStoreError
         If the store does not answer.
     """
-    system, source = file_system(url)
-    target = file_system(to)[1]
-
-    def copied() -> None:
-        system.invalidate_cache()
-        if system.exists(target, **_limit(system)):  # it would be copied into
-            system.rm(target, recursive=True, **_limit(system))
-        system.copy(source, target, recursive=True, on_error="raise")
-
-    _repeated(copied, f"copy {source} to {target}", to)
+    store, source = _store(url)
+    target = _store(to)[1]
+    _repeated(lambda: store.copy(source, target), f"copy {source} to {target}", to)
     delete(url)
 
 
-def _object(url: str, key: str) -> tuple[Any, str]:
-    system, path = file_system(url)
-    return system, f"{path.rstrip('/')}/{key}"
+@contextmanager
+def errors_of(url: str) -> Iterator[None]:
+    """Report the errors of libraries that read a store themselves, as Zarr does, as those of the store."""
+    try:
+        yield
+    except (DkrrError, KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:
+        raise UnreachableStoreError(_message("read", url, error, "")) from error
 
 
-def _limit(system: Any) -> dict[str, float]:
-    """Time limit of a request, which fsspec's own loop takes from those that run in it."""
-    return {"timeout": REQUEST_SECONDS} if getattr(system, "async_impl", False) else {}
+def _store(url: str) -> tuple[Bucket | FileSystem, str]:
+    is_bucket = url.partition("://")[0] in BUCKETS
+    try:
+        return bucket_of(url) if is_bucket else file_system_of(url)
+    except DkrrError:
+        raise
+    except ImportError as error:
+        raise InputError(
+            f"{url} needs obstore, and {error}; expected it for such URLs: pip install 'dkrr[cloud]'"
+        ) from error
+    except Exception as error:  # of the library, for an address or settings that it does not take
+        raise InputError(
+            f"{url} cannot be opened: {_first_line(error)}; check the address, and the variables of the environment "
+            f"with its credentials and settings"
+        ) from error
+
+
+def _object(url: str, key: str) -> tuple[Bucket | FileSystem, str]:
+    store, path = _store(url)
+    return store, f"{path}/{key}" if path else key
 
 
 def _repeated(request: Callable[[], Value], what: str, url: str) -> Value:
     """Answer to a request, which is repeated while it may yet succeed."""
     started, n_tries, wait = time.monotonic(), 0, FIRST_WAIT_SECONDS
+    place = "/".join(url.split("/")[:3])
+    limit = RETRY_SECONDS if place in _answered else min(FIRST_SECONDS, RETRY_SECONDS)
     while True:
         n_tries += 1
         try:
-            return request()
+            answer = request()
+            _answered.add(place)
+            return answer
         except Exception as error:  # each library behind fsspec has errors of its own
             waited = time.monotonic() - started
             # At least half of the wait, and not the same in all workers, whose requests have failed together.
             pause = wait * _waits.uniform(0.5, 1.0)
             if _is_final(error):
                 raise UnreachableStoreError(_message(what, url, error, "")) from error
-            if waited + pause > RETRY_SECONDS:
+            if waited + pause > limit:
                 raise UnreachableStoreError(
                     _message(what, url, error, f" (tried {n_tries} times in {waited:.0f} s)")
                 ) from error
@@ -218,11 +251,42 @@ def _repeated(request: Callable[[], Value], what: str, url: str) -> Value:
 
 
 def _is_final(error: Exception) -> bool:
-    return isinstance(error, _FINAL_ERRORS) or getattr(error, "errno", None) in _FINAL_NUMBERS
+    if isinstance(error, _FINAL_ERRORS) or getattr(error, "errno", None) in _FINAL_NUMBERS:
+        return True
+    return type(error).__name__ in _FINAL_NAMES or _known_cause(error) is not None
+
+
+_CAUSES = {
+    "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
+    "AWS_ENDPOINT_URL for a server of your own)": (
+        # Libraries that find none ask the machine's own service, which only clouds have.
+        "169.254.",
+        "metadata.google",
+        "NoCredentials",
+        "Unable to locate credentials",
+    ),
+    "the bucket does not exist; expected one that was made before": ("NoSuchBucket", "ContainerNotFound"),
+    "the service does not know these credentials; check those in the environment": (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+    ),
+}
+"""Causes that time does not change, with signs of them in the errors of libraries."""
+
+
+def _known_cause(error: Exception) -> str | None:
+    text = str(error)
+    return next((cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs)), None)
+
+
+def _first_line(error: Exception) -> str:
+    """First line of a message; others hold what a library knows for its authors."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _message(what: str, url: str, error: Exception, tries: str) -> str:
+    why = _known_cause(error) or _first_line(error)
     return (
-        f"cannot {what} in the store {url}: {str(error) or type(error).__name__}{tries}. What is finished is kept: "
+        f"cannot {what} in the store {url}: {why}{tries}. What is finished is kept: "
         f"when the store can be reached and written to, run again with the same store"
     )

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import dkrr
 from dkrr.errors import InputError, StoreError
-from dkrr.tiles import lock, remote
+from dkrr.tiles import buckets, file_systems, lock, remote
 
 
 class Flaky(MemoryFileSystem):
@@ -67,15 +67,28 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Flaky.store.clear()
 
 
-@pytest.mark.parametrize("protocol", ["flaky", "memory"])
-def test_objects_are_written_read_listed_and_deleted(url: str, protocol: str) -> None:
-    url = url.replace("flaky", protocol)
+@pytest.fixture
+def folder(url: str, request: pytest.FixtureRequest) -> str:
+    """A folder of a store of each kind."""
+    kind: str = request.param
+    return f"{request.getfixturevalue('bucket')}/a/run.zarr" if kind == "s3" else url.replace("flaky", kind)
+
+
+KINDS = ["flaky", "memory", "s3"]
+
+
+@pytest.mark.parametrize("folder", KINDS, indirect=True)
+def test_objects_are_written_read_listed_and_deleted(folder: str) -> None:
+    url = folder
     assert remote.get(url, "a") is None and remote.names(url) == [] and not remote.exists(url)
     remote.put(url, "a", b"one")
     remote.put(url, "b/c", memoryview(b"another"))
     remote.put(url, "a", b"hello")
-    assert remote.get(url, "a") == b"hello" and remote.get(url, "b/c") == b"another"
-    assert remote.get(url, "a", (1, 3)) == b"el" and remote.get(url, "a", (-2, None)) == b"lo"
+    assert bytes(remote.get(url, "a")) == b"hello" and bytes(remote.get(url, "b/c")) == b"another"
+    assert bytes(remote.get(url, "a", (1, 3))) == b"el" and bytes(remote.get(url, "a", (-2, None))) == b"lo"
+    found = {name: size for name, size, _ in remote.files(url)}
+    assert found == {"/a": 5, "/b/c": 7} and remote.files(f"{url}/a")[0][:2] == ("", 5)
+    assert remote.files(f"{url}/d") == []
     assert remote.names(url) == ["a", "b"] and remote.names(f"{url}/") == ["a", "b"]
     assert remote.exists(f"{url}/b") and not remote.exists(f"{url}/d")
     remote.delete(f"{url}/b")
@@ -143,6 +156,65 @@ def test_waits_leave_the_generator_of_users_alone(url: str) -> None:
     assert random.random() == expected
 
 
+@pytest.mark.parametrize("folder", KINDS, indirect=True)
+def test_folders_take_the_place_of_others(folder: str) -> None:
+    remote.put(folder, "new/a", b"one")
+    remote.put(folder, "new/b/c", b"two")
+    remote.put(folder, "old/d", b"three")
+    remote.move(f"{folder}/new", f"{folder}/old")
+    assert {name for name, _, _ in remote.files(folder)} == {"/old/a", "/old/b/c"}
+
+
+@pytest.mark.parametrize("folder", KINDS, indirect=True)
+@pytest.mark.parametrize("n", [5, 3 * 2**20 + 1])
+def test_buffers_are_filled_over_several_connections(folder: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "PART_BYTES", 2**20)
+    data = np.arange(n, dtype=np.uint8)
+    remote.put(folder, "a", data[:2], data[2:])
+    out = np.zeros(n, np.uint8)
+    assert remote.get_into(folder, "a", 0, out) == n and (out == data).all()
+    part = np.zeros(n - 3, np.uint8)
+    assert remote.get_into(folder, "a", 2, part) >= n - 1 and (part == data[2 : n - 1]).all()
+    assert remote.get_into(folder, "b", 0, out) is None
+    # Objects of another size than expected.
+    assert remote.get_into(folder, "a", 0, np.zeros(n + 1, np.uint8)) == n
+    assert remote.get_into(folder, "a", 0, part) == n
+    assert remote.get_into(folder, "a", n - 2, part) == n
+
+
+def test_one_of_several_writes_in_one_step(bucket: str) -> None:
+    url = f"{bucket}/run.zarr"
+    assert remote.put_if(url, "a", b"first", None) and not remote.put_if(url, "a", b"second", None)
+    content, version = remote.version(url, "a")
+    assert content == b"first"
+    assert remote.put_if(url, "a", b"third", version) and not remote.put_if(url, "a", b"fourth", version)
+    assert bytes(remote.get(url, "a")) == b"third"
+
+
+def test_a_bucket_that_does_not_exist(bucket: str) -> None:
+    url = f"{bucket}-of-nobody/run.zarr"
+    with pytest.raises(StoreError, match=f"cannot write run.zarr/a in the store {url}") as caught:
+        remote.put(url, "a", b"hello")
+    assert "the bucket does not exist" in str(caught.value)
+    assert "secret" not in str(caught.value) and "tried" not in str(caught.value)
+
+
+def test_an_address_where_nobody_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.5)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match=r"cannot read run.zarr/a .*tried \d+ times in [01] s"):
+        remote.get(f"{bucket}-elsewhere/run.zarr", "a")
+
+
+def test_no_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    started = time.monotonic()
+    with pytest.raises(StoreError, match="no credentials; expected them in the environment"):
+        remote.get(f"{bucket}-mine/run.zarr", "a")
+    assert time.monotonic() - started < 30.0
+
+
 def test_a_url_that_nothing_reads_is_a_clear_error() -> None:
     with pytest.raises(InputError, match="unknown://b/run.zarr cannot be opened"):
         remote.get("unknown://b/run.zarr", "a")
@@ -154,9 +226,9 @@ def test_a_request_without_an_answer_ends(url: str, monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(60)
             return b""
 
-    monkeypatch.setattr(remote, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(file_systems, "REQUEST_SECONDS", 0.05)
     system = Hanging()
-    monkeypatch.setattr(remote, "file_system", lambda url: (system, "/a"))
+    monkeypatch.setattr(remote, "file_system_of", lambda url: (file_systems.FileSystem(system), "/a"))
     with pytest.raises(StoreError, match="Timeout"):
         remote.get(url, "b")
 

@@ -1,0 +1,235 @@
+"""Buckets of S3, Google Cloud Storage and Azure, by obstore: single requests, which `dkrr.tiles.remote` repeats.
+
+Credentials, regions and addresses of servers come from the environment, as for these services' own tools:
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL`` and so on, ``GOOGLE_APPLICATION_CREDENTIALS``,
+``AZURE_STORAGE_ACCOUNT_NAME`` ...; profiles of AWS in its files, if boto3 is installed.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dkrr.errors import InputError
+
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 300.0
+"""Longest time of one request: a chunk of 32 MiB at 0.1 MB/s."""
+PART_BYTES = 8 * 2**20
+"""Parts of an object that are requested at the same time: one connection to a service far away is slower than the
+network."""
+CONNECTIONS = 8
+"""Most parts of one object that are requested at the same time."""
+
+Buffer = Any
+
+
+class Bucket:
+    """Objects of one bucket.
+
+    Parameters
+    ----------
+    protocol : str
+        One of BUCKETS.
+    name : str
+    """
+
+    def __init__(self, protocol: str, name: str) -> None:
+        import obstore
+
+        self._library, self._errors = obstore, obstore.exceptions
+        self.store = _opened(protocol, name, None)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def get(self, key: str, start: int, stop: int | None) -> Buffer | None:
+        """Bytes of an object; None if it does not exist."""
+        try:
+            if start == 0 and stop is None:
+                return self._library.get(self.store, key).bytes()
+            if start < 0:
+                return self._library.get(self.store, key, options={"range": {"suffix": -start}}).bytes()
+            if stop is None:
+                return self._library.get(self.store, key, options={"range": {"offset": start}}).bytes()
+            return self._library.get_range(self.store, key, start=start, end=stop)
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return None
+
+    def get_into(self, key: str, start: int, out: memoryview) -> int | None:
+        """Fill a buffer with the bytes of an object from `start` on, several parts at the same time.
+
+        Returns
+        -------
+        int or None
+            Bytes of the whole object, which may be too few to fill the buffer; None if it does not exist.
+        """
+        n = len(out)
+        first = min(PART_BYTES, n)
+        try:
+            found = self._library.get(self.store, key, options={"range": (start, start + first)})
+            size = int(found.meta["size"])
+            if size < start + n:
+                return size
+            out[:first] = memoryview(found.bytes())
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return None
+
+        def fill(k: int) -> None:
+            last = min(k + PART_BYTES, n)
+            out[k:last] = memoryview(self._library.get_range(self.store, key, start=start + k, end=start + last))
+
+        if first < n:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dkrr-bucket")
+            list(self._pool.map(fill, range(first, n, PART_BYTES)))
+        return size
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Write an object from consecutive parts."""
+        self._library.put(self.store, key, parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts)))
+
+    def create(self, key: str, data: bytes) -> bool | None:
+        """Write an object only if there is none, and return whether it was written; None if the service cannot."""
+        return self._put_if("create", key, data)
+
+    def exchange(self, key: str, data: bytes, version: str) -> bool | None:
+        """Replace an object only if its version is the given one, as `create` otherwise."""
+        return self._put_if({"e_tag": version}, key, data)
+
+    def _put_if(self, mode: Any, key: str, data: bytes) -> bool | None:
+        try:
+            self._library.put(self.store, key, data, mode=mode, use_multipart=False)
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileExistsError):
+            return False
+        except (self._errors.NotSupportedError, NotImplementedError):
+            return None
+        except self._errors.GenericError as error:
+            if "501 " in str(error):  # a server without conditional requests
+                return None
+            raise
+        return True
+
+    def version(self, key: str) -> tuple[bytes, str] | None:
+        """Content of an object with its version; None if it does not exist."""
+        try:
+            found = self._library.get(self.store, key)
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return None
+        return bytes(found.bytes()), str(found.meta["e_tag"])
+
+    def names(self, folder: str) -> list[str]:
+        """Names of what is directly below a folder."""
+        found = self._library.list_with_delimiter(self.store, f"{folder}/" if folder else None)
+        places = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        return sorted({place.rstrip("/").rpartition("/")[2] for place in places})
+
+    def files(self, key: str) -> list[tuple[str, int, str]]:
+        """Name, size and version of every object below a folder, or of one object, whose name is then empty."""
+        entries = [entry for page in self._library.list(self.store, f"{key}/") for entry in page]
+        if not entries:
+            try:
+                entries = [self._library.head(self.store, key)]
+            except (FileNotFoundError, self._errors.NotFoundError):
+                return []
+        return [(e["path"].removeprefix(key), int(e["size"]), str(e["e_tag"] or e["last_modified"])) for e in entries]
+
+    def exists(self, key: str) -> bool:
+        """Whether an object or anything below it exists."""
+        try:
+            self._library.head(self.store, key)
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return any(len(page) for page in self._library.list(self.store, f"{key}/", chunk_size=1))
+        return True
+
+    def delete(self, key: str) -> None:
+        """Delete an object, and all below it."""
+        for page in self._library.list(self.store, f"{key}/"):
+            self._library.delete(self.store, [entry["path"] for entry in page])
+        try:
+            self._library.delete(self.store, key)
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy all that is below a folder, or one object, in place of what is there."""
+        self.delete(target)
+        folder, copied = f"{source}/", False
+        for page in self._library.list(self.store, folder):
+            for entry in page:
+                self._library.copy(self.store, entry["path"], f"{target}/{entry['path'].removeprefix(folder)}")
+                copied = True
+        if not copied:
+            self._library.copy(self.store, source, target)
+
+
+def bucket_of(url: str) -> tuple[Bucket, str]:
+    """Bucket of a URL, and the key in it.
+
+    Raises
+    ------
+    InputError
+        If obstore is not installed, or the URL has no bucket.
+    """
+    protocol, _, rest = url.partition("://")
+    name, _, key = rest.partition("/")
+    if not name:
+        raise InputError(f"{url} has no bucket; expected {protocol}://bucket/name")
+    return _bucket(os.getpid(), protocol, name), key.strip("/")
+
+
+@lru_cache(maxsize=64)
+def _bucket(process: int, protocol: str, name: str) -> Bucket:  # noqa: ARG001
+    """Bucket that a process has opened: a fork cannot use its parent's connections."""
+    return Bucket(protocol, name)
+
+
+def store_below(url: str) -> Any:
+    """Store of obstore whose names are those below a URL, for libraries that read it themselves."""
+    protocol, _, rest = url.partition("://")
+    name, _, key = rest.partition("/")
+    return _opened(protocol, name, key.strip("/") or None)
+
+
+def _opened(protocol: str, name: str, prefix: str | None) -> Any:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    options: dict[str, Any] = {
+        "client_options": {
+            "timeout": timedelta(seconds=REQUEST_SECONDS),
+            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        },
+        "retry_config": {"max_retries": 0},
+        "prefix": prefix,
+    }
+    if protocol == "gs":
+        return GCSStore(name, **options)
+    if protocol == "az":
+        return AzureStore(name, **options)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        options["endpoint"] = endpoint
+        options["client_options"]["allow_http"] = endpoint.startswith("http://")
+    provider = _profile()
+    if provider is not None:
+        options["credential_provider"] = provider
+    return S3Store(name, **options)
+
+
+def _profile() -> Any:
+    """Credentials from the files of AWS, which boto3 reads; None if there are others, or it is not installed."""
+    asked = os.environ.get("AWS_PROFILE")
+    file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
+    if os.environ.get("AWS_ACCESS_KEY_ID") or not (asked or file.exists()):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        if not asked:
+            return None
+        raise InputError(
+            f"AWS_PROFILE is {asked!r}, and {error}; expected boto3, which reads profiles: pip install boto3, or set "
+            f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from error
+    return Boto3CredentialProvider()

@@ -1,0 +1,51 @@
+"""A server of the S3 interface on this machine, in a process of its own: moto's, whose objects are in its memory."""
+
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.cluster.processes import free_port
+
+# moto looks at who asks, and does not check signatures.
+WHO = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Host and port of a server that answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                request(f"127.0.0.1:{port}", "GET", "/")
+                break
+            except OSError:
+                assert server.poll() is None and time.monotonic() < deadline, "the S3 server does not start"
+                time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def request(host: str, method: str, path: str, data: bytes | None = None) -> bytes:
+    """Answer of a server to one request."""
+    connection = http.client.HTTPConnection(host, timeout=60)
+    try:
+        connection.request(method, path, data, {"Authorization": WHO})
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def variables(host: str) -> dict[str, str]:
+    """Environment of processes that use a server."""
+    own = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "top-secret", "AWS_ENDPOINT_URL": f"http://{host}"}
+    return {**own, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": os.environ.get("NO_PROXY", "") + ",127.0.0.1"}

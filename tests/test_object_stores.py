@@ -1,0 +1,186 @@
+"""Fits, models and rows in a bucket, on a real server of the S3 interface."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client
+
+import dkrr
+from dkrr.cli import dkrr as command
+from dkrr.errors import InputError, StoreError
+from dkrr.tiles import remote
+from dkrr.tiles.arrays import create_array, open_array
+from tests.cluster.processes import CLUSTER, environment, free_port, session, wait_for_text
+from tests.cluster.test_dask_cli import START, problem
+from tests.s3 import variables
+
+TILE, SIDE = 64, 6
+SETTINGS = {"alpha": 1e-2, "kernel": "rbf", "gamma": 0.1, "tile": TILE, "solver": "cholesky"}
+
+
+def fitted(store, **more):
+    return dkrr.KernelRidge(**SETTINGS | more, store=store).fit(*problem(TILE * SIDE))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Fit with a store on the disk, which nothing interrupts."""
+    return fitted(str(tmp_path_factory.mktemp("whole") / "run.zarr"))
+
+
+@pytest.fixture
+def filled(bucket):
+    """Store of a finished run."""
+    fitted(f"{bucket}/run.zarr")
+    return f"{bucket}/run.zarr"
+
+
+def test_a_fit_is_finished_and_found_again(filled, whole):
+    assert dkrr.status(filled).to_dict()["kind"] == "fit" and dkrr.verify(filled).is_whole
+    again = fitted(filled)
+    assert (again.dual_coef_ == whole.dual_coef_).all() and again.solve_result_.residual < 1e-10
+
+
+def test_what_is_damaged_is_computed_again(filled, whole):
+    folder = f"{filled}/system-0/factor"
+    name = next(name for name, _, _ in remote.files(folder) if name.startswith("/c."))
+    content = bytearray(remote.get(folder, name[1:]))
+    content[100] ^= 1
+    remote.put(folder, name[1:], bytes(content))
+    assert not dkrr.verify(filled).is_whole
+    remote.delete(f"{filled}/system-0/solution")
+    again = fitted(filled)
+    assert (again.dual_coef_ == whole.dual_coef_).all() and "damaged" in " ".join(again.solve_result_.messages)
+    assert dkrr.verify(filled).is_whole
+
+
+def test_other_data_are_refused(filled):
+    X, y = problem(TILE * SIDE)
+    with pytest.raises(StoreError, match="other"):
+        dkrr.KernelRidge(**SETTINGS, store=filled).fit(X + 1.0, y)
+
+
+def test_models_and_rows(bucket, whole):
+    X, y = problem(TILE * SIDE)
+    dkrr.save(whole, f"{bucket}/models/m.zarr")
+    with pytest.raises(InputError, match="exists already"):
+        dkrr.save(whole, f"{bucket}/models/m.zarr")
+    dkrr.save(whole, f"{bucket}/models/m.zarr", overwrite=True)
+    loaded = dkrr.load(f"{bucket}/models/m.zarr")
+    assert (loaded.predict(X[:5]) == whole.predict(X[:5])).all()
+    assert [name for name, _, _ in remote.files(bucket) if "dkrr-" in name] == [], "nothing is left beside it"
+    create_array(f"{bucket}/data/x", X.shape, X.dtype, 100)[:] = X
+    expected = dkrr.KernelRidge(**SETTINGS).fit(X, y)
+    for rows in (f"{bucket}/data/x", open_array(f"{bucket}/data/x")):
+        model = dkrr.KernelRidge(**SETTINGS).fit(rows, y)
+        assert (model.dual_coef_ == expected.dual_coef_).all()
+        predicted = model.predict(rows)
+        assert isinstance(predicted, da.Array) and np.allclose(predicted, expected.predict(X), rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match="not a Zarr array"):
+        dkrr.KernelRidge().fit(f"{bucket}/data/z", y)
+
+
+def test_a_gram_matrix(bucket):
+    X, _ = problem(TILE * SIDE)
+    K = dkrr.gram(X, kernel="rbf", gamma=0.1, store=f"{bucket}/gram.zarr", chunks=TILE)
+    assert np.allclose(K, dkrr.gram(X, kernel="rbf", gamma=0.1), rtol=0, atol=1e-14)
+    model = dkrr.KernelRidge(kernel="precomputed", alpha=1.0).fit(f"{bucket}/gram.zarr", X[:, 0])
+    assert np.allclose(model.dual_coef_, np.linalg.solve(K.compute() + np.eye(len(X)), X[:, 0]), rtol=0, atol=1e-10)
+
+
+def test_the_command_line(bucket, tmp_path):
+    X, y = problem(TILE * SIDE)
+    create_array(f"{bucket}/x", X.shape, X.dtype)[:] = X
+    np.save(tmp_path / "y.npy", y)
+
+    def run(*arguments):
+        result = CliRunner().invoke(command, [str(a) for a in arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    settings = ["--kernel", "rbf", "--gamma", 0.1, "--alpha", 0.01, "--tile", TILE, "--solver", "cholesky"]
+    data = ["--x", f"{bucket}/x", "--y", tmp_path / "y.npy"]
+    run("fit", *data, *settings, "--store", f"{bucket}/run.zarr", "--model", f"{bucket}/m.zarr", "--quiet")
+    assert json.loads(run("verify", f"{bucket}/m.zarr", "--json"))["is_whole"]
+    assert "run" in run("status", f"{bucket}/run.zarr") and "rbf" in run("info", f"{bucket}/m.zarr")
+    run("predict", "--model", f"{bucket}/m.zarr", "--x", f"{bucket}/x", "--out", f"{bucket}/p.zarr")
+    expected = dkrr.KernelRidge(**SETTINGS).fit(X, y).predict(X)
+    assert np.allclose(open_array(f"{bucket}/p.zarr")[:], expected, rtol=0, atol=1e-12)
+
+
+def test_arrays_that_others_wrote(bucket):
+    X, y = problem(TILE * SIDE)
+    store = open_like_a_user(bucket)
+    zarr.save_array(store, X, path="data/x")
+    rows = zarr.open_array(store, path="data/x", mode="r")
+    model = dkrr.KernelRidge(**SETTINGS).fit(rows, y)
+    assert (model.dual_coef_ == dkrr.KernelRidge(**SETTINGS).fit(X, y).dual_coef_).all()
+
+
+def open_like_a_user(bucket):
+    from obstore.store import S3Store
+
+    options = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "client_options": {"allow_http": True}}
+    return zarr.storage.ObjectStore(S3Store(bucket.removeprefix("s3://"), **options))
+
+
+CLIENT = """
+import os, signal, sys
+from distributed import Client
+from dkrr.runtime.progress import Progress
+from tests.test_object_stores import fitted
+
+address, store, n_tasks = sys.argv[1:]
+advance, seen = Progress.advance, []
+
+def advanced(self, flops):
+    seen.append(flops)
+    if len(seen) == int(n_tasks):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advance(self, flops)
+
+for kind in [Progress, *Progress.__subclasses__()]:
+    kind.advance = advanced
+with Client(address):
+    fitted(store)
+"""
+
+
+def test_four_workers_with_tls_are_killed_and_go_on(s3_host, bucket, whole, tmp_path):
+    """Scheduler, workers and client with certificates, workers that share no disk, and the store in the bucket."""
+    certificates, log, port = tmp_path / "certificates", tmp_path / "log", free_port()
+    subprocess.run([sys.executable, CLUSTER / "certificates.py", certificates], check=True, capture_output=True)
+    options = ["--workers", 4, "--memory", "600MiB", "--scratch", tmp_path, "--port", port, "--tls", certificates]
+    names = {"CLIENT__CERT": "client.pem", "CLIENT__KEY": "client.key", "CA_FILE": "ca.pem"}
+    keys = {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(certificates / file) for name, file in names.items()}
+    with session([START, *options], log, **variables(s3_host)) as process:
+        wait_for_text("4 workers at tls:", log, process)
+        address, store = f"tls://127.0.0.1:{port}", f"{bucket}/run.zarr"
+        for n_tasks in (5, 5):  # twice: what the first one did is kept
+            done = subprocess.run(
+                [sys.executable, "-c", CLIENT, address, store, str(n_tasks)],
+                cwd=CLUSTER.parent,
+                env=environment(**variables(s3_host), **keys),
+                capture_output=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        n_done = len([name for name, _, _ in remote.files(f"{store}/system-0/factor") if name.startswith("/c.")])
+        assert 0 < n_done < SIDE * (SIDE + 1) // 2
+        security = {"tls_ca_file": "ca.pem", "tls_client_cert": "client.pem", "tls_client_key": "client.key"}
+        from distributed.security import Security
+
+        with Client(address, security=Security(**{k: str(certificates / f) for k, f in security.items()})) as client:
+            client.wait_for_workers(4, timeout=60)
+            os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+            model = fitted(store)
+    assert model.plan_.execution == "dask" and (model.dual_coef_ == whole.dual_coef_).all()
