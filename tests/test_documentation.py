@@ -83,6 +83,7 @@ def test_exported_names():
         "open_table",
         "plan",
         "predict_to",
+        "report",
         "save",
         "status",
         "verify",

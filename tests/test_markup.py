@@ -134,3 +134,12 @@ def test_a_dictionary_of_lists_stays_text():
         card_of_text(f"{EVIL}\n    - {EVIL}\n  name        {EVIL}\n              {EVIL}\n  {EVIL[:9]}\n    - x")
     )
     assert page.words.count(EVIL) == 4 and "script" not in page.tags
+
+
+def test_the_plan_of_a_function_whose_file_is_not_python(data, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Linear\n(the rows\n")
+    names = {}
+    exec(compile("\ndef product(X, Y):\n    return X @ Y.T\n", str(page), "exec"), names)
+    model = dkrr.KernelRidge(kernel=CallableKernel(names["product"], name="product")).fit(*data)
+    assert "product" in str(model.plan_) and "product" in model.plan_._repr_html_()

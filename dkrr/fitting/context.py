@@ -50,8 +50,8 @@ class Context:
     """Cores of the calling process."""
     cluster_is_running: bool = False
     """The workers are those of the user's client."""
-    explained: dict[str, Any] = field(default_factory=dict)
-    """The plan for people who look at the store, as values of JSON."""
+    explained: Callable[[], dict[str, Any]] = dict
+    """Returns the plan for people who look at the store, as values of JSON."""
     layout: dict[str, Any] = field(default_factory=dict)
     """How the run cuts its matrix, for the runs that resume it."""
     temporary: TemporaryFolder | None = None
@@ -214,7 +214,8 @@ class Context:
                 # A plan that the workers have no memory for must not be what the store holds from then on.
                 with self.progress.measured("starting workers"):
                     self.executor.wait_until_ready()  # type: ignore[attr-defined]
-            store.claim(fingerprint(checksum), self.layout, {**(notes or {}), PLAN: self.explained})
+            explained = {PLAN: self.explained()} if self.storage.keeps else {}
+            store.claim(fingerprint(checksum), self.layout, {**(notes or {}), **explained})
         except BaseException:
             if name is not None:
                 store.delete(name)
@@ -323,7 +324,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots_per_process=slots_per_process,
         threads=resources.local_threads,
         cluster_is_running=resources.cluster_is_running,
-        explained=plan.outline(),
+        explained=plan.outline,
         layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
     )
 

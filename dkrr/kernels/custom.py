@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import math
+import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -328,6 +329,11 @@ def _text(value: Any, depth: int = 4) -> str:
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # made in an interpreter
+    except (
+        OSError,
+        TypeError,
+        SyntaxError,
+        tokenize.TokenError,
+    ):  # made in an interpreter, or by exec for another file
         code = getattr(thing, "__code__", None)
         return qualified_name(thing) + ("" if code is None else code.co_code.hex() + _text(code.co_consts, 1))
