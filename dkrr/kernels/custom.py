@@ -329,11 +329,6 @@ def _text(value: Any, depth: int = 4) -> str:
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
-    except (
-        OSError,
-        TypeError,
-        SyntaxError,
-        tokenize.TokenError,
-    ):  # made in an interpreter, or by exec for another file
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # of an interpreter, or exec with another file
         code = getattr(thing, "__code__", None)
         return qualified_name(thing) + ("" if code is None else code.co_code.hex() + _text(code.co_consts, 1))

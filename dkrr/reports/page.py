@@ -106,7 +106,9 @@ def page_of_run(status: RunStatus, notes: Mapping[str, Any], maps: Iterable[Tile
     work, plan = notes["work"], notes["plan"]
     facts = [("run", status.kind), ("chunks written", f"{n_there:,} of {n_wanted:,}")]
     facts += [("in the store", format_bytes(sum(array.n_bytes for array in status.arrays)))]
-    facts += _facts(work) if work else [("status", "unfinished")]
+    is_complete = n_there >= n_wanted and not status.batches_left
+    facts += _facts(work) if work else []
+    facts += [] if work and is_complete else [("now", "unfinished")]
     tiles = "".join(figures.tile_map(one) for one in maps)
     sections = [
         ("How far it is", f"<p>{escape(status.left)}</p>{status._repr_html_()}"),

@@ -204,6 +204,7 @@ class TestOfARun:
         page = dkrr.report(tmp_path / "run")
         assert "unfinished" in page and 'class="missing"' in page and "chunks are left to compute" in page
         assert "Plan and reasons" in sections(page)
+        assert "unfinished" not in dkrr.report(run[0])
 
     def test_begun(self, tmp_path, run):
         RunStore(str(tmp_path / "run")).open()
