@@ -59,6 +59,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 3600,
     "write_computation_times": False,
     "abort_on_example_error": True,
+    "capture_repr": (),
 }
 
 # Fonts of the reader's system, and nothing from other hosts.

@@ -94,7 +94,7 @@ COMMAND = re.compile(r"^(?:\$ )?(?:dask )?dkrr ((?:.*\\\n)*.*)", re.M)
 def commands_of(page: Path, kind: str) -> list[list[str]]:
     """Arguments of the commands in the blocks of one kind, of the first of several in a pipe."""
     blocks = re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(), re.M | re.S)
-    found = [match[1] for block in blocks for match in COMMAND.finditer(block)]
+    found = [match[1].replace("\\\n", " ") for block in blocks for match in COMMAND.finditer(block)]
     return [shlex.split(re.split(r" [|>#] ?| 2> ", command)[0], comments=True) for command in found]
 
 
