@@ -98,7 +98,7 @@ PUBLIC = {
 
 def commands():
     """Return the help of every command as Markdown."""
-    settings = {"info_name": "dkrr", "terminal_width": 110, "max_content_width": 110}
+    settings = {"info_name": "dkrr", "terminal_width": 94, "max_content_width": 94}
     group = click.Context(dkrr_command, **settings)
     yield f"```text\n{dkrr_command.get_help(group)}\n```\n"
     for name, command in dkrr_command.commands.items():
