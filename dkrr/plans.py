@@ -148,7 +148,7 @@ def plan(  # type: ignore[misc]
     train_sizes : array-like, optional
         Sizes of the learning curve of a KernelRidgeCV: fractions of the training rows, or numbers of rows.
     transformer : "standardize" or transformer of scikit-learn, optional
-        As in KernelRidge, with X: a copy of it is fitted to all rows, which are read for that.
+        What X passes through before the kernel (see KernelRidge): a copy of it is fitted to all rows, which are read.
 
     Returns
     -------
