@@ -392,10 +392,19 @@ class _ObjectLock(_Lock):
         return found is not None and bytes(found) != document
 
     def beat(self, mine: Owner) -> str:
-        found = self._found()
-        if found is None or found.token != mine.token:
+        held = remote.version(self._url, LOCK_NAME)
+        found = Owner.from_bytes(held[0]) if held else None
+        if held is None or found is None or found.token != mine.token:
             return _taken_by(found)
-        remote.put(self._url, LOCK_NAME, replace(mine, beat=time.time()).to_bytes())
+        document = replace(mine, beat=time.time()).to_bytes()
+        # A process that was suspended just here must not write over the lock of the one that took the store over.
+        is_written = remote.put_if(self._url, LOCK_NAME, document, held[1])
+        if is_written is None:
+            remote.put(self._url, LOCK_NAME, document)
+        elif not is_written:
+            found = self._found()
+            # Not of another: a request that was repeated found what its first attempt wrote.
+            return "" if found is not None and found.token == mine.token else _taken_by(found)
         return ""
 
     def release(self, mine: Owner) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -365,3 +366,27 @@ def test_two_clients_of_an_object_store_are_told_apart_when_it_has_settled(
         thread.join()
     assert sorted(results) == ["owned", "refused"]
     assert remote.names(url) == []
+
+
+def test_of_processes_that_find_a_bucket_free_at_once_one_owns_it(bucket, monkeypatch):
+    monkeypatch.setattr(remote, "version", lambda url, key: None)  # all have looked before any writes
+    with ThreadPoolExecutor(4) as pool:
+        owners = [replace(OTHER, token=str(k) * 32) for k in range(4)]
+        taken = list(pool.map(lambda each: lock._ObjectLock(bucket).take(each), owners))
+    assert taken.count(None) == 1
+
+
+def test_a_late_heartbeat_does_not_take_a_bucket_back(bucket, monkeypatch):
+    """The owner is suspended between reading its lock and writing it, and another process takes the store over."""
+    held, mine, version = lock._ObjectLock(bucket), this_owner(), remote.version
+    assert held.take(mine) is None and held.beat(mine) == ""
+
+    def taken_over(url, key):
+        found = version(url, key)
+        remote.put(url, key, OTHER.to_bytes())
+        return found
+
+    monkeypatch.setattr(remote, "version", taken_over)
+    assert "elsewhere" in held.beat(mine)
+    held.release(mine)
+    assert bytes(remote.get(bucket, LOCK_NAME)) == OTHER.to_bytes()
