@@ -141,6 +141,7 @@ def _check_protocols(url: str, name: str) -> None:
 
     for protocol in url.partition("://")[0].split("::"):
         if protocol in BUCKETS:
+            _check_no_credentials(url.rpartition("::")[2], name)
             _check_obstore(url, name)
             continue
         try:
@@ -150,6 +151,19 @@ def _check_protocols(url: str, name: str) -> None:
                 f"{name} is {shown(url)}, and the protocol {protocol!r} cannot be used: {error}; expected a path, or "
                 f"a URL of a file system that fsspec knows here"
             ) from error
+
+
+def _check_no_credentials(url: str, name: str) -> None:
+    """Refuse credentials in the URL of a bucket: stores, models and messages would hold them; this one does not."""
+    protocol, _, rest = url.partition("://")
+    place, mark, _ = rest.partition("?")
+    bucket, slash, key = place.partition("/")
+    if "@" in bucket or mark:
+        shorter = f"{protocol}://{bucket.rpartition('@')[2]}{slash}{key}"
+        raise InputError(
+            f"{name} is {shown(shorter)} with a name, a password or a "
+            f"query; expected the bucket and the key only: give credentials in the environment (docs/stores.md)"
+        )
 
 
 def _check_obstore(url: str, name: str) -> None:

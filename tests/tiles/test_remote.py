@@ -263,3 +263,10 @@ def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_s
     model = dkrr.KernelRidge(0.1, **settings, store=again).fit(X, X[:, 0])
     np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
     assert n_requests < 0.9 * total  # tiles of the first attempt are reused
+
+
+@pytest.mark.parametrize("url", ["s3://me:hush@bucket/run", "s3://bucket/run?token=hush"])
+def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InputError, match=r"store is 's3://bucket/run' with .*environment") as caught:
+        dkrr.KernelRidge(store=url).fit([[0.0], [1.0]], [0.0, 1.0])
+    assert "hush" not in str(caught.value)
