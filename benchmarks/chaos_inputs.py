@@ -223,6 +223,13 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("gram", "Y"): NONE,
     ("load", "kernel"): NONE,
     ("load", "path"): NOTHING,
+    ("load", "transformer"): NONE,
+    ("open_table", "columns"): NONE | {"['a']", "{'a': 1}"},
+    ("open_table", "path"): frozenset({"table of dates", "table of text"}),
+    ("predict_to", "keep"): NONE | {"[]", "()"},
+    ("predict_to", "path"): NOTHING,
+    ("predict_to", "probabilities"): frozenset({"False"}),
+    ("report", "out"): NONE | PLACE,
     ("status", "path"): NOTHING,
     ("verify", "path"): NOTHING,
     ("calibrate", "folder"): NONE,
@@ -291,7 +298,7 @@ METHODS = (
     "fit", "fit_path", "predict", "predict_interval", "predict_variance_bounds", "predict_proba", "predict_log_proba",
     "decision_function", "score",
 )  # fmt: skip
-MADE_BY_DKRR = {"EntryCost", "Kernel", "SampledSpectrum", "FeatureMap", "SolveResult", "Status"}
+MADE_BY_DKRR = {"EntryCost", "Kernel", "SampledSpectrum", "FeatureMap", "SolveResult", "Status", "Table"}
 """Public classes that users are given, or derive from, and do not make."""
 NEEDS: dict[str, dict[str, Any]] = {
     "CallableMap": {"function": np.sin, "size": 2},
@@ -411,8 +418,12 @@ def _functions() -> Iterator[Subject]:
         "gram": NEEDS["gram"],
         "save": {"model": _fitted("KernelRidge"), "path": "model.zarr"},
         "load": {"path": _model()},
+        "open_table": {"path": _table()},
+        "predict_to": {"model": _fitted("KernelRidge"), "X": rows(), "path": "predictions.npy"},
+        "report": {"subject": _fitted("KernelRidge")},
     }
-    for name in (n for n in dkrr.__all__ if n not in ESTIMATORS and n != "__version__"):
+    others = {*ESTIMATORS, *MADE_BY_DKRR, "__version__"}
+    for name in (n for n in dkrr.__all__ if n not in others):
         function = getattr(dkrr, name)
         call = _plan if name == "plan" else function
         yield Subject(name, call, name, _parameters(function), given.get(name, {}), is_quick=name != "calibrate")
@@ -431,9 +442,16 @@ def _model() -> str:
     return path
 
 
+@cache
+def _table() -> str:
+    path = Path(_folder().name, "table.csv")
+    path.write_text("a,b\n1.0,2.0\n3.0,4.0\n")
+    return str(path)
+
+
 # The table -------------------------------------------------------------------------------------------------------
 
-WORDS = {"path": ("path", "exist"), "edges": ("edge", "edges")}
+WORDS = {"path": ("path", "exist"), "subject": ("subject", "exist"), "edges": ("edge", "edges")}
 """How errors name an argument, where not by its name alone."""
 BY_ROWS = {"X", "Y", "y", "sample_weight", "groups"}
 """Arguments that have an entry for each row: all are read before a bad one is found."""

@@ -246,6 +246,8 @@ def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCop
     """Fitted transformer of a model; None without one."""
     description = found.get("transformer")
     if description is None:
+        if given is not None:
+            raise InputError(f"transformer is {shown(given)}, and the model {url} has none; expected None")
         return None
     from dkrr.transformers.descriptions import given_names, named_parts, transformer_from
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.config import setting
-from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError
+from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
 from dkrr.rows.dask_arrays import DaskRows, unframed
 from dkrr.rows.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array, open_hdf
 from dkrr.rows.labelled import LabelledRows, is_in_file, unlabelled
@@ -81,7 +81,8 @@ def open_path(path: str, name: str = "X") -> Any:
     except (StoreError, ValueError, OSError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        arrays = arrays_at(file) if isinstance(error, StoreError) else None
+        is_another = isinstance(error, StoreError) and not isinstance(error, UnreachableStoreError)
+        arrays = arrays_at(file) if is_another else None
         if arrays is not None:
             found = _one_of(arrays, f"{file.rstrip('/')}/{{}}")
             raise InputError(

@@ -211,8 +211,17 @@ class WorkerInfo:
 
 def worker_resources(client: Client) -> list[WorkerInfo]:
     """Report of every worker; waits for the first of a cluster that has none yet."""
-    workers = _workers(client).values()
+    workers = _workers(client)
+    # The scheduler knows what a worker held some seconds ago.
+    held = Watch(client).on_all_workers(_resident)
     return [
-        WorkerInfo(w["host"], w["nthreads"], w["memory_limit"] or 0, int(w["metrics"].get("memory", 0)))
-        for w in workers
+        WorkerInfo(
+            w["host"], w["nthreads"], w["memory_limit"] or 0, held.get(address, int(w["metrics"].get("memory", 0)))
+        )
+        for address, w in workers.items()
     ]
+
+
+async def _resident() -> int:
+    """Memory of a worker, asked in its event loop: its threads may be busy for long."""
+    return int(psutil.Process().memory_info().rss)

@@ -50,7 +50,7 @@ def split_patterns(patterns: str | Iterable[str], names: Sequence[str], argument
     if isinstance(patterns, str):
         listed = [patterns] if patterns in names else [part.strip() for part in patterns.split(",")]
     else:
-        listed = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+        listed = list(patterns) if isinstance(patterns, Iterable) and getattr(patterns, "ndim", 1) == 1 else [patterns]
         if not all(isinstance(part, str) for part in listed):
             raise InputTypeError(f"{argument} is {shown(patterns)}; expected {expected}")
     if not listed or not all(listed):

@@ -50,9 +50,11 @@ def arrays_in(group: Any) -> list[str]:
 
 
 def arrays_at(url: str) -> list[str] | None:
-    """Paths of the arrays in the Zarr group at a URL, relative to it; None if there is no group."""
+    """Paths of the arrays in the Zarr group at a URL, relative to it; None if there is no group, or it is dkrr's."""
     try:
-        return arrays_in(zarr.open_group(zarr_store(url), mode="r"))
+        group = zarr.open_group(zarr_store(url), mode="r")
+        is_ours = {"dkrr", "checksum"} <= set(group.attrs)  # the store of a run, which its owner may be changing
+        return None if is_ours else arrays_in(group)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
