@@ -40,12 +40,12 @@ def state_of(dask_worker: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster(preload: list[str], *, processes: bool = True) -> Iterator[Client]:
+def cluster(preload: list[str]) -> Iterator[Client]:
     """One worker with the wrong settings, and its client."""
     options = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set({**WRONG, "distributed.worker.preload": preload}),
-        LocalCluster(**options, processes=processes) as cluster,
+        LocalCluster(**options) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
@@ -66,7 +66,7 @@ def test_preload_overrides_a_configuration_that_hurts() -> None:
 
 def test_a_worker_that_would_pause_is_refused_before_work_starts() -> None:
     refused = r"starts no more tasks above .*memory\.pause is 0\.17.*--preload dkrr\.preload"
-    with cluster([], processes=False) as client, pytest.raises(MemoryLimitError, match=refused):
+    with cluster([]) as client, pytest.raises(MemoryLimitError, match=refused):
         fit(client)
 
 
