@@ -63,6 +63,7 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
         "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
         "request": asked.to_dict() if is_changed else None,
         "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
+        "n_samples": _n_samples(model, fitted),
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
         "target_names": getattr(model, "_target_names", None),
@@ -74,6 +75,13 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
             **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
         },
     }
+
+
+def _n_samples(model: Estimator, fitted: FittedFunction) -> int | None:
+    """Number of training rows; None for a loaded model in primal form."""
+    if hasattr(model, "plan_"):
+        return int(model.plan_.problem.n)
+    return None if fitted.rows is None else int(fitted.rows.shape[0])
 
 
 def _outcome_of(model: Estimator) -> dict[str, Any]:
@@ -164,6 +172,7 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
             f"the model {url} is damaged: its description names arrays that dkrr.save does not write: {stored!r}"
         )
     kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
+    n_samples = found.get("n_samples")
     transformer = found.get("transformer")
     is_transformer = isinstance(transformer, dict) and set(transformer) == {"asked", "fitted", "n_features_in"}
     given_width = n_features
@@ -175,6 +184,7 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
         or any(not isinstance(part.get("name"), str) for part in custom_parts(kernel)),
         "parameters": not isinstance(found.get("parameters"), dict),
         "n_features": type(n_features) is not int or n_features < 1,
+        "n_samples": n_samples is not None and (type(n_samples) is not int or n_samples < 1),
         "transformer": transformer is not None and not (type(given_width) is int and given_width >= 1),
         "feature_names": names is not None
         and not (

@@ -137,7 +137,8 @@ def fit(scheduler: str | None, as_json: bool, quiet: bool, **arguments: Any) -> 
     """
     with readable_errors(), cluster(scheduler):
         model, is_saved = _fitted(progress=not quiet, **arguments)
-        click.echo(fit_report(model, arguments["model_path"] if is_saved else None, as_json=as_json))
+        path = arguments["model_path"] if is_saved else None
+        click.echo(fit_report(model, path, as_json=as_json, is_short=quiet))
         if not is_saved:
             raise DkrrError(_unusable(model))
 

@@ -1,11 +1,41 @@
 """Options of the models that commands fit or plan."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from dkrr.errors import InputError
+from dkrr.values import shown
+
+kernel_param_option: Callable[..., Any] = click.option(
+    "--kernel-param",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another parameter of the kernel, such as nu=2.5 or length_scale=0.7 of matern; may be repeated.",
+)
+
+
+def kernel_params(given: Sequence[str]) -> dict[str, Any] | None:
+    """Parameters of a kernel by name from values of --kernel-param; None without any.
+
+    Raises
+    ------
+    InputError
+        If one is not a name and a value, or is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip() or not value.strip() or name.strip() in found:
+            twice = ", given twice" if separator and name.strip() in found else ""
+            raise InputError(f"--kernel-param is {shown(text)}{twice}; expected NAME=VALUE once for each name: nu=2.5")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found or None
 
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -15,6 +45,7 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--gamma", type=float, help="γ of the kernel.  [default: 1 / columns]"),
         click.option("--degree", type=float, default=3, show_default=True, help="Degree of the polynomial kernel."),
         click.option("--coef0", type=float, default=1, show_default=True, help="Constant of polynomial and sigmoid."),
+        kernel_param_option,
         click.option("--alpha", type=float, multiple=True, help="λ ≥ 0, once or for each target.  [default: 1.0]"),
         click.option("--logistic", is_flag=True, help="Kernel logistic regression; y holds class labels."),
         click.option(
@@ -78,4 +109,5 @@ def checked_settings(**options: Any) -> dict[str, Any]:
         if options["solver"] != "cg":
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         options["solver"] = ConjugateGradient(max_iter=max_iter)
+    options["kernel_params"] = kernel_params(options.pop("kernel_param"))
     return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}

@@ -32,11 +32,16 @@ def fit_facts(model: Any) -> dict[str, Any]:
     }
 
 
-def fit_report(model: Any, path: str | None, *, as_json: bool) -> str:
-    """Plan and result of a fit, and the path of its model; None: not saved."""
+def fit_report(model: Any, path: str | None, *, as_json: bool, is_short: bool = False) -> str:
+    """Plan and result of a fit, or only the result in a line, and the path of its model; None: not saved."""
     result = model.solve_result_
     if as_json:
         return json.dumps({"model": path} | fit_facts(model) | {"plan": model.plan_.to_dict()})
+    if is_short:
+        return (
+            f"{path or 'not saved'}: {result.status.name}, {'gradient' if result.steps else 'residual'} "
+            f"{result.residual:.1e}, {format_seconds(result.seconds)}"
+        )
     return "\n".join(
         [
             str(model.plan_),
@@ -105,6 +110,8 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         lines.insert(2, f"  targets     {', '.join(description['target_names'])}")
     if "classes" in description:
         lines.insert(3, f"  classes     {json.dumps(description['classes'], ensure_ascii=False)}")
+    if description.get("n_samples") is not None:
+        lines.insert(1, f"  rows        {description['n_samples']:,} to learn from")
     if solve:
         lines.append(
             f"  fit         {solve['form']}, {solve['status']}, {measure_of(description)} {solve['residual']:.1e}, "

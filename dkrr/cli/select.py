@@ -6,6 +6,7 @@ import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
 from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
+from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
 from dkrr.cli.tables import chosen_rows, columns_option
@@ -27,6 +28,7 @@ from dkrr.cli.transformers import chosen_transformer, transformer_options
 @click.option("--kernel", default="rbf", show_default=True, help="Kernel, or several with commas between.")
 @click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
 @click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
+@kernel_param_option
 @click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
 @click.option("--train-sizes", metavar="SIZES", help="A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers.")
 @click.option("--fit-intercept/--no-fit-intercept", default=False, help="Fit a constant that is not penalised.")
@@ -67,6 +69,7 @@ def select(
         check_folder(options["store"])
         X = chosen_rows(x_path, columns)
         options["transformer"] = chosen_transformer(X, y_path, sample_weight, options)
+        options["kernel_params"] = kernel_params(options.pop("kernel_param"))
         settings = {name: value for name, value in options.items() if value is not None}
         kernels = settings.pop("kernel").split(",")
         for name in ("alphas", "gamma", "degree"):

@@ -203,7 +203,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     if kernel is Matern and common["gamma"] is not None:
         raise InputError(
             f'gamma is {common["gamma"]!r}; expected None for "matern", which has none: use '
-            'kernel_params={"length_scale": ..., "nu": ...}'
+            'kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=... on the command line)'
         )
     unknown = sorted(extra.keys() - _parameters(kernel))
     if unknown:

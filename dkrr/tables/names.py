@@ -50,8 +50,9 @@ def split_patterns(patterns: str | Iterable[str], names: Sequence[str], argument
     if isinstance(patterns, str):
         listed = [patterns] if patterns in names else [part.strip() for part in patterns.split(",")]
     else:
-        listed = list(patterns) if isinstance(patterns, Iterable) and getattr(patterns, "ndim", 1) == 1 else [patterns]
-        if not all(isinstance(part, str) for part in listed):
+        is_list = isinstance(patterns, Iterable) and getattr(patterns, "ndim", 1) == 1
+        listed = list(patterns) if is_list else []
+        if not is_list or not all(isinstance(part, str) for part in listed):
             raise InputTypeError(f"{argument} is {shown(patterns)}; expected {expected}")
     if not listed or not all(listed):
         raise InputError(f"{argument} is {shown(patterns)}; expected {expected}, at least one and none of them empty")

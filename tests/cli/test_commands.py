@@ -11,7 +11,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from dkrr import KernelLogisticRegression, KernelRidge, save
+from dkrr import KernelLogisticRegression, KernelRidge, load, save
 from dkrr.cli import dkrr
 from dkrr.errors import ConvergenceWarning
 from dkrr.machine import Profile
@@ -71,7 +71,7 @@ def test_classes_and_probabilities(data, files, tmp_path, kind):
     else:
         np.save(tmp_path / "labels.npy", names)
         arguments = ["--x", files / "x.npy", "--y", tmp_path / "labels.npy", "--kernel", "rbf", "--model", model]
-        report = run("fit", "--logistic", *arguments, "--quiet").output
+        report = run("fit", "--logistic", *arguments).stdout
         assert "gradient" in report and "steps" in report and "CONVERGED" in report
     assert ("low" in run("info", model).output) == (kind != "i")
     run("predict", "--model", model, "--x", files / "x.npy", "--out", tmp_path / "out.npy")
@@ -264,3 +264,36 @@ class TestSelect:
         assert "5 folds × 3 sizes" in text
         result = run("plan", "--n", 5000, "--d", 16, "--cv", "few", code=2)
         assert "--cv is 'few'" in result.stderr
+
+
+class TestKernelParameters:
+    FIT = ("fit", "--alpha", 0.1, "--json")
+
+    def test_those_without_an_option(self, data, files):
+        where = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--model", files / "m.zarr", "--kernel", "matern"]
+        run(*self.FIT, *where, "--kernel-param", "nu=0.5", "--kernel-param", "length_scale=0.7")
+        expected = KernelRidge(alpha=0.1, kernel="matern", kernel_params={"nu": 0.5, "length_scale": 0.7})
+        found = load(files / "m.zarr").predict(data.X)
+        assert np.allclose(found, expected.fit(data.X, data.y).predict(data.X), rtol=0, atol=1e-10)
+        plan = ["--n", 100, "--d", 3, "--kernel", "matern"]
+        assert "nu=0.5" in run("plan", *plan, "--kernel-param", "nu=0.5").stdout
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--kernel-param", "nu"], "--kernel-param is 'nu'; expected NAME=VALUE"),
+            (["--kernel-param", "nu=1.5", "--kernel-param", "nu=2.5"], "given twice"),
+            (["--kernel-param", "mu=1"], "has no parameter mu; expected 'nu', 'length_scale'"),
+            (["--kernel-param", "nu=a"], "nu"),
+            (["--gamma", 1], "--kernel-param length_scale="),
+        ],
+    )
+    def test_faults(self, options, words):
+        assert words in run("plan", "--n", 100, "--d", 3, "--kernel", "matern", *options, code=2).stderr
+
+
+def test_a_quiet_fit_is_one_line_and_info_knows_the_rows(data, files):
+    where = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--model", files / "m.zarr"]
+    (line,) = run("fit", *where, "--quiet").stdout.splitlines()
+    assert re.fullmatch(r".*m\.zarr: SOLVED, residual [\d.e-]+, [\d.]+ m?s", line)
+    assert "rows        211 to learn from" in run("info", files / "m.zarr").stdout
