@@ -9,8 +9,8 @@ those of the window, not of the fit.
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,7 +143,13 @@ class DaskExecutor:
         """See `Executor.map`."""
         self.wait_until_ready()
         start = time.perf_counter()
-        records = self._again(lambda: self._gather(self._submit(tasks, shared)))
+
+        def run() -> list[TaskRecord]:
+            with _released() as held:
+                held += self._submit(tasks, shared)
+                return self._gather(held)
+
+        records = self._again(run)
         self._note(records)
         return RunRecord(time.perf_counter() - start, records)
 
@@ -153,14 +159,18 @@ class DaskExecutor:
         start = time.perf_counter()
 
         def run() -> _Sum:
-            futures = self._submit(tasks, shared)
-            while True:
-                groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
-                futures = [
-                    self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False) for group in groups
-                ]
-                if len(futures) == 1:
-                    return self._gather(futures)[0]  # type: ignore[no-any-return]
+            with _released() as held:
+                futures = self._submit(tasks, shared)
+                held += futures
+                while True:
+                    groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
+                    futures = [
+                        self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
+                        for group in groups
+                    ]
+                    held += futures
+                    if len(futures) == 1:
+                        return self._gather(futures)[0]  # type: ignore[no-any-return]
 
         found: _Sum = self._again(run)
         self._note(found.records)
@@ -276,6 +286,21 @@ def dask_key(task: Task, run_id: str) -> str:
     """
     words = re.findall("[a-z]+", str(getattr(task.function, "__name__", "task")).lower())
     return "-".join(["dkrr", *words, run_id, task.key])
+
+
+@contextmanager
+def _released() -> Iterator[list[Any]]:
+    """Futures that are put into this list are released at the end of the block, also after an error.
+
+    The client keeps the error of a future, whose frames hold the futures of the pass: they would stay on the cluster
+    for as long as the client.
+    """
+    held: list[Any] = []
+    try:
+        yield held
+    finally:
+        for future in held:
+            future.release()
 
 
 @dataclass

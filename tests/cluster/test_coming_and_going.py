@@ -14,6 +14,7 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr.runtime import dask_executor
 from tests.cluster.test_several_users import SETTINGS, after_first_task, fit
+from tests.runtime.clients import all_released
 
 
 @pytest.fixture
@@ -61,3 +62,4 @@ def test_a_worker_that_retires_hands_over(
     model = fit(workers, 5, solver=solver)
     assert gone and gone[0] not in workers.nthreads()
     assert_array_equal(model.dual_coef_, whole)
+    assert all_released(workers)
