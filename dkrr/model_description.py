@@ -1,10 +1,8 @@
 """Description of a saved model: all that is not an array, as values of JSON; checked when it is read."""
 
 import os
-import platform
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.files import refuse_links
 from dkrr.tiles.store import Place
+from dkrr.versions import VERSIONS
 
 Estimator = KernelRidge | KernelLogisticRegression
 
@@ -70,10 +69,7 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
         "transformer": None if transformer is None else transformer | {"n_features_in": model.n_features_in_},
         **model._description(),
         "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
-        },
+        "versions": VERSIONS,
     }
 
 

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from dkrr.tiles.descriptions import NAME, read_json, write_group
 from dkrr.tiles.files import make_folder
 from dkrr.tiles.store import Place
 from dkrr.values import flag, location, shown
+from dkrr.versions import VERSIONS
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -233,7 +233,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
 
 def _warn_of_version(url: str, versions: Any) -> None:
     """Warn of a transformer of another version of scikit-learn than this one, where it may have other attributes."""
-    written, here = (versions or {}).get("scikit-learn"), version("scikit-learn")
+    written, here = (versions or {}).get("scikit-learn"), VERSIONS["scikit-learn"]
     if written != here:
         warnings.warn(
             f"the transformer of {url} was fitted with scikit-learn {written}, and this is {here}, which may compute "

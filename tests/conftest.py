@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 
 from dkrr.linalg import TASK_MODULES
+from dkrr.machine import detection
 from dkrr.runtime.local_workers import local_client
 from tests.s3 import request, s3_server, variables
 
@@ -33,6 +34,17 @@ def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["DASK_DKRR__PROFILE_DIRECTORY"] = folder
     os.environ["DASK_DKRR__QUICK_MEASUREMENT"] = "false"
     with dask.config.set({"dkrr.profile-directory": folder, "dkrr.quick-measurement": False}):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def size_of_this_process() -> Iterator[None]:
+    """Plans do not depend on what the tests before left in this process: it holds 200 MiB, as one that starts a fit.
+
+    Tests of real memory run in processes of their own.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(detection, "resident_bytes", lambda: 200 * 2**20)
         yield
 
 

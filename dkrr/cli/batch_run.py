@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Hashable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from dkrr.jobs.run import Record, logger, run_models
 from dkrr.runtime.signals import ended_in_order
 from dkrr.units import format_bytes, format_seconds
 from dkrr.values import location, shown
+from dkrr.versions import VERSIONS
 
 
 def run_job(
@@ -90,7 +90,7 @@ def _here() -> str:
     slurm = os.environ.get("SLURM_JOB_ID")
     array = "_".join(filter(None, (os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID"))))
     job = f", Slurm job {array or slurm}" if slurm else ""
-    return f"dkrr {version('dkrr')} in process {os.getpid()} on {socket.gethostname()}{job}"
+    return f"dkrr {VERSIONS['dkrr']} in process {os.getpid()} on {socket.gethostname()}{job}"
 
 
 def _log_time(models: Sequence[Prepared], groups: Sequence[Sequence[Entry]]) -> None:

@@ -1,9 +1,7 @@
 """The page of a report: sections of pictures, tables and texts in one file that loads nothing."""
 
-import platform
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from dkrr.cost import STAGE_NAMES
@@ -12,6 +10,7 @@ from dkrr.markup import card_of_text, details, escape, table, texts
 from dkrr.reports import figures
 from dkrr.reports.svg import rows_of_bars
 from dkrr.units import format_bytes, format_seconds
+from dkrr.versions import VERSIONS
 
 LIGHT = ("#1763a6", "#d9730d", "#2a9d6f", "#8250b5", "#b93a4b", "#0f8b8d", "#a07800", "#8a94a0", "#6b705c", "#111827")
 DARK = ("#6db3f2", "#f4a259", "#5fd3a5", "#c297f0", "#ef7d8b", "#5fd0d2", "#e0bf4b", "#8a94a0", "#b5b9a2", "#f3f4f6")
@@ -94,7 +93,7 @@ def page_of_model(title: str, summary: Mapping[str, Any], described: Mapping[str
         ("To reproduce", _to_reproduce(summary, described)),
     ]
     written = time.strftime("%Y-%m-%d %H:%M")
-    return page(title, f"{summary['estimator']}, report of dkrr {version('dkrr')} written {written}", facts, sections)
+    return page(title, f"{summary['estimator']}, report of dkrr {VERSIONS['dkrr']} written {written}", facts, sections)
 
 
 def page_of_run(status: RunStatus, notes: Mapping[str, Any], maps: Iterable[TileMap]) -> str:
@@ -120,7 +119,7 @@ def page_of_run(status: RunStatus, notes: Mapping[str, Any], maps: Iterable[Tile
         ("Result", card_of_text(work["text"]) if work else ""),
     ]
     written = time.strftime("%Y-%m-%d %H:%M")
-    return page(status.path, f"run of dkrr, report of dkrr {version('dkrr')} written {written}", facts, sections)
+    return page(status.path, f"run of dkrr, report of dkrr {VERSIONS['dkrr']} written {written}", facts, sections)
 
 
 def _facts(work: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -232,10 +231,7 @@ def _residuals(found: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _to_reproduce(summary: Mapping[str, Any], described: Mapping[str, Any] | None) -> str:
-    versions = (described or {}).get("versions") or {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
-    }
+    versions = (described or {}).get("versions") or VERSIONS
     words = texts(f"{name} {value}" for name, value in versions.items())
     return f"<pre>{escape(summary['call'])}.fit(X, y)</pre>{details('Versions', words, is_open=True)}"
 

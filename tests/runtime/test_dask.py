@@ -365,7 +365,7 @@ def test_a_script_without_a_guard(tmp_path):
     """
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "script.py"],
+        [sys.executable, "-X", "faulthandler", "-W", "error", "script.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -24,6 +24,7 @@ from sklearn.preprocessing import (
 import dkrr
 from dkrr.errors import InputError
 from dkrr.transformers.descriptions import CLASSES, described, named_parts, transformer_from
+from dkrr.versions import VERSIONS
 from tests.transformers.cases import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
 from tests.transformers.test_learning import dense
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_described(tmp_path):
 def test_another_version_of_scikit_learn(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(transformer=OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
-        patched.setattr("dkrr.model_description.version", lambda name: "1.5.0")
+        patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
         dkrr.save(model, tmp_path / "m.zarr")
     with pytest.warns(UserWarning, match="fitted with scikit-learn 1.5.0, and this is"):
         dkrr.load(tmp_path / "m.zarr")
