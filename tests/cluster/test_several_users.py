@@ -46,6 +46,18 @@ def fit(client: Client, seed: int, **settings: Any) -> dkrr.KernelRidge:
         return dkrr.KernelRidge(**{**SETTINGS, **settings}).fit(*problem(seed))
 
 
+def assert_same(found: dkrr.KernelRidge, whole: dkrr.KernelRidge) -> None:
+    """The same bits by Cholesky; by conjugate gradient, the same to its tolerance.
+
+    A worker that takes over tiles of another one does not keep them: it forms them in strips, which round otherwise.
+    """
+    if found.plan_.solver == "cholesky":
+        assert_array_equal(found.dual_coef_, whole.dual_coef_)
+    result = found.solve_result_
+    error = np.linalg.norm(found.dual_coef_ - whole.dual_coef_) / np.linalg.norm(whole.dual_coef_)
+    assert result.residual <= 1e-8 and error <= 2e-8 * result.condition
+
+
 def plan(client: Client, **settings: Any) -> Any:
     with client.as_current():
         return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
@@ -150,7 +162,7 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(
     users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch, solver: str
 ) -> None:
     ada, bob = users
-    whole = fit(bob, 3, solver=solver).dual_coef_
+    whole = fit(bob, 3, solver=solver)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -162,7 +174,7 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(
     after_first_task(monkeypatch, {"ada_0": interrupt, "bob_0": cancelled})
     with ThreadPoolExecutor(1, thread_name_prefix="bob") as pool:
         model = pool.submit(fit, bob, 3, solver=solver).result(WAIT)
-    assert_array_equal(model.dual_coef_, whole)
+    assert_same(model, whole)
     assert others(ada) == others(bob) == Others(0, 0)
 
 
