@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,10 @@ def snapshots(name: str) -> tuple[Path, ...]:
     while process.poll() is None:
         time.sleep(seconds / (N_SNAPSHOTS + 1) if store.exists() else 0.001)
         process.send_signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):  # it has ended
+            os.waitid(
+                os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT
+            )  # until all its threads have stopped
         has_files = any(path.is_file() for path in store.rglob("*"))
         if has_files and process.poll() is None and len(found) < 2 * N_SNAPSHOTS:
             found.append(folder / f"at-{len(found)}.zarr")

@@ -37,17 +37,6 @@ def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def size_of_this_process() -> Iterator[None]:
-    """Plans do not depend on what the tests before left in this process: it holds 200 MiB, as one that starts a fit.
-
-    Tests of real memory run in processes of their own.
-    """
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(detection, "resident_bytes", lambda: 200 * 2**20)
-        yield
-
-
 @pytest.fixture(scope="session")
 def started(tmp_path_factory: pytest.TempPathFactory, no_profile: None) -> Iterator[Client]:
     """Two worker processes for all tests that need some: starting them takes seconds."""
@@ -70,6 +59,12 @@ def ambient_workers(workers: Client) -> Iterator[Client]:
     """The ambient client of a machine so slow that no work is small."""
     with workers.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
         yield workers
+
+
+@pytest.fixture
+def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans do not depend on what the tests before left in this process: it holds 200 MiB, as a new one."""
+    monkeypatch.setattr(detection, "resident_bytes", lambda: 200 * 2**20)
 
 
 @dataclass(frozen=True)

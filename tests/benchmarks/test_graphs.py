@@ -44,7 +44,7 @@ def test_command():
 
 
 def test_a_fit_of_molecules():
-    arguments = ["fit", "--n", "60", "--n-test", "20", "--tile", "20"]
+    arguments = ["fit", "--n", "60", "--n-test", "20", "--tile", "20", "--memory-limit", "4GiB"]
     result = CliRunner().invoke(graphs.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)

@@ -161,7 +161,7 @@ def test_data_in_a_store_is_the_data_in_memory(tmp_path, monkeypatch):
     assert X[:, 2].std() < X[:, 0].std() / 2
 
 
-def test_forced_choice_is_taken_or_refused_with_the_candidates(tmp_path):
+def test_forced_choice_is_taken_or_refused_with_the_candidates(tmp_path, small_process):
     case = Case("forced", 900, solver="auto", force={"execution": "dask", "n_workers": 1})
     with cases.surroundings(case, tmp_path):
         plan = dkrr.plan(n=900, d=16, kernel="rbf", memory_limit="1GiB")

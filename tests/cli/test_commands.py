@@ -257,10 +257,10 @@ class TestSelect:
         assert message in result.stderr
 
     def test_plan(self):
-        text = run("plan", "--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10).stdout
+        options = ["--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10, "--memory-limit", "64GiB"]
+        text = run("plan", *options).stdout
         assert "5 folds" in text and "10 λ" in text
-        more = ["--train-sizes", "0.25,0.5"]
-        text = run("plan", "--n", 50000, "--d", 16, "--kernel", "rbf", "--cv", 5, "--alphas", 10, *more).stdout
+        text = run("plan", *options, "--train-sizes", "0.25,0.5").stdout
         assert "5 folds × 3 sizes" in text
         result = run("plan", "--n", 5000, "--d", 16, "--cv", "few", code=2)
         assert "--cv is 'few'" in result.stderr

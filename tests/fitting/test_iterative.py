@@ -224,7 +224,7 @@ def test_a_preconditioner_that_grew_is_resumed(tmp_path):
 
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("limit", [None, "tight"])
-def test_tiles_that_are_kept_and_tiles_that_are_formed(precision, limit):
+def test_tiles_that_are_kept_and_tiles_that_are_formed(precision, limit, small_process):
     """Part of the matrix in memory, none of it, all of it: the same model."""
     X, y = problem(1009, 5)
     solver = ConjugateGradient(RPCholesky(101), precision)

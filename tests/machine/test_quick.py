@@ -193,7 +193,7 @@ def test_the_load_of_other_processes(monkeypatch):
     assert load == [2.0]
 
 
-def test_a_fit_uses_it(measured, monkeypatch):
+def test_a_fit_uses_it(measured, monkeypatch, small_process):
     """The plan of a fit, as `dkrr.plan`, is made from measured rates."""
     monkeypatch.setattr(quick, "LONG_SECONDS", 0.0)
     rng = np.random.default_rng(0)
