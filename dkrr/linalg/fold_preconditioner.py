@@ -241,8 +241,13 @@ class FoldLowRank(Preconditioner):
             here = np.flatnonzero((sets == which[0]) & (t == which[1]))
             inner[:, here] = self._middles[which].apply(inner[:, here])
 
-        with ThreadPoolExecutor(self._n_threads) as pool:
-            list(pool.map(multiply, dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))))
+        distinct = dict.fromkeys(zip(sets.tolist(), t.tolist(), strict=True))
+        if 2.0 * self.factor.rank**2 * len(columns) < blas.SMALL_FLOPS:  # to start threads would take longer
+            for which in distinct:
+                multiply(which)
+        else:
+            with ThreadPoolExecutor(self._n_threads) as pool:
+                list(pool.map(multiply, distinct))
         return np.asarray((residuals - c * self.factor.expand(inner / t, self.precision)) / t)
 
     def raise_shift_if_inexact(self, residuals: Array, columns: Numbers) -> bool:  # noqa: ARG002
