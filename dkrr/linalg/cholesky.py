@@ -317,18 +317,21 @@ def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
 
 def partial_bytes(grid: TileGrid, n_right_sides: int, columns_per_task: int, itemsize: int = 8) -> int:
     """Bytes on disk of the sums between parts, with `itemsize` bytes to an entry."""
+    if not columns_per_task:
+        return 0
     panel = _panel_bytes(grid, itemsize)
     return sum(
         (n_update_parts(j, columns_per_task) - 1)
         * ((grid.n_tiles - j) * len(grid.panels(j)) * panel + 8 * grid.tile * n_right_sides)
-        for j in range(grid.n_tiles)
+        for j in range(columns_per_task + 1, grid.n_tiles)  # earlier columns are in one part
     )
 
 
 def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     """Bytes on disk of the tiles of a triangle, with `itemsize` bytes to an entry."""
-    panel = _panel_bytes(grid, itemsize)
-    return sum((grid.n_tiles - j) * len(grid.panels(j)) * panel for j in range(grid.n_tiles))
+    # Columns of tiles are alike but for the last, which has one tile.
+    n_full, last = grid.n_tiles * (grid.n_tiles + 1) // 2 - 1, grid.n_tiles - 1
+    return (n_full * (grid.tile // grid.panel) + len(grid.panels(last))) * _panel_bytes(grid, itemsize)
 
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:

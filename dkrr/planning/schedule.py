@@ -94,6 +94,7 @@ def formed_entries(step: TileStep, grid: TileGrid) -> float:
     return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
 
 
+@lru_cache(maxsize=4096)  # plans of many fits alike, as in a search, ask for the same again
 def factorisation_seconds(
     grid: TileGrid, columns_per_task: int, slots: int, rates: Rates, form_seconds: float
 ) -> float:

@@ -34,8 +34,8 @@ class TileGrid:
 
     def height(self, i: int) -> int:
         """Number of rows of tile row `i`."""
-        rows = self.rows(i)
-        return int(rows.stop - rows.start)
+        top = i * self.tile
+        return min(self.n, top + self.tile) - top
 
     def panels(self, j: int) -> range:
         """Numbers of the panels that make up tile column `j`."""

@@ -138,7 +138,7 @@ def test_beyond_the_simulation(monkeypatch):
     assert grid.n_tiles > schedule.SIMULATED_TILES
     guess = factorisation_seconds(grid, 4, 16, RATES, 0.0)
     monkeypatch.setattr(schedule, "SIMULATED_TILES", 100)
-    exact = factorisation_seconds(grid, 4, 16, RATES, 0.0)
+    exact = factorisation_seconds.__wrapped__(grid, 4, 16, RATES, 0.0)
     assert guess != exact and 0.85 * exact <= guess <= 1.15 * exact
 
 
