@@ -40,7 +40,7 @@ def modules(code):
         ("import dkrr", set()),
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
         ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
-        ("import dkrr.cli", {"scipy", "zarr", "rich", "fsspec", "click"}),
+        ("import dkrr.cli", {"click"}),
         (f"import dkrr\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", *OF_SCIKIT_LEARN}),
     ],
     ids=["package", "kernels", "plan", "command", "fit"],

@@ -8,7 +8,6 @@ import click
 import dkrr as library
 from dkrr.cli.common import readable_errors
 from dkrr.errors import InputError
-from dkrr.tiles.faults import faults_of
 
 PACKAGE = Path(library.__file__).parent
 
@@ -17,6 +16,9 @@ PACKAGE = Path(library.__file__).parent
 @click.argument("folder", metavar="[FOLDER]", default="cluster")
 def recipes(folder: str) -> None:
     """Write the recipes for clusters (Dask's command line, SLURM, Kubernetes, TLS) to FOLDER; default: cluster."""
+    # Not at the top: it comes with libraries that the help of the command does without.
+    from dkrr.tiles.faults import faults_of
+
     target = Path(folder)
     with readable_errors():
         if target.exists():

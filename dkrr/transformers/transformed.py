@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.rows.sources import ALL, Block, Rows
 from dkrr.transformers.inputs import BLOCK_BYTES, Inputs, MemoryInputs
+from dkrr.transformers.unknown import unknown_value
 from dkrr.values import shown
 
 FLOATS = ("float64", "float32")
@@ -37,8 +38,10 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
     except DkrrError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        name = type(transformer).__name__
-        raise InputError(f"X cannot be transformed by {name}, in rows {first} and up: {error}") from error
+        name, unknown = type(transformer).__name__, ""
+        if "unknown categor" in str(error):
+            unknown = unknown_value(transformer, block, first)
+        raise InputError(unknown or f"X cannot be transformed by {name}, in rows {first} and up: {error}") from error
     found = _as_block(found, transformer)
     if found.shape[0] != block.shape[0]:
         raise InputError(

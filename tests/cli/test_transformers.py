@@ -109,7 +109,7 @@ def test_other_values_in_new_rows(path, tmp_path):
     predict = ["--model", tmp_path / "m.zarr", "--x", tmp_path / "new.parquet", "--out", tmp_path / "p.csv"]
     fitted(path, "--y", "arr_delay")
     found = run("predict", *predict, code=2).stderr
-    assert "Found unknown categories ['ZZ']" in found and not (tmp_path / "p.csv").exists()
+    assert "column 'carrier' of X holds 'ZZ' in row" in found and not (tmp_path / "p.csv").exists()
     fitted(path, "--y", "arr_delay", "--unknown", "zeros", "--overwrite")
     run("predict", *predict)
 

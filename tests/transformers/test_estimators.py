@@ -154,5 +154,15 @@ class TestRefused:
     def test_categories_that_the_fit_did_not_see(self):
         model = dkrr.KernelRidge(transformer=OneHotEncoder()).fit(flights()[["origin"]], targets())
         new = flights()[["origin"]].replace("LGA", "SFO")
-        with pytest.raises(InputError, match="X cannot be transformed by OneHotEncoder, in rows 0 and up: .*SFO"):
+        with pytest.raises(
+            InputError, match="column 'origin' of X holds 'SFO' in row 94, and .* on 'EWR', 'JFK', 'LGA'"
+        ):
+            model.predict(new)
+
+    @pytest.mark.parametrize("name", sorted(OF_THE_TABLE))
+    def test_the_column_is_named_behind_any_other_transformers(self, name):
+        model = dkrr.KernelRidge(transformer=OF_THE_TABLE[name]()).fit(flights(), targets())
+        new = flights()
+        new.loc[40, "carrier"] = "ZZ"
+        with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
             model.predict(new)
