@@ -9,7 +9,7 @@ from dkrr.cli.batch import Required, job_command
 from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_facts, fit_report
-from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import DkrrError, InputError
 from dkrr.jobs.batch import UnusableModelError
@@ -40,10 +40,16 @@ class FitTask:
         from dkrr.rows import open_path
         from dkrr.tables.opening import is_table_path
 
-        data = ("x_path", "y_path", "columns", "sample_weight", "model_path", "accept_unconverged", "scheduler")
-        options = {name: value for name, value in arguments.items() if name not in data}
+        data = ("x_path", "y_path", "columns", "drop_missing", "sample_weight", "model_path", "accept_unconverged")
+        options = {name: value for name, value in arguments.items() if name not in (*data, "scheduler")}
         _check_places(arguments["model_path"], options["store"], overwrite=overwrite)
-        rows = chosen_rows(arguments["x_path"], arguments["columns"])
+        rows = training_rows(
+            arguments["x_path"],
+            arguments["columns"],
+            (arguments["y_path"], arguments["sample_weight"]),
+            drop_missing=arguments["drop_missing"],
+            is_filled=arguments["impute"] is not None,
+        )
         transformer = chosen_transformer(rows, arguments["y_path"], arguments["sample_weight"], options)
         settings = checked_settings(**options) | {"transformer": transformer}
         _estimator(progress=False, **settings)
@@ -112,6 +118,7 @@ class FitTask:
     help="Targets or class labels, or their column in --x.",
 )
 @columns_option
+@drop_missing_option
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", cls=Required, required=True, metavar="PATH", help="Where to save the model.")
 @click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
@@ -164,10 +171,18 @@ def _fitted(
 
 
 def _solved(
-    y: Any, *, x_path: str, columns: str | None, sample_weight: str | None, progress: bool | None, **options: Any
+    y: Any,
+    *,
+    x_path: str,
+    columns: str | None,
+    drop_missing: bool,
+    sample_weight: str | None,
+    progress: bool | None,
+    **options: Any,
 ) -> Any:
     """Fitted model."""
-    X = chosen_rows(x_path, columns)
+    is_filled = options["impute"] is not None
+    X = training_rows(x_path, columns, (y, sample_weight), drop_missing=drop_missing, is_filled=is_filled)
     transformer = chosen_transformer(X, y, sample_weight, options)
     model = _estimator(progress=progress, transformer=transformer, **checked_settings(**options))
     return model.fit(X, y, sample_weight=sample_weight)

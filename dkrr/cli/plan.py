@@ -8,7 +8,7 @@ import click
 from dkrr.cli.candidates import train_sizes, whole
 from dkrr.cli.common import check_store, cluster, readable_errors
 from dkrr.cli.options import checked_settings, model_options
-from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import InputError
 
@@ -17,6 +17,7 @@ from dkrr.errors import InputError
 @click.option("--x", "x_path", metavar="PATH", help="Training rows (only sizes and a sample are read).")
 @click.option("--y", "y_path", metavar="PATH|NAME", help="Targets or class labels, or their column in --x.")
 @columns_option
+@drop_missing_option
 @click.option("--n", type=int, help="Number of rows, instead of --x.")
 @click.option("--d", type=int, help="Number of columns, instead of --x.")
 @click.option("--n-targets", type=int, default=1, show_default=True, help="Number of targets, instead of --y.")
@@ -31,7 +32,13 @@ from dkrr.errors import InputError
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
-    x_path: str | None, y_path: str | None, columns: str | None, scheduler: str | None, as_json: bool, **options: Any
+    x_path: str | None,
+    y_path: str | None,
+    columns: str | None,
+    drop_missing: bool,
+    scheduler: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
@@ -40,7 +47,8 @@ def plan(
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("expected either --x (with --y), or --n and --d")
         check_store(options["store"])
-        X = chosen_rows(x_path, columns)
+        is_filled = options["impute"] is not None
+        X = training_rows(x_path, columns, (y_path, None), drop_missing=drop_missing, is_filled=is_filled)
         transformer = chosen_transformer(X, y_path, None, options)
         settings = checked_settings(**options) | {"transformer": transformer}
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"

@@ -9,7 +9,7 @@ from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
-from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 
 
@@ -17,6 +17,7 @@ from dkrr.cli.transformers import chosen_transformer, transformer_options
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
 @click.option("--y", "y_path", required=True, metavar="PATH|NAME", help="Targets, or their column in --x.")
 @columns_option
+@drop_missing_option
 @transformer_options
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
@@ -46,6 +47,7 @@ def select(
     x_path: str,
     y_path: str,
     columns: str | None,
+    drop_missing: bool,
     sample_weight: str | None,
     model_path: str | None,
     overwrite: bool,
@@ -67,7 +69,8 @@ def select(
         if out_path is not None:
             check_picture_path(out_path)
         check_folder(options["store"])
-        X = chosen_rows(x_path, columns)
+        is_filled = options["impute"] is not None
+        X = training_rows(x_path, columns, (y_path, sample_weight), drop_missing=drop_missing, is_filled=is_filled)
         options["transformer"] = chosen_transformer(X, y_path, sample_weight, options)
         options["kernel_params"] = kernel_params(options.pop("kernel_param"))
         settings = {name: value for name, value in options.items() if value is not None}

@@ -270,8 +270,8 @@ class Table:
         return InputError(
             f"{name} has missing values (NaN) in column {column!r} of {self.source.label}: {rows}, the first is row "
             f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
-            f"...).drop_missing({column!r})), fill them (transformer=SimpleImputer()), or leave the column out with "
-            f"columns="
+            f"...).drop_missing({column!r}), or --drop-missing), fill them (transformer=SimpleImputer(), or --impute), "
+            f"or leave the column out with columns="
         )
 
 

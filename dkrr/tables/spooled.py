@@ -4,6 +4,7 @@ A row in the middle of a CSV file is found only by reading all rows before it, a
 look at it. The copy is made when rows are first needed, and has all columns in compressed row groups.
 """
 
+import logging
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from dkrr.tables.arrow import columns_of, is_missing
 from dkrr.tables.names import check_names
 from dkrr.tables.parquet import ParquetSource, reading
 from dkrr.tables.source import Column, Source
+
+logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
 """Rows of a row group of a copy."""
@@ -218,15 +221,25 @@ class CompleteSource(SpooledSource):
 
     def _write(self, path: str) -> None:
         writer: Any = None
+        n_left_out = 0
         try:
             for batch in self._source.batches(0, self._source.n_rows, [column.name for column in self.columns]):
                 if writer is None:
                     writer = pyarrow.parquet.ParquetWriter(path, batch.schema)
                 is_missing_in = [is_missing(batch.column(name)) for name in self._names]
-                writer.write_batch(batch.filter(pyarrow.array(~np.any(is_missing_in, axis=0))), GROUP_ROWS)
+                is_left_out = np.any(is_missing_in, axis=0)
+                n_left_out += int(np.count_nonzero(is_left_out))
+                writer.write_batch(batch.filter(pyarrow.array(~is_left_out)), GROUP_ROWS)
         finally:
             if writer is not None:
                 writer.close()
+        logger.info(
+            "%s: %s of %s rows left out, in which values of %s are missing",
+            self._source.label,
+            f"{n_left_out:,}",
+            f"{self._source.n_rows:,}",
+            ", ".join(self._names),
+        )
 
 
 class LazyFrameSource(SpooledSource):

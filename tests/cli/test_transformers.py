@@ -130,3 +130,54 @@ def test_bad_options(path, options, message, tmp_path):
 
     assert re.search(message, result.stderr) and result.stderr.count("\n") == 1
     assert not (tmp_path / "m.zarr").exists()
+
+
+class TestRowsWithMissingValues:
+    @pytest.fixture
+    def gaps(self, path):
+        """Targets are missing in 11 rows, weights in one."""
+        table = pd.read_parquet(path)
+        table.loc[::29, "arr_delay"] = np.nan
+        table.loc[7, "w"] = np.nan
+        table.to_parquet(path, index=False, row_group_size=64)
+        return table
+
+    @pytest.mark.parametrize("impute", [True, False])
+    def test_are_left_out(self, path, gaps, impute):
+        model = path.parent / "m.zarr"
+        options = ["--columns", "d*,hour", "--sample-weight", "w", "--drop-missing", "--kernel", "rbf"]
+        run(
+            "fit",
+            "--x",
+            path,
+            "--y",
+            "arr_delay",
+            *options,
+            *["--impute", "mean"] * impute,
+            "--model",
+            model,
+            "--quiet",
+        )
+        used = gaps.dropna(subset=["arr_delay", "w"] if impute else ["arr_delay", "w", "distance", "delay", "hour"])
+        assert len(used) == (288 if impute else len(used)) < 300
+        expected = dkrr.KernelRidge(kernel="rbf", transformer=SimpleImputer() if impute else None)
+        expected.fit(used[["distance", "delay", "hour"]], used["arr_delay"], sample_weight=used["w"])
+        np.testing.assert_allclose(dkrr.load(model).dual_coef_, expected.dual_coef_, rtol=1e-8)
+
+    def test_are_told(self, path, gaps, caplog):
+        text = run("plan", "--x", path, "--y", "arr_delay", "--columns", "hour,distance", "--drop-missing").stdout
+        assert "289 rows × 2 columns" in text
+        error = run("fit", "--x", path, "--y", "arr_delay", "--columns", "hour", "--model", "m.zarr", code=2).stderr
+        assert "column 'arr_delay'" in error and "11 rows, the first is row 0" in error and "--drop-missing" in error
+        with caplog.at_level("INFO", "dkrr"):
+            options = ["--columns", "hour", "--drop-missing", "--alphas", "0.1,1", "--gamma", "1", "--quiet"]
+            run("select", "--x", path, "--y", "arr_delay", *options)
+        assert "11 of 300 rows left out, in which values of hour, arr_delay are missing" in caplog.text
+
+    def test_need_a_table_with_its_targets(self, path, gaps, tmp_path):
+        np.save(tmp_path / "x.npy", np.eye(3))
+        model = ["--model", tmp_path / "m.zarr", "--drop-missing"]
+        error = run("fit", "--x", tmp_path / "x.npy", "--y", tmp_path / "x.npy", *model, code=2).stderr
+        assert "--x is not a table with named columns" in error
+        error = run("fit", "--x", path, "--columns", "hour", "--y", tmp_path / "x.npy", *model, code=2).stderr
+        assert "--y is" in error and "expected a column of --x" in error
