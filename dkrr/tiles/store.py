@@ -184,10 +184,16 @@ class RunStore:
             return
         differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
         if differing:
-            details = "; ".join(f"{k}: here {fingerprint.get(k)}, in the store {theirs.get(k)}" for k in differing)
+            pairs = {k: (fingerprint.get(k), theirs.get(k)) for k in differing}
+            details = "; ".join(
+                f"{k}: here {here}, in the store {there}"
+                for k, (here, there) in pairs.items()
+                if not (_is_checksum(here) or _is_checksum(there))
+            )
             others = ", ".join(WORDS.get(k, k) for k in differing)
+            values = f" ({details})" if details else ""
             raise StoreError(
-                f"the store {self.url} belongs to another problem: {others} differ ({details}). Give another store= or "
+                f"the store {self.url} belongs to another problem: {others} differ{values}. Give another store= or "
                 f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
                 f"KernelRidgeCV(store=...), which has one for each kernel"
             )
@@ -302,3 +308,8 @@ def free_bytes(url: str) -> int | None:
 
 def _foreign(url: str) -> str:
     return f"{url} exists and is not the store of a dkrr run; nothing was changed. Give another store="
+
+
+def _is_checksum(value: Any) -> bool:
+    """Whether a value is a SHA-256, which says nothing to a reader."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None

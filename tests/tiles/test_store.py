@@ -84,6 +84,15 @@ class TestClaim:
         with pytest.raises(StoreError, match="X: here None, in the store 9f2c"):
             store.claim({k: v for k, v in PROBLEM.items() if k != "X"}, LAYOUT)
 
+    def test_checksums_are_not_shown(self, store):
+        store.open()
+        store.claim({**PROBLEM, "X": "0" * 64, "n": 5}, LAYOUT)
+        with pytest.raises(StoreError) as caught:
+            store.claim({**PROBLEM, "X": "f" * 64, "n": 6}, LAYOUT)
+        assert "the values of X" in str(caught.value) and "(n: here 6, in the store 5). Give" in str(caught.value)
+        with pytest.raises(StoreError, match="the values of X differ. Give"):
+            store.claim({**PROBLEM, "X": "f" * 64, "n": 5}, LAYOUT)
+
     def test_deleted_during_the_run(self, store):
         claimed(store)
         store.delete()
