@@ -1,7 +1,7 @@
 """The page of a report: sections of pictures, tables and texts in one file that loads nothing."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dkrr.cost import STAGE_NAMES
@@ -87,7 +87,7 @@ def page_of_model(title: str, summary: Mapping[str, Any], described: Mapping[str
         ("Selection", _selection(search)),
         ("Plan and reasons", _plans(plan, search)),
         *_work_sections(plan, work),
-        ("Convergence", _pictures(figures.convergence(history, tol), figures.newton((work or {}).get("steps") or []))),
+        ("Convergence", _convergence(work, history, tol)),
         ("Residuals of the training rows", _residuals(summary["residuals"])),
         ("Result", card_of_text(work["text"]) if work else ""),
         ("To reproduce", _to_reproduce(summary, described)),
@@ -114,12 +114,18 @@ def page_of_run(status: RunStatus, notes: Mapping[str, Any], maps: Iterable[Tile
         ("Tiles", tiles and f'<div class="pictures">{tiles}</div>'),
         ("Plan and reasons", _plans(plan, None)),
         *_work_sections(plan, work),
-        ("Convergence", _pictures(figures.convergence((work or {}).get("history") or notes["history"], None))),
+        ("Convergence", _convergence(work, (work or {}).get("history") or notes["history"], None)),
         ("Problem", table((name, _short(value)) for name, value in status.problem.items())),
         ("Result", card_of_text(work["text"]) if work else ""),
     ]
     written = time.strftime("%Y-%m-%d %H:%M")
     return page(status.path, f"run of dkrr, report of dkrr {VERSIONS['dkrr']} written {written}", facts, sections)
+
+
+def _convergence(work: Mapping[str, Any] | None, history: Sequence[Sequence[Any]], tol: float | None) -> str:
+    """Steps of Newton's method, if there were any, else iterations of conjugate gradient."""
+    steps = (work or {}).get("steps") or []
+    return _pictures(figures.newton(steps) if steps else figures.convergence(history, tol))
 
 
 def _facts(work: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -148,9 +148,10 @@ class SolveResult(Explained):
 
     def __str__(self) -> str:
         relative = "relative to that at scores of 0" if self.steps else "true, relative"
+        what = self.status.value.replace("true residual", "relative gradient") if self.steps else self.status.value
         lines = [
             f"dkrr result: {self.status.name}",
-            f"  status      {self.status.value}",
+            f"  status      {what}",
             f"  {'gradient' if self.steps else 'residual'}    {self.residual:.1e} ({relative})",
             *([] if math.isnan(self.condition) else [f"  condition   {self.condition:.1e} (estimated)"]),
             *([f"  work        {self._iterations()[2:]}"] if self.iterations else []),

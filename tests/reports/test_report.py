@@ -100,6 +100,7 @@ class TestOfAModel:
         page = dkrr.report(dkrr.KernelLogisticRegression(**SETTINGS).fit(data[0], data[1] > 1.0))
         found = sections(page)
         assert "step of Newton" in page and "Convergence" in found and "Residuals of the training rows" not in found
+        assert "iteration of conjugate gradient" not in page and "the relative gradient is what was asked for" in page
 
     def test_of_a_search_and_what_it_saves(self, data, tmp_path):
         search = dkrr.KernelRidgeCV(
