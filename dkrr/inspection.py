@@ -11,6 +11,7 @@ from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import PLAN, WORK, absolute_url
 from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
+from dkrr.pictures.figures import TileMap
 from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.descriptions import read_group
@@ -32,20 +33,6 @@ class ArrayContents:
     """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
     n_bytes: int
     """Bytes of those that are there."""
-
-
-@dataclass(frozen=True)
-class TileMap:
-    """Which tiles of an array of a run are written."""
-
-    name: str
-    n_rows: int
-    """Rows of tiles."""
-    n_columns: int
-    present: dict[tuple[int, int], int]
-    """Chunks that are there, by row and column of their tile."""
-    expected: dict[tuple[int, int], int]
-    """Chunks of the complete array; of a triangle those on and below the diagonal."""
 
 
 @dataclass(frozen=True, repr=False)

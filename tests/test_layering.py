@@ -16,7 +16,8 @@ LEVELS = [
     {"errors", "loopback", "versions"},
     {"values"},
     {"units", "cost", "markup", "blas", "sparse", "config"},
-    {"tiles", "kernels"},
+    {"tiles", "kernels", "pictures"},
+    {"dashboard"},
     {"features", "runtime"},
     {"tables"},
     {"rows"},
@@ -39,7 +40,7 @@ LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 
 GATEWAYS = {
     "zarr": {"tiles"},
-    "distributed": {"runtime", "preload"},
+    "distributed": {"dashboard", "runtime", "preload"},
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "sklearn": {"estimators", "fit_summary", "kernels", "transformers"},
     "click": {"cli"},

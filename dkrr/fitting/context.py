@@ -17,7 +17,7 @@ from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
-from dkrr.fitting.workers import dask_client, dask_workers
+from dkrr.fitting.workers import dask_client, dask_workers, on_the_dashboard
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
 from dkrr.rows import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
@@ -313,6 +313,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
             executor, client = stack.enter_context(dask_workers(plan, storage.store))
         slots_per_process = resources.worker_threads
         slots = chosen.n_workers * slots_per_process
+        if resources.cluster_is_running:
+            progress = stack.enter_context(on_the_dashboard(progress, client, plan))
     elif chosen.uses_threads or chosen.task_threads > 1:
         executor = stack.enter_context(ThreadExecutor(chosen.task_threads))
     return Context(

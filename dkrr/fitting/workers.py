@@ -1,9 +1,10 @@
 """Who does the work of a run: the calling process, its threads, or Dask's workers, which are asked what they hold."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ from weakref import WeakKeyDictionary
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
-from dkrr.runtime import Executor
+from dkrr.runtime import Executor, Progress
 from dkrr.runtime.folders import private_folder
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
@@ -81,6 +82,19 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         _checked_workers(plan, client, store, workers) as executor,
     ):
         yield executor, client
+
+
+def on_the_dashboard(progress: Progress, client: Any, plan: Plan) -> AbstractContextManager[Progress]:
+    """Display of a fit that the page on the dashboard of a user's cluster shows as well."""
+    module = import_module("dkrr.runtime.followed")
+    title, *_ = str(plan).splitlines()
+    planned: dict[str, float] = defaultdict(float)
+    for stage in plan.chosen.stages:
+        planned[stage.name] += stage.seconds
+    followed: AbstractContextManager[Progress] = module.followed(
+        progress, client, module.Outline(title.removeprefix("dkrr plan: "), plan.chosen.summary(), planned)
+    )
+    return followed
 
 
 @contextmanager

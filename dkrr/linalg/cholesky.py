@@ -93,7 +93,8 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
         if tile in done or any(tile in later for later in summed[step.part :]):
             continue
         depends = step.depends + tuple(tile_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
-        tasks.append(Task(step.key, factor_tile, (system, step), depends, step.flops(system.grid), step.priority))
+        flops = step.flops(system.grid)
+        tasks.append(Task(step.key, factor_tile, (system, step), depends, flops, step.priority, tile=tile))
     return tasks
 
 

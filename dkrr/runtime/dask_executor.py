@@ -9,6 +9,7 @@ those of the window, not of the fit.
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -98,6 +99,7 @@ class DaskExecutor:
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
         run_id = uuid.uuid4().hex[:8]
         running: dict[str, Task] = {}
+        progress.tiles(Counter(task.tile for task in tasks if task.tile is not None))
         completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
 
         def submit() -> None:
@@ -109,6 +111,8 @@ class DaskExecutor:
                 key = dask_key(task, run_id)
                 future = self.client.submit(execute_on_worker, task, key=key, pure=False)
                 running[future.key] = task
+                if task.tile is not None:
+                    progress.tile(task.tile, is_done=False)
                 completed.add(future)
 
         try:
@@ -124,6 +128,8 @@ class DaskExecutor:
                 self._note([result])
                 queue.complete(task.key)
                 progress.advance(task.flops)
+                if task.tile is not None:
+                    progress.tile(task.tile, is_done=True)
                 future.release()
                 submit()
         except (*CANCELLED, CommClosedError) as error:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from dkrr.runtime.logs import StderrHandler, handlers_of, is_screen, progress_logger
-from dkrr.runtime.progress import Progress
+from dkrr.runtime.progress import OpenStage, Progress
 from dkrr.units import format_seconds
 
 LOG_SECONDS = (2.0, 30.0)
@@ -66,30 +66,6 @@ class LiveProgress(Progress):
         self._console.print(message, highlight=False, markup=False)
 
 
-class _Stage:
-    """What is shown of one stage while it runs."""
-
-    def __init__(self, name: str, total: float, done: float) -> None:
-        self.name, self.total, self.done, self.at_start = name, total, done, done
-        self.started = time.monotonic()
-
-    @property
-    def fraction(self) -> float:
-        """Part of the work that is done."""
-        return min(self.done / self.total, 1.0)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the stage began in this run."""
-        return time.monotonic() - self.started
-
-    @property
-    def left(self) -> float:
-        """Seconds until its end, at the rate of this run; nan before any work is done."""
-        done = self.done - self.at_start
-        return max(self.elapsed * (self.total - self.done) / done, 0.0) if done > 0 else float("nan")
-
-
 class LogProgress(Progress):
     """Lines through the logger ``dkrr.progress``.
 
@@ -104,7 +80,7 @@ class LogProgress(Progress):
         self._own = StderrHandler() if on_stderr else None
 
     def begin(self, name: str, total: float, done: float) -> None:
-        self._stage = _Stage(name, total, done)
+        self._stage = OpenStage(name, total, done)
         self._shown, self._shown_at = self._stage.fraction, self._stage.started
         if done:
             self.note(f"{name}: {self._stage.fraction:.0%} done by an earlier run")
@@ -144,12 +120,12 @@ class NotebookProgress(Progress):
         self._ended: dict[str, tuple[int, float, bool]] = {}
         """Number, seconds and failure of the stages that have ended, by name."""
         self._notes: list[str] = []
-        self._stage: _Stage | None = None
+        self._stage: OpenStage | None = None
         self._handle: Any = None
         self._lock, self._stop = threading.Lock(), threading.Event()
 
     def begin(self, name: str, total: float, done: float) -> None:
-        self._stage, self._stop = _Stage(name, total, done), threading.Event()
+        self._stage, self._stop = OpenStage(name, total, done), threading.Event()
         # Tasks may take minutes, and end in threads: the time that has passed is updated from a thread of its own, in
         # this cell's context, to which the kernel sends what it shows.
         context, stop = contextvars.copy_context(), self._stop
@@ -201,12 +177,12 @@ class NotebookProgress(Progress):
                 self._handle.update(shown, raw=True)
 
 
-def _words(stage: _Stage) -> str:
+def _words(stage: OpenStage) -> str:
     left = f", {format_seconds(stage.left)} left" if stage.left >= 0 else ""
     return f"{stage.name}  {stage.fraction:.0%}, {format_seconds(stage.elapsed)} gone{left}"
 
 
-def _bar(stage: _Stage) -> str:
+def _bar(stage: OpenStage) -> str:
     return (
         '<div style="display:flex;align-items:center;gap:0.8em;font-family:monospace">'
         '<div style="flex:none;width:16em;height:0.5em;border-radius:0.25em;background:rgba(127,127,127,0.3)">'

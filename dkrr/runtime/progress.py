@@ -4,7 +4,7 @@ The displays are in `dkrr.runtime.displays`.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -56,13 +56,15 @@ class Progress:
 
     def take_stages(self) -> tuple[Stage, ...]:
         """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
-        taken, self._seconds = self._seconds, {}
+        taken = dict(self._seconds)
+        self._seconds.clear()  # other displays of the same work may count here
         return tuple(Stage(name, seconds) for name, seconds in taken.items())
 
     def take_spans(self) -> tuple[Span, ...]:
         """Times of the stages that ended since the last call, in the order of their ends; they are forgotten."""
-        taken, self._spans = self._spans, []
-        return tuple(taken)
+        taken = tuple(self._spans)
+        self._spans.clear()
+        return taken
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""
@@ -76,6 +78,29 @@ class Progress:
     def note(self, message: str) -> None:
         """Display a message between stages."""
 
+    def tiles(self, n_tasks: Mapping[tuple[int, int], int]) -> None:
+        """Display the tiles of a lower triangle that are left to compute, with the number of tasks for each."""
+
+    def tile(self, tile: tuple[int, int], *, is_done: bool) -> None:
+        """Display that a task of a tile was sent to a worker, or is done."""
+
+    def kept(self, places: Mapping[tuple[int, int], int | None]) -> None:
+        """Display which place (a worker's thread) keeps which tiles of a triangle in memory; None: none does."""
+
+    def iterated(self, method: str, step: int, value: float, tol: float, *, is_true: bool = True) -> None:
+        """Display how far an iterative method is.
+
+        Parameters
+        ----------
+        method : str
+            What converges, in words.
+        step : int
+        value, tol : float
+            What the method makes small, and the value at which it ends.
+        is_true : bool, default=True
+            Whether it was computed from the point itself, not by a recurrence.
+        """
+
     def __enter__(self) -> Self:
         return self
 
@@ -84,6 +109,30 @@ class Progress:
     ) -> None:
         self._measuring.__exit__(None, None, None)
         self.end(failed=error is not None)
+
+
+class OpenStage:
+    """What is shown of one stage while it runs."""
+
+    def __init__(self, name: str, total: float, done: float) -> None:
+        self.name, self.total, self.done, self.at_start = name, total, done, done
+        self.started = time.monotonic()
+
+    @property
+    def fraction(self) -> float:
+        """Part of the work that is done."""
+        return min(self.done / self.total, 1.0)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the stage began in this run."""
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds until its end, at the rate of this run; nan before any work is done."""
+        done = self.done - self.at_start
+        return max(self.elapsed * (self.total - self.done) / done, 0.0) if done > 0 else float("nan")
 
 
 class Share(Progress):

@@ -1,20 +1,21 @@
 """What dkrr.preload sets in a worker, against the worst configuration; and what is said of workers without it."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler
+from distributed import Client, LocalCluster
 
 import dkrr
 from dkrr.errors import MemoryLimitError
 from dkrr.machine.worker_settings import WorkerSettings, problems, refuse_a_pause
+from dkrr.preload import dask_setup
 from tests.cluster.processes import blas_threads
 
 GOOD = WorkerSettings("tcp://10.0.0.1", 1, 4, 8, 2**30, spill=0.0, pause=0.0, terminate=0.95)
@@ -70,15 +71,9 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts() -> None:
         fit(client)
 
 
-def test_preload_refuses_a_scheduler() -> None:
-    async def start() -> None:
-        async with Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler:
-            from dkrr.preload import dask_setup
-
-            dask_setup(scheduler)
-
-    with pytest.raises(TypeError, match="expected a worker"):
-        asyncio.run(start())
+def test_preload_refuses_a_nanny() -> None:
+    with pytest.raises(TypeError, match="expected a worker or a scheduler"):
+        dask_setup(SimpleNamespace(worker_address="tcp://10.0.0.1:1"))
 
 
 def test_good_settings() -> None:

@@ -1,12 +1,12 @@
-"""Pictures of a report, from the values of a summary."""
+"""Pictures of a fit: its stages, memory, convergence, scores and tiles."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dkrr.inspection import TileMap
 from dkrr.markup import escape
-from dkrr.reports.svg import (
+from dkrr.pictures.svg import (
     BOTTOM,
     CHARACTER,
     HEIGHT,
@@ -34,6 +34,20 @@ MAP_PIXELS = 420
 """Side of a map of tiles."""
 MAX_CELLS = 84
 """Cells on a side of a map; one stands for several tiles beyond."""
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Which tiles of an array of a run are written."""
+
+    name: str
+    n_rows: int
+    """Rows of tiles."""
+    n_columns: int
+    present: dict[tuple[int, int], int]
+    """Chunks that are there, by row and column of their tile."""
+    expected: dict[tuple[int, int], int]
+    """Chunks of the complete array; of a triangle those on and below the diagonal."""
 
 
 def stage_times(planned: dict[str, float], measured: dict[str, float]) -> str:
@@ -223,20 +237,36 @@ def tile_map(found: TileMap) -> str:
         for (i, j), count in counts.items():
             cells[i // step, j // step] = cells.get((i // step, j // step), 0) + count
     n_rows, n_columns = -(-found.n_rows // step), -(-found.n_columns // step)
-    side = min(24.0, MAP_PIXELS / max(n_rows, n_columns))
-    edge = side - (1.0 if side > 4 else 0.0)
-    drawn: dict[int, list[str]] = defaultdict(list)
-    for (i, j), count in wanted.items():
-        share = min(4, -(-4 * there.get((i, j), 0) // count))
-        share = min(share, 3) if there.get((i, j), 0) < count else share
-        drawn[share].append(f"M{j * side:.1f} {i * side:.1f}h{edge:.1f}v{edge:.1f}h-{edge:.1f}Z")
+    drawn: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for cell, count in wanted.items():
+        share = min(4, -(-4 * there.get(cell, 0) // count))
+        drawn[min(share, 3) if there.get(cell, 0) < count else share].append(cell)
     looks = {0: 'class="missing"', **{k: f'class="f2" opacity="{k / 4}"' for k in range(1, 5)}}
-    paths = "".join(f'<path {looks[share]} d="{"".join(parts)}"/>' for share, parts in sorted(drawn.items()))
-    width, height = max(1.0, n_columns * side), max(1.0, n_rows * side)
     n_there, n_wanted = sum(found.present.values()), sum(found.expected.values())
-    cell = f"; a cell is {step} × {step} tiles" if step > 1 else ""
+    of_tiles = f"; a cell is {step} × {step} tiles" if step > 1 else ""
+    caption = f"{found.name}: {n_there:,} of {n_wanted:,} chunks{of_tiles}"
+    return cell_map(caption, n_rows, n_columns, [(looks[share], cells) for share, cells in sorted(drawn.items())])
+
+
+def cell_map(caption: str, n_rows: int, n_columns: int, cells: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> str:
+    """Map of cells in rows and columns.
+
+    Parameters
+    ----------
+    caption : str
+    n_rows, n_columns : int
+    cells : sequence of (str, sequence of (int, int))
+        Attributes of SVG with the look of some cells, and their rows and columns.
+    """
+    side = min(24.0, MAP_PIXELS / max(n_rows, n_columns, 1))
+    edge = side - (1.0 if side > 4 else 0.0)
+    paths = ""
+    for look, places in cells:
+        drawn = "".join(f"M{j * side:.1f} {i * side:.1f}h{edge:.1f}v{edge:.1f}h-{edge:.1f}Z" for i, j in places)
+        paths += f'<path {look} d="{drawn}"/>'
+    width, height = max(1.0, n_columns * side), max(1.0, n_rows * side)
     return (
-        f"<figure><figcaption>{escape(found.name)}: {n_there:,} of {n_wanted:,} chunks{cell}</figcaption>"
+        f"<figure><figcaption>{escape(caption)}</figcaption>"
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img"><title>tiles</title>{paths}</svg>'
         "</figure>"
     )
