@@ -7,6 +7,7 @@ page loads nothing from elsewhere, takes no input, and asks once a second or two
 import base64
 import hashlib
 from typing import Any
+from weakref import WeakSet
 
 from distributed.http.utils import RequestHandler
 
@@ -14,6 +15,9 @@ from dkrr.dashboard.shown import fragment, whole_page
 from dkrr.dashboard.states import TOPIC
 
 PATH = "/dkrr"
+
+_with_page: WeakSet[Any] = WeakSet()
+"""Applications of HTTP servers in this process that have the page."""
 
 SCRIPT = """
 const main=document.querySelector("main"),lost=document.querySelector("#lost");
@@ -86,12 +90,13 @@ def add_page(dask_scheduler: Any) -> bool:
     # Tornado says in no other way that a server was stopped; dkrr.loopback stops those of dkrr's own clusters.
     if server is None or getattr(server, "_stopped", False):
         return False
-    if PATH not in dask_scheduler.extensions:
-        dask_scheduler.extensions[PATH] = True
+    application = dask_scheduler.http_application
+    if application not in _with_page:
+        _with_page.add(application)
         options = {"dask_server": dask_scheduler}
         # Any path before it: the scheduler does not tell the prefix that it was started with.
         routes = [
             (rf"(?:/[^/]+)*{PATH}{end}", cls, options) for end, cls in (("/?", PageHandler), ("/now", NowHandler))
         ]
-        dask_scheduler.http_application.add_handlers(".*$", routes)
+        application.add_handlers(".*$", routes)
     return True

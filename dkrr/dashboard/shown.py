@@ -5,7 +5,7 @@ Every text in it comes from some client or worker, and is escaped.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,18 @@ from dkrr.pictures import figures
 from dkrr.pictures.style import style
 from dkrr.units import format_bytes, format_seconds
 
-MAX_FITS = 12
-"""Fits on the page: those that run, and the last others."""
+MAX_FITS = 20
+"""Last fits that the page shows."""
 MAX_WORKERS = 64
 TASKS = "dkrr-"
 """Beginning of the names of dkrr's tasks."""
 LOST = "lost"
+"""Status of a fit whose client has gone without an end."""
+SHORT = 0.005
+"""Fraction of the longest stage below which others are left out."""
+MAP_PIXELS = 340
+WORK = (("f2", "done"), ("f1", "at a worker"), ("missing", "to do"))
+KEPT = (("f0", "a colour for each thread"), ("f7", "formed each time"))
 LOOKS = {RUNNING: "f1", DONE: "f2", FORMED: "f7", **dict.fromkeys(PARTS[1:], "f2")}
 LOOKS |= {place: f"f{k}" for k, place in enumerate(PLACES)}
 OPACITY = {FORMED: 0.35, **{part: k / 4 for k, part in enumerate(PARTS)}}
@@ -47,12 +53,17 @@ main h2{border:0;margin:0;padding:0;overflow-wrap:anywhere}
 .facts{margin:12px 0}.facts div{min-width:104px;padding:6px 12px}.facts b{font-size:16px}
 .state{display:inline-block;border-radius:99px;padding:1px 10px;font-size:12.5px;font-weight:600;color:var(--page);
 vertical-align:2px;margin-right:8px}
-.workers{border-collapse:collapse;width:100%;font-size:13px}
-.workers th,.workers td{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid var(--line);white-space:nowrap}
-.workers th{color:var(--soft);font-weight:600}.workers .wide{width:34%;white-space:normal}
-.workers svg{display:inline-block;vertical-align:1px;margin-right:8px}
-.key{font-size:12.5px}#lost{position:fixed;top:0;left:0;right:0;padding:6px;text-align:center;background:var(--c4);
-color:var(--page);font-weight:600}nav{float:right;font-size:13px}a{color:var(--c0)}
+.pictures{gap:8px 32px}.curve{flex:1 1 400px;max-width:560px}
+table{border-collapse:collapse}section>table{width:100%;margin-top:6px}
+th,td{text-align:left;vertical-align:top;padding:3px 14px 3px 0;border-bottom:1px solid var(--line);white-space:nowrap}
+th{color:var(--soft);font-weight:600}.wide{width:36%;white-space:normal;overflow-wrap:anywhere}
+td svg{display:inline-block;vertical-align:0;margin-right:8px}
+.error{color:var(--c4);font-weight:600;overflow-wrap:anywhere}
+.legend .missing{background:var(--line)}
+ul{margin:8px 0 0;padding-left:20px}
+#lost{position:fixed;top:0;left:0;right:0;padding:6px;text-align:center;background:var(--c4);color:var(--page);
+font-weight:600}
+nav{float:right}a{color:var(--c0)}
 """
 
 
@@ -91,61 +102,104 @@ def whole_page(content: str, script: str) -> str:
     )
 
 
-def fragment(events: Iterable[tuple[float, Any]], scheduler: Any) -> str:
-    """What changes on the page: the fits, those that run first, and the workers.
+def fragment(events: Sequence[tuple[float, Any]], scheduler: Any) -> str:
+    """What changes on the page: the fits that run, or the last one; the workers; earlier fits.
 
     Parameters
     ----------
-    events : iterable of (float, object)
+    events : sequence of (float, object)
         Time and message of the events of the topic, in their order.
     scheduler : distributed.Scheduler
     """
-    fits = _fits(events, set(scheduler.clients))
-    shown = "".join(map(_fit, fits[:MAX_FITS])) or (
+    fits = _fits(events, scheduler.clients)
+    running = [fit for fit in fits if fit.status == RUNNING_FIT]
+    shown = running or fits[:1]
+    cards = "".join(map(_card, shown)) or (
         "<section><p>No fit has run on this cluster yet. A fit that begins appears here by itself.</p></section>"
     )
-    return shown + _workers(scheduler)
+    return cards + _workers(scheduler) + _earlier([fit for fit in fits if fit not in shown])
 
 
-def _fits(events: Iterable[tuple[float, Any]], clients: set[str]) -> list[_Fit]:
-    last: dict[str, tuple[float, FitState]] = {}
-    for when, message in events:
+def _fits(events: Sequence[tuple[float, Any]], clients: Container[str]) -> list[_Fit]:
+    """The last state of each of the last fits, the latest first."""
+    now, seen, found = time.time(), set[str](), list[_Fit]()
+    for when, message in reversed(events):
+        # Whether a message is a state is checked for the last one of each fit only: there may be a thousand.
+        name = message.get("fit") if isinstance(message, Mapping) else None
+        if not isinstance(name, str) or name in seen:
+            continue
         state = FitState.read(message)
-        if state is not None:
-            last.pop(state.fit, None)
-            last[state.fit] = when, state
-    now, found = time.time(), []
-    for when, state in reversed(last.values()):
+        if state is None:
+            continue
+        seen.add(name)
         is_lost = state.status == RUNNING_FIT and state.client not in clients
         found.append(_Fit(state, max(now - when, 0.0), LOST if is_lost else state.status))
-    return sorted(found, key=lambda fit: fit.status != RUNNING_FIT)
+        if len(found) == MAX_FITS:
+            break
+    return found
 
 
-def _fit(fit: _Fit) -> str:
-    state = fit.state
-    is_running = fit.status == RUNNING_FIT
-    colour = {RUNNING_FIT: "f0", COMPLETE: "f2"}.get(fit.status, "f4")
-    ended = "" if is_running else f", {format_seconds(fit.age)} ago"
-    facts = [("gone" if is_running else "wall time", format_seconds(fit.seconds))]
+def _card(fit: _Fit) -> str:
+    """All that is known of one fit."""
+    state, is_running = fit.state, fit.status == RUNNING_FIT
+    facts = [("elapsed" if is_running else "wall time", format_seconds(fit.seconds))]
     facts += [("planned", format_seconds(state.planned))] if state.planned else []
     bar = ""
     if is_running and state.stage:
-        left = state.left - fit.age
-        facts += [("stage", state.stage), ("done of the stage", f"{min(max(state.share, 0.0), 1.0):.0%}")]
-        facts += [("left of the stage", format_seconds(max(left, 0.0)) if state.left >= 0 else "not known yet")]
-        bar = f'<div class="bar">{_bar(state.share, "f0")}</div>'
+        left = format_seconds(max(state.left - fit.age, 0.0)) if state.left >= 0 else "not known yet"
+        facts += [("stage", state.stage), ("of the stage done", f"{min(max(state.share, 0.0), 1.0):.0%}")]
+        facts += [("left of the stage", left)]
+        bar = f'<div class="bar">{_bar((state.share, "f0"))}</div>'
     boxes = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts)
-    pictures = "".join([_tiles(state.tiles), *map(_curve, state.curves)])
-    planned = {str(name): float(seconds) for name, seconds, _ in state.stages}
-    measured = {str(name): float(seconds) for name, _, seconds in state.stages}
-    stages = figures.stage_times(planned, measured)
-    message = f"<p><b>{escape(state.message)}</b></p>" if state.message else ""
-    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in state.notes)
+    curves = "".join(f'<div class="curve">{_curve(curve)}</div>' for curve in state.curves)
+    pictures = _tiles(state.tiles) + _stages(state) + curves
+    message = f'<p class="error">{escape(state.message)}</p>' if state.message else ""
+    notes = "".join(f"<li>{escape(note)}</li>" for note in state.notes)
     return (
-        f'<section><h2><span class="state {colour}">{escape(fit.status)}</span>{escape(state.title)}</h2>'
-        f'<p class="soft">{escape(state.how)} · {escape(state.who)}{ended}</p>{message}{bar}'
-        f'<div class="facts">{boxes}</div><div class="pictures">{pictures}</div>{stages}{notes}</section>'
+        f"<section><h2>{_status(fit)}{escape(state.title)}</h2>"
+        f'<p class="soft">{escape(state.how)} · {escape(state.who)}{_ago(fit)}</p>{message}{bar}'
+        f'<div class="facts">{boxes}</div><div class="pictures">{pictures}</div>'
+        f"{f'<ul class=soft>{notes}</ul>' if notes else ''}</section>"
     )
+
+
+def _status(fit: _Fit) -> str:
+    colour = {RUNNING_FIT: "f0", COMPLETE: "f2"}.get(fit.status, "f4")
+    return f'<span class="state {colour}">{escape(fit.status)}</span>'
+
+
+def _ago(fit: _Fit) -> str:
+    how = {RUNNING_FIT: "", LOST: "last heard of"}.get(fit.status, "ended")
+    return f" · {how} {format_seconds(fit.age)} ago" if how else ""
+
+
+def _earlier(fits: Sequence[_Fit]) -> str:
+    """Table of fits that have ended."""
+    rows = ""
+    for fit in fits:
+        state = fit.state
+        what = f"<b>{escape(state.title)}</b><br>{escape(state.how)}"
+        what += f'<br><span class="error">{escape(state.message)}</span>' if state.message else ""
+        ago = escape(f"{format_seconds(fit.age)} ago")
+        rows += f'<tr><td>{_status(fit)}</td><td class="wide">{what}</td><td>{escape(state.who)}</td>'
+        rows += f"<td>{escape(format_seconds(fit.seconds))}</td><td>{ago}</td></tr>"
+    header = _cells("th", ("", "fit", "user", "wall time", "ended"))
+    return rows and f"<section><h2>Earlier fits</h2>{_table(header, rows)}</section>"
+
+
+def _stages(state: FitState) -> str:
+    """Table of the stages, measured beside planned; without those that take no time."""
+    longest = max((max(planned, measured) for _, planned, measured in state.stages), default=0.0)
+    rows = ""
+    for name, planned, measured in state.stages:
+        if max(planned, measured) < SHORT * longest and name != state.stage.split(", ")[0]:
+            continue
+        bars = _bar((measured / longest, "f1"), (planned / longest, "f0"), width=110) if longest else ""
+        rows += f"<tr><td>{escape(name)}</td><td>{bars}</td><td>{escape(format_seconds(measured))}</td>"
+        rows += f"<td>{escape(format_seconds(planned))}</td></tr>"
+    legend = '<div class=legend><span><i class="f1"></i>so far</span><span><i class="f0"></i>planned</span></div>'
+    header = _cells("th", ("stage", "", "so far", "planned"))
+    return rows and f"<figure><figcaption>Stages</figcaption>{legend}{_table(header, rows)}</figure>"
 
 
 def _tiles(found: Tiles | None) -> str:
@@ -156,32 +210,37 @@ def _tiles(found: Tiles | None) -> str:
         for j, cell in enumerate(row):
             if cell != NONE:
                 cells[cell].append((i, j))
-    looks = {}
-    for cell in sorted(cells):
+    looks = []
+    for cell, places in sorted(cells.items()):
         opacity = OPACITY.get(cell, 1.0)
-        looks[cell] = f'class="{LOOKS[cell]}" opacity="{opacity}"' if opacity else 'class="missing"'
+        looks.append((f'class="{LOOKS[cell]}" opacity="{opacity}"' if opacity else 'class="missing"', places))
+    is_kept = not cells.keys().isdisjoint({*PLACES, FORMED})
     step = f"; a cell is {found.step} × {found.step} tiles" if found.step > 1 else ""
-    caption = f"{found.name}: {found.n_done:,} of {found.n_tiles:,} tiles{step}"
-    side = max(map(len, [found.cells, *found.cells]), default=1)
-    return figures.cell_map(caption, side, side, [(looks[cell], places) for cell, places in sorted(cells.items())])
+    what = "kept in memory" if is_kept else "done"
+    return figures.cell_map(
+        f"{found.name}: {found.n_done:,} of {found.n_tiles:,} tiles {what}{step}",
+        len(found.cells),
+        max(map(len, found.cells), default=0),
+        looks,
+        pixels=MAP_PIXELS,
+        legend=KEPT if is_kept else WORK,
+    )
 
 
 def _curve(curve: Curve) -> str:
-    is_newton = curve.method.startswith("Newton")
-    if is_newton:
-        return figures.newton([[point[0], 0.0, None, point[1]] for point in curve.points])
-    return figures.convergence([[p[0], 0.0, p[1], bool(p[2])] for p in curve.points], curve.tol or None)
+    if curve.method.startswith("Newton"):
+        return figures.newton([[step, 0.0, None, value] for step, value, _ in curve.points])
+    return figures.convergence([[step, 0.0, value, bool(is_true)] for step, value, is_true in curve.points], curve.tol)
 
 
 def _workers(scheduler: Any) -> str:
-    workers = sorted(scheduler.workers.values(), key=lambda worker: str(worker.name))
+    workers = sorted(scheduler.workers.values(), key=lambda worker: (len(str(worker.name)), str(worker.name)))
     n_threads = sum(worker.nthreads for worker in workers)
     rows = "".join(map(_worker, workers[:MAX_WORKERS]))
     hidden = f'<p class="soft">and {len(workers) - MAX_WORKERS:,} more</p>' if len(workers) > MAX_WORKERS else ""
-    count = f"{_count(len(workers), 'worker')}, {_count(n_threads, 'thread')}"
     header = _cells("th", ("worker", "threads", "works on", "processor", "memory"))
-    table = f'<table class="workers"><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>'
-    return f"<section><h2>{escape(count)}</h2>{table if rows else ''}{hidden}</section>"
+    table = _table(header, rows) if rows else "<p>Fits wait until there are workers.</p>"
+    return f"<section><h2>{_count(len(workers), 'worker')}, {_count(n_threads, 'thread')}</h2>{table}{hidden}</section>"
 
 
 def _worker(worker: Any) -> str:
@@ -193,8 +252,8 @@ def _worker(worker: Any) -> str:
     return (
         f"<tr><td>{escape(worker.name)}</td><td>{int(worker.nthreads)}</td>"
         f'<td class="wide">{escape(_works_on(worker))}</td>'
-        f"<td>{_bar(cpu / (100.0 * max(worker.nthreads, 1)), 'f0', 90)}{cpu:.0f} %</td>"
-        f"<td>{_bar(used, 'f4' if used > 0.8 else 'f3', 90) if limit else ''}{escape(of_limit)}</td></tr>"
+        f"<td>{_bar((cpu / (100.0 * max(worker.nthreads, 1)), 'f0'), width=90)}{cpu:.0f} %</td>"
+        f"<td>{_bar((used, 'f4' if used > 0.8 else 'f3'), width=90) if limit else ''}{escape(of_limit)}</td></tr>"
     )
 
 
@@ -215,9 +274,15 @@ def _cells(tag: str, texts: Sequence[object]) -> str:
     return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
-def _bar(share: float, colour: str, width: int = 100) -> str:
-    filled = 100.0 * min(max(share, 0.0), 1.0)
-    return (
-        f'<svg viewBox="0 0 100 8" width="{width}" height="8" preserveAspectRatio="none" role="img">'
-        f'<path class="missing" d="M0 0H100V8H0Z"/><path class="{colour}" d="M0 0H{filled:.1f}V8H0Z"/></svg>'
-    )
+def _table(header: str, rows: str) -> str:
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _bar(*parts: tuple[float, str], width: int = 100) -> str:
+    """Shares with their colours, as bars below each other in the height of a line."""
+    each, drawn = 8 / len(parts), ""
+    for k, (share, colour) in enumerate(parts):
+        end = 100.0 * min(max(share, 0.0), 1.0)
+        drawn += f'<path class="missing" d="M0 {k * each}H100v{each}H0Z"/>' if len(parts) == 1 else ""
+        drawn += f'<path class="{colour}" d="M0 {k * each}H{end:.1f}v{each}H0Z"/>'
+    return f'<svg viewBox="0 0 100 8" width="{width}" height="8" preserveAspectRatio="none" role="img">{drawn}</svg>'

@@ -248,7 +248,14 @@ def tile_map(found: TileMap) -> str:
     return cell_map(caption, n_rows, n_columns, [(looks[share], cells) for share, cells in sorted(drawn.items())])
 
 
-def cell_map(caption: str, n_rows: int, n_columns: int, cells: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> str:
+def cell_map(
+    caption: str,
+    n_rows: int,
+    n_columns: int,
+    cells: Sequence[tuple[str, Sequence[tuple[int, int]]]],
+    pixels: int = MAP_PIXELS,
+    legend: Sequence[tuple[str, str]] = (),
+) -> str:
     """Map of cells in rows and columns.
 
     Parameters
@@ -257,16 +264,21 @@ def cell_map(caption: str, n_rows: int, n_columns: int, cells: Sequence[tuple[st
     n_rows, n_columns : int
     cells : sequence of (str, sequence of (int, int))
         Attributes of SVG with the look of some cells, and their rows and columns.
+    pixels : int
+        Longest side of the map.
+    legend : sequence of (str, str)
+        Classes and what they mean.
     """
-    side = min(24.0, MAP_PIXELS / max(n_rows, n_columns, 1))
+    side = min(24.0, pixels / max(n_rows, n_columns, 1))
     edge = side - (1.0 if side > 4 else 0.0)
     paths = ""
     for look, places in cells:
         drawn = "".join(f"M{j * side:.1f} {i * side:.1f}h{edge:.1f}v{edge:.1f}h-{edge:.1f}Z" for i, j in places)
         paths += f'<path {look} d="{drawn}"/>'
     width, height = max(1.0, n_columns * side), max(1.0, n_rows * side)
+    named = "".join(f'<span><i class="{look}"></i>{escape(name)}</span>' for look, name in legend)
     return (
-        f"<figure><figcaption>{escape(caption)}</figcaption>"
+        f"<figure><figcaption>{escape(caption)}</figcaption>{f'<div class=legend>{named}</div>' if named else ''}"
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img"><title>tiles</title>{paths}</svg>'
         "</figure>"
     )

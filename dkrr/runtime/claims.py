@@ -90,6 +90,11 @@ def _claim(client: Any, mebibytes: int) -> Any:
     key = f"{PREFIX}{mebibytes}-{uuid.uuid4().hex}"
     future = client.submit(nothing, key=key, pure=False, priority=1)
     while not _is_known(client, key):
+        if future.status == "error":
+            raise ClusterError(
+                "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr "
+                "where the scheduler runs. Nothing was computed"
+            )
         time.sleep(POLL_SECONDS)
     _own.setdefault(client, []).append(mebibytes)
     return future

@@ -322,7 +322,7 @@ class _Places(_Map):
     """Tiles that are kept in memory by the threads of the workers."""
 
     def __init__(self, places: Mapping[Tile, int | None]) -> None:
-        super().__init__("tiles of K in memory", 1 + max(i for i, _ in places))
+        super().__init__("K", 1 + max(i for i, _ in places))
         self._n_kept = sum(place is not None for place in places.values())
         self._cells = dict[Tile, int | None]()
         for (i, j), place in places.items():
