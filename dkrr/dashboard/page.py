@@ -9,6 +9,7 @@ import hashlib
 from typing import Any
 from weakref import WeakSet
 
+import dask
 from distributed.http.utils import RequestHandler
 
 from dkrr.dashboard.shown import fragment, whole_page
@@ -84,11 +85,10 @@ def add_page(dask_scheduler: Any) -> bool:
     Returns
     -------
     bool
-        Whether the scheduler's HTTP server can be reached.
+        Whether it has the page. Clusters with certificates have none, nor those that dkrr starts itself: their HTTP
+        pages are switched off by an empty list of routes, since HTTP would answer without certificates.
     """
-    server = getattr(dask_scheduler, "http_server", None)
-    # Tornado says in no other way that a server was stopped; dkrr.loopback stops those of dkrr's own clusters.
-    if server is None or getattr(server, "_stopped", False):
+    if not dask.config.get("distributed.scheduler.http.routes"):
         return False
     application = dask_scheduler.http_application
     if application not in _with_page:

@@ -114,7 +114,7 @@ def _added_page(client: Any) -> str | None:
         return None
     link = client.dashboard_link
     if not has_page or link is None:
-        logger.info("no page of dkrr on Dask's dashboard: the scheduler's HTTP server is off")
+        logger.info("no page of dkrr on Dask's dashboard: the scheduler's HTTP pages are off")
         return None
     return f"{str(link).removesuffix('/').removesuffix('/status')}{PATH}"
 

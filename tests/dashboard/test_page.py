@@ -118,9 +118,8 @@ def test_a_fit_while_it_runs_and_after(client, data, tmp_path, caplog):
     assert ">running<" in running and "factorisation: 0 of 15 tiles done" in running and "left of the stage" in running
     assert "<b>factorisation</b>" in running and "&lt;script&gt;" in running
     ended = card(client)
-    assert (
-        ">complete<" in ended and "factorisation: 15 of 15 tiles done" in ended and '<path class="missing"' not in ended
-    )
+    assert ">complete<" in ended and "factorisation: 15 of 15 tiles done" in ended
+    assert '<path class="missing"' not in ended
     assert "substitution" in ended and "left of the stage" not in ended
     assert f"Dask's dashboard: {page_of(client)}" in caplog.messages
     assert page_of(client) == client.dashboard_link.replace("/status", "/dkrr")
@@ -195,6 +194,7 @@ def test_a_scheduler_without_http(ambient_workers, data, caplog):
     caplog.set_level(logging.INFO, "dkrr")
     assert dkrr.KernelRidge(kernel="rbf", tile=64, solver="cholesky").fit(*data).plan_.execution == "dask"
     assert page_of(ambient_workers) is None and ambient_workers.get_events(TOPIC) == ()
+    assert "no page of dkrr on Dask's dashboard: the scheduler's HTTP pages are off" in caplog.messages
 
 
 def test_a_scheduler_that_refuses_the_page(cluster, data, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""What a fit tells of itself: maps of tiles against a naive count, curves, stages, and the display that it passes on to."""
+"""What a fit tells of itself: maps of tiles against a naive count, curves, stages, and what it passes on."""
 
 import math
 
