@@ -53,7 +53,7 @@ main h2{border:0;margin:0;padding:0;overflow-wrap:anywhere}
 .facts{margin:12px 0}.facts div{min-width:104px;padding:6px 12px}.facts b{font-size:16px}
 .state{display:inline-block;border-radius:99px;padding:1px 10px;font-size:12.5px;font-weight:600;color:var(--page);
 vertical-align:2px;margin-right:8px}
-.pictures{gap:8px 32px}.curve{flex:1 1 400px;max-width:560px}
+.pictures{gap:8px 32px}.beside{flex:1 1 420px;min-width:0}.curve{max-width:560px}
 table{border-collapse:collapse}section>table{width:100%;margin-top:6px}
 th,td{text-align:left;vertical-align:top;padding:3px 14px 3px 0;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:600}.wide{width:36%;white-space:normal;overflow-wrap:anywhere}
@@ -112,7 +112,7 @@ def fragment(events: Sequence[tuple[float, Any]], scheduler: Any) -> str:
     scheduler : distributed.Scheduler
     """
     fits = _fits(events, scheduler.clients)
-    running = [fit for fit in fits if fit.status == RUNNING_FIT]
+    running = sorted((fit for fit in fits if fit.status == RUNNING_FIT), key=lambda fit: (fit.seconds, fit.state.fit))
     shown = running or fits[:1]
     cards = "".join(map(_card, shown)) or (
         "<section><p>No fit has run on this cluster yet. A fit that begins appears here by itself.</p></section>"
@@ -152,7 +152,7 @@ def _card(fit: _Fit) -> str:
         bar = f'<div class="bar">{_bar((state.share, "f0"))}</div>'
     boxes = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts)
     curves = "".join(f'<div class="curve">{_curve(curve)}</div>' for curve in state.curves)
-    pictures = _tiles(state.tiles) + _stages(state) + curves
+    pictures = f'{_tiles(state.tiles)}<div class="beside">{_stages(state)}{curves}</div>'
     message = f'<p class="error">{escape(state.message)}</p>' if state.message else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in state.notes)
     return (
