@@ -24,6 +24,7 @@ class Points:
         self.tol, self._points = tol, list[list[float]]()
 
     def add(self, step: int, value: float, tol: float, *, is_true: bool) -> None:
+        """Add a point."""
         if self._points and step < self._points[-1][0]:
             self._points.clear()
         self.tol = tol

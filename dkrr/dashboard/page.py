@@ -22,7 +22,7 @@ _with_page: WeakSet[Any] = WeakSet()
 
 SCRIPT = """
 const main=document.querySelector("main"),lost=document.querySelector("#lost");
-const now=location.pathname.replace(/\\/+$/,"")+"/now";let last="";
+const now=location.pathname+"/now";let last="";
 async function renew(){
   if(!document.hidden)try{
     const answer=await fetch(now,{cache:"no-store"});
@@ -96,7 +96,7 @@ def add_page(dask_scheduler: Any) -> bool:
         options = {"dask_server": dask_scheduler}
         # Any path before it: the scheduler does not tell the prefix that it was started with.
         routes = [
-            (rf"(?:/[^/]+)*{PATH}{end}", cls, options) for end, cls in (("/?", PageHandler), ("/now", NowHandler))
+            (rf"(?:/[^/]+)*{PATH}{end}", cls, options) for end, cls in (("", PageHandler), ("/now", NowHandler))
         ]
         application.add_handlers(".*$", routes)
     return True

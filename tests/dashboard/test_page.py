@@ -186,7 +186,7 @@ def test_the_page_loads_nothing_and_runs_its_own_script_only(client):
 
 
 def test_the_page_is_under_the_prefix_of_the_dashboard(client):
-    with urllib.request.urlopen(page_of(client).replace("/dkrr", "/some/prefix/dkrr/"), timeout=30) as answer:
+    with urllib.request.urlopen(page_of(client).replace("/dkrr", "/some/prefix/dkrr"), timeout=30) as answer:
         assert answer.status == 200
 
 
