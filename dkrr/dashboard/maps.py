@@ -80,6 +80,10 @@ class TilesOfWork(TileStates):
                 del self._left[tile]
                 self._missing[cell] -= 1
 
+    def stop(self) -> None:
+        """Note that no task runs any more."""
+        self._running.clear()
+
     @property
     def n_done(self) -> int:
         return self.n_tiles - len(self._left)

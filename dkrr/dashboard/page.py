@@ -95,8 +95,6 @@ def add_page(dask_scheduler: Any) -> bool:
         _with_page.add(application)
         options = {"dask_server": dask_scheduler}
         # Any path before it: the scheduler does not tell the prefix that it was started with.
-        routes = [
-            (rf"(?:/[^/]+)*{PATH}{end}", cls, options) for end, cls in (("", PageHandler), ("/now", NowHandler))
-        ]
+        routes = [(rf"(?:/[^/]+)*{PATH}{end}", cls, options) for end, cls in (("", PageHandler), ("/now", NowHandler))]
         application.add_handlers(".*$", routes)
     return True

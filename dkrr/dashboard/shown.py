@@ -56,9 +56,9 @@ vertical-align:2px;margin-right:8px}
 .pictures{gap:8px 32px}.beside{flex:1 1 420px;min-width:0}.curve{max-width:560px}
 table{border-collapse:collapse}section>table{width:100%;margin-top:6px}
 th,td{text-align:left;vertical-align:top;padding:3px 14px 3px 0;border-bottom:1px solid var(--line);white-space:nowrap}
-th{color:var(--soft);font-weight:600}.wide{width:36%;white-space:normal;overflow-wrap:anywhere}
+th{color:var(--soft);font-weight:600}.wide,.most{width:36%;white-space:normal;overflow-wrap:anywhere}.most{width:58%}
 td svg{display:inline-block;vertical-align:0;margin-right:8px}
-.error{color:var(--c4);font-weight:600;overflow-wrap:anywhere}
+.error{color:var(--c4);overflow-wrap:anywhere}
 .legend .missing{background:var(--line)}
 ul{margin:8px 0 0;padding-left:20px}
 #lost{position:fixed;top:0;left:0;right:0;padding:6px;text-align:center;background:var(--c4);color:var(--page);
@@ -151,7 +151,10 @@ def _card(fit: _Fit) -> str:
         facts += [("left of the stage", left)]
         bar = f'<div class="bar">{_bar((state.share, "f0"))}</div>'
     boxes = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts)
-    curves = "".join(f'<div class="curve">{_curve(curve)}</div>' for curve in state.curves)
+    curves = "".join(
+        f'<div class="curve">{_curve(curve)}</div>'
+        for curve in sorted(state.curves, key=lambda curve: not _is_newton(curve))
+    )
     pictures = f'{_tiles(state.tiles)}<div class="beside">{_stages(state)}{curves}</div>'
     message = f'<p class="error">{escape(state.message)}</p>' if state.message else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in state.notes)
@@ -181,7 +184,7 @@ def _earlier(fits: Sequence[_Fit]) -> str:
         what = f"<b>{escape(state.title)}</b><br>{escape(state.how)}"
         what += f'<br><span class="error">{escape(state.message)}</span>' if state.message else ""
         ago = escape(f"{format_seconds(fit.age)} ago")
-        rows += f'<tr><td>{_status(fit)}</td><td class="wide">{what}</td><td>{escape(state.who)}</td>'
+        rows += f'<tr><td>{_status(fit)}</td><td class="most">{what}</td><td>{escape(state.who)}</td>'
         rows += f"<td>{escape(format_seconds(fit.seconds))}</td><td>{ago}</td></tr>"
     header = _cells("th", ("", "fit", "user", "wall time", "ended"))
     return rows and f"<section><h2>Earlier fits</h2>{_table(header, rows)}</section>"
@@ -227,8 +230,12 @@ def _tiles(found: Tiles | None) -> str:
     )
 
 
+def _is_newton(curve: Curve) -> bool:
+    return curve.method.startswith("Newton")
+
+
 def _curve(curve: Curve) -> str:
-    if curve.method.startswith("Newton"):
+    if _is_newton(curve):
         return figures.newton([[step, 0.0, None, value] for step, value, _ in curve.points])
     return figures.convergence([[step, 0.0, value, bool(is_true)] for step, value, is_true in curve.points], curve.tol)
 

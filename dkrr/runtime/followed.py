@@ -195,6 +195,9 @@ class FollowedProgress(Progress):
         """Note that the fit has ended, by an error unless it is empty."""
         self._status, self._message = (FAILED if error else COMPLETE), error[:MAX_TEXT]
         self._ended = time.monotonic()
+        with self._lock:
+            if isinstance(self._map, TilesOfWork):
+                self._map.stop()
         self.n_changes += 1
 
     def state(self) -> FitState:
