@@ -23,6 +23,9 @@ PART_BYTES = 8 * 2**20
 network."""
 CONNECTIONS = 8
 """Most parts of one object that are requested at the same time."""
+MAX_PUT_BYTES = 64 * 2**20
+"""Objects up to this size, which those that dkrr writes rarely exceed, are written by one request. Several parts take
+two requests more, one after the other, and a killed writer leaves those that it has sent, which are paid for."""
 
 Buffer = Any
 
@@ -45,12 +48,13 @@ class Bucket:
         self._pool: ThreadPoolExecutor | None = None
 
     def get(self, key: str, start: int, stop: int | None) -> Buffer | None:
-        """Bytes of an object; None if it does not exist."""
+        """Bytes of an object; None if it does not exist.
+
+        Positions count from the start: Azure refuses ranges that count from the end ("bytes=-n").
+        """
         try:
             if start == 0 and stop is None:
                 return self._library.get(self.store, key).bytes()
-            if start < 0:
-                return self._library.get(self.store, key, options={"range": {"suffix": -start}}).bytes()
             if stop is None:
                 return self._library.get(self.store, key, options={"range": {"offset": start}}).bytes()
             return self._library.get_range(self.store, key, start=start, end=stop)
@@ -88,7 +92,9 @@ class Bucket:
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """Write an object from consecutive parts."""
-        self._library.put(self.store, key, parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts)))
+        data = parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts))
+        is_large = memoryview(data).nbytes > MAX_PUT_BYTES
+        self._library.put(self.store, key, data, use_multipart=is_large, chunk_size=PART_BYTES)
 
     def create(self, key: str, data: bytes) -> bool | None:
         """Write an object only if there is none, and return whether it was written; None if the service cannot."""

@@ -61,7 +61,7 @@ def get(url: str, key: str, part: tuple[int, int | None] | None = None) -> Any:
     key : str
         Its name below the URL.
     part : (int, int or None), optional
-        First byte and the one behind the last (None: to the end); a negative first byte counts from the end.
+        First byte and the one behind the last (None: to the end).
 
     Raises
     ------
