@@ -217,7 +217,14 @@ def plan(  # type: ignore[misc]
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
     # Before the sample, some of whose memory stays in use.
-    resources = detect(memory_limit, settings.store, workers, worker_memory=worker_memory, cores=cores)
+    resources = detect(
+        memory_limit,
+        settings.store,
+        workers,
+        worker_memory=worker_memory,
+        cores=cores,
+        rows=None if rows is None else rows.stored_at,
+    )
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
     if train_sizes is not None:

@@ -215,7 +215,8 @@ def plan_of(request: FitRequest) -> Plan:
     settings, rows = request.settings, request.rows
     refuse_more_components_than_rows(settings.kernel, rows.shape[0])
     problem = request.problem()
-    resources = detect(settings.memory_limit, settings.store)  # before the sample, some of whose memory stays in use
+    # Before the sample, some of whose memory stays in use.
+    resources = detect(settings.memory_limit, settings.store, rows=rows.stored_at)
     return plan_for_rows(problem, rows, resources)
 
 

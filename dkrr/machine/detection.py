@@ -21,6 +21,7 @@ from dkrr.machine.profile import (
     machine_fingerprint,
     profile_path,
 )
+from dkrr.machine.stores import rates_of_stores
 from dkrr.planning import Rates, Resources
 from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
 from dkrr.planning.resources import RatesFrom, Share
@@ -43,6 +44,7 @@ def detect(
     root: Path = ROOT,
     worker_memory: int | str | None = None,
     cores: int | None = None,
+    rows: str | None = None,
 ) -> Resources:
     """Resources of the ambient Dask client, or else of this machine; or of a cluster that does not exist yet.
 
@@ -60,6 +62,8 @@ def detect(
         Memory of each of so many `workers` on machines of their own, which need not exist.
     cores : int, optional
         Cores of each of them, which run a task each; None: 1.
+    rows : str, optional
+        Path or URL of X, where processes read it there.
 
     Raises
     ------
@@ -90,23 +94,22 @@ def detect(
         "process_limit_bytes": each,
     }
     if worker_memory is not None:
-        return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common)
+        given = rates_at(machine_fingerprint(), store, rows)
+        return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common, given)
     client = ambient_client() if workers is None else None
     if client is not None:
-        return _of_client(client, limit_bytes, common)
+        return _of_client(client, limit_bytes, common | rates_at(fingerprint_of(client), store, rows))
     confined = confinement()
+    common |= rates_at(machine_fingerprint(), store, rows)
     if confined is not None:
         return _confined(confined, common)
     n_workers = local_workers(workers, root)
-    rates, rates_from = known_rates(machine_fingerprint())
     return Resources(
         n_workers=n_workers,
         worker_threads=1,
         worker_limit_bytes=workers_limit // n_workers if each is None else min(workers_limit // n_workers, each),
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, recorded_baseline()),
         usable_fraction=LOCAL_FRACTION,
-        rates=rates,
-        rates_from=rates_from,
         **common,
     )
 
@@ -123,7 +126,6 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         limit = min(limit, allowed)
     elif not common["limit_is_given"]:
         limit = held + max(0, limit - held) // shared  # memory_limit itself is of one process
-    rates, rates_from = known_rates(machine_fingerprint())
     return Resources(
         n_workers=1,
         worker_threads=1,
@@ -132,8 +134,6 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
         usable_fraction=LOCAL_FRACTION,
         confined=confined.reason,
         share=share,
-        rates=rates,
-        rates_from=rates_from,
         **(common | {"local_threads": threads, "local_limit_bytes": limit}),
     )
 
@@ -190,7 +190,6 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     # The memory of their machines is not known; it is at least what the workers may take together.
     common["memory_bytes"] = min(whole.values()) if all(w.memory_limit for w in workers) else None
     common["process_limit_bytes"] = None  # the calling process's limit, not the workers'
-    rates, rates_from = known_rates(fingerprint_of(client))
     return Resources(
         n_workers=len(workers),
         n_hosts=len(by_host),
@@ -202,8 +201,6 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
         taken_bytes=max(0, usable - left),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
-        rates=rates,
-        rates_from=rates_from,
         **common,
     )
 
@@ -234,14 +231,17 @@ def _checked_cores(cores: int | None, worker_memory: int | str | None) -> int:
     return whole(cores, "cores", 1, maximum=MAX_CORES)
 
 
-def _assumed(n_workers: int, threads: int, worker_bytes: int, common: dict[str, Any]) -> Resources:
+def _assumed(
+    n_workers: int, threads: int, worker_bytes: int, common: dict[str, Any], given: dict[str, Any]
+) -> Resources:
     """Workers of a cluster that does not exist yet, with the cores of this machine and a store that they share."""
-    rates, rates_from = known_rates(machine_fingerprint())
+    rates = given["rates"]
     # Nothing is known of the machines' caches of files, nor is what one worker wrote in that of another.
     rates = replace(rates, read_bytes=min(rates.read_bytes, rates.cold_read_bytes))
     n_cores, each = n_workers * threads, "worker" if threads == 1 else "core"
     moved = f"{rates.read_bytes / 1e9:.2g} GB/s to each {each} ({n_cores * rates.read_bytes / 1e9:.3g} GB/s to all)"
     sent = f"{rates.network_bytes / 1e9:.2g} GB/s, {rates.round_trip_seconds * 1e3:.2g} ms for a vector and its results"
+    common |= given | {"rates": rates}
     common |= {"memory_bytes": None, "process_limit_bytes": None, "limit_is_given": False, "disk_free_bytes": None}
     return Resources(
         n_workers=n_workers,
@@ -256,8 +256,6 @@ def _assumed(n_workers: int, threads: int, worker_bytes: int, common: dict[str, 
             f"{format_bytes(worker_bytes)} each; every {'worker' if threads == 1 else 'thread'} as fast as a core of "
             f"this machine while all of its cores work; a shared store that delivers {moved}; a network with {sent}"
         ),
-        rates=rates,
-        rates_from=rates_from,
         **common,
     )
 
@@ -334,6 +332,22 @@ def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     }
     changes = {field: given[name] * unit for name, (field, unit) in named.items() if name in given}
     return replace(rates, **changes), rates_from
+
+
+def rates_at(fingerprint: Fingerprint, store: str | None, rows: str | None) -> dict[str, Any]:
+    """Fields of Resources about rates, for a run stored in one place and X in another.
+
+    Parameters
+    ----------
+    fingerprint : dict
+        Of the machine or cluster.
+    store : str or None
+        Path or URL; None: the temporary folder.
+    rows : str or None
+        Path or URL of X; None: in memory, or read by the calling process.
+    """
+    rates, rates_from = known_rates(fingerprint)
+    return {"rates_from": rates_from} | rates_of_stores(rates, load_profile(fingerprint), store, rows)
 
 
 def _free_bytes(store: str | None) -> int | None:

@@ -18,6 +18,7 @@ from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.machine.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
+from dkrr.planning.storage import Storage
 
 FORMAT = 1
 WHERE_PROFILES_GO = (
@@ -48,6 +49,13 @@ class Profile:
     """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
     is_quick: bool = False
     """Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it."""
+    stores: tuple[Storage, ...] = ()
+    """Buckets and other file systems that ``dkrr calibrate --store`` measured from here."""
+
+    def with_storage(self, storage: Storage) -> "Profile":
+        """The same with the speed of a store, in place of an earlier one of its place."""
+        others = (s for s in self.stores if s.place != storage.place)
+        return replace(self, stores=tuple(sorted((*others, storage), key=lambda s: s.place)))
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -226,6 +234,7 @@ def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file
             rates.setdefault("cold_read_bytes", values.pop("cold_read_bytes"))
         kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
         workers = tuple(values.pop("workers"))
+        values["stores"] = tuple(Storage(**s) for s in values.get("stores", ()))  # the first profiles had none
         return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # another version's, or damaged: dkrr calibrate replaces it

@@ -18,7 +18,7 @@ import psutil
 
 from dkrr import blas
 from dkrr.config import setting
-from dkrr.machine.detection import ambient_client, fingerprint_of, known_rates, resident_bytes
+from dkrr.machine.detection import ambient_client, fingerprint_of, rates_at, resident_bytes
 from dkrr.machine.measures import QUICK_BYTES, QUICK_CHUNKS, Measured, measure_quickly, measure_store
 from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
@@ -72,10 +72,9 @@ def _newly_measured(plan: Plan) -> Resources | None:
     if profile is None:
         return None
     keep_profile(profile)
-    rates, rates_from = known_rates(fingerprint)
     # The measurement leaves some memory to the process: buffers of BLAS, and what the allocator keeps.
     held = max(resources.local_baseline_bytes, resident_bytes())
-    return replace(resources, rates=rates, rates_from=rates_from, local_baseline_bytes=held)
+    return replace(resources, local_baseline_bytes=held, **rates_at(fingerprint, resources.store, resources.rows))
 
 
 def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:
@@ -145,7 +144,7 @@ def _with_store(profile: Profile, cores: int) -> Profile:
 
 def _uses_store(plan: Plan) -> bool:
     """Whether the time of reading and writing is a part of the plan's that matters."""
-    if plan.execution == "memory" or plan.resources.assumed:
+    if plan.execution == "memory" or plan.resources.assumed or plan.resources.disk_rates is not None:
         return False
     rates, slots = plan.resources.rates, plan.chosen.place.slots
     seconds = plan.chosen.read_bytes / rates.read_bytes + plan.chosen.written_bytes / rates.write_bytes

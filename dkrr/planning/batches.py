@@ -81,7 +81,8 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
         if s.name == "true residual" and one.is_whole:
             repeated = repeated.plus(_further_seconds(p, resources, count - 1))
         stages.append(replace(repeated, peak_bytes=s.peak_bytes + more if s.peak_bytes else 0))
-    rates = resources.rates.reading(cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, one.peak_bytes + more)))
+    cold = cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, one.peak_bytes + more))
+    rates = resources.rates_of_disk.reading(cold)
     read = 3.0 * p.y_bytes  # for the ranges of the targets, for the batches, and the coefficients for their norms
     written = p.y_bytes * (2 if p.keeps_store else 1)
     stages.append(Stage("targets", read / rates.read_bytes + written / rates.write_bytes, read, written, written))

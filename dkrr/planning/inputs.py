@@ -46,7 +46,10 @@ def cache_bytes(resources: Resources, place: Place, peak_bytes: float) -> float:
 
 def rates_of_rows(p: Problem, resources: Resources, place: Place, peak_bytes: float) -> Rates:
     """Rates with which X is read where it is stored, which may be larger than the system's cache of files."""
-    return resources.rates.reading(cold_fraction(p.stored_bytes, cache_bytes(resources, place, peak_bytes)))
+    cold = cold_fraction(p.stored_bytes, cache_bytes(resources, place, peak_bytes))
+    # Else X is copied to the run's store, and read from there.
+    is_where_it_was = p.x_is_shared or place.is_memory
+    return (resources.rates_of_rows if is_where_it_was else resources.rates).reading(cold)
 
 
 def reading_seconds(p: Problem, resources: Resources, place: Place, peak_bytes: float) -> float:
@@ -58,7 +61,7 @@ def mapped_target_stage(p: Problem, resources: Resources, place: Place, peak_byt
     """Passes over targets in a mapped file, and over the dual coefficients in another."""
     if not p.y_is_mapped:
         return Stage("targets", 0.0)
-    rates = resources.rates.reading(cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, peak_bytes)))
+    rates = resources.rates_of_disk.reading(cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, peak_bytes)))
     read = float(TARGET_PASSES * p.y_bytes)
     return Stage("targets", read / rates.read_bytes + p.y_bytes / rates.write_bytes, read, p.y_bytes, p.y_bytes)
 

@@ -273,6 +273,7 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     reasons.append(_form_reason(problem, chosen, candidates))
     if resources.confined:
         reasons.append(resources.confined)
+    reasons += resources.storage_reasons
     if chosen.form == "dual":
         reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
     return reasons + chosen.reasons(problem, chosen, candidates)

@@ -33,6 +33,8 @@ ROUND_TRIP_BYTES = 2**21
 """Bytes of the vectors whose round trip is measured."""
 DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
+STORAGE_CHUNK_BYTES = 4 * 2**20
+"""Bytes of the chunks with which the bandwidth of stores is measured."""
 FLOAT32_ELEMENTS = 0.6
 """Time of elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not
 measured."""
@@ -69,6 +71,10 @@ class Rates:
     """Bytes per second that one worker reads from the disk itself."""
     write_bytes: float = 0.6e9
     """Bytes per second that one worker writes to the store."""
+    read_request_seconds: float = 0.0
+    """Time of a request to read from the store, which the rate of chunks of STORAGE_CHUNK_BYTES includes."""
+    write_request_seconds: float = 0.0
+    """Time of a request to write to the store, likewise."""
     task_seconds: float = 3e-3
     """Time from the end of one task to the start of the next on the same worker."""
     chain_seconds: float = 0.011
@@ -139,6 +145,28 @@ class Rates:
             return self
         slow = min(self.cold_read_bytes, self.read_bytes)
         return replace(self, read_bytes=1.0 / ((1.0 - cold) / self.read_bytes + cold / slow))
+
+    def stored_as(self, other: Self) -> Self:
+        """Rates of the same cores with the store of others."""
+        names = ("read_bytes", "cold_read_bytes", "write_bytes", "read_request_seconds", "write_request_seconds")
+        return replace(self, **{name: getattr(other, name) for name in names})
+
+    def in_chunks(self, n_bytes: float) -> Self:
+        """Rates of reading and writing in chunks of so many bytes, one request each."""
+        if not self.read_request_seconds and not self.write_request_seconds:
+            return self
+        more = 1.0 / n_bytes - 1.0 / STORAGE_CHUNK_BYTES  # requests per byte
+
+        def rate(per_second: float, request_seconds: float) -> float:
+            # Of the measured time of a byte a tenth at least is that of the byte itself.
+            return 1.0 / max(1.0 / per_second + more * request_seconds, 0.1 / per_second)
+
+        return replace(
+            self,
+            read_bytes=rate(self.read_bytes, self.read_request_seconds),
+            cold_read_bytes=rate(self.cold_read_bytes, self.read_request_seconds),
+            write_bytes=rate(self.write_bytes, self.write_request_seconds),
+        )
 
     def in_float32(self) -> Self:
         """Rates of the same operations in float32."""
@@ -250,7 +278,18 @@ class Resources:
     limit_is_given: bool = False
     """The user set memory_limit (messages can then name it)."""
     rates: Rates = Rates()
+    """Rates with the store of the run."""
     rates_from: RatesFrom = "defaults"
+    disk_rates: Rates | None = None
+    """Rates with this machine's own disk, if the store of the run is elsewhere; None: those of `rates`."""
+    row_rates: Rates | None = None
+    """Rates with the store that X is read from; None: those of `disk_rates`."""
+    store: str | None = None
+    """Path or URL of the run's store; None: a temporary folder."""
+    rows: str | None = None
+    """Path or URL of X; None: it is in memory, or the calling process reads it."""
+    storage_reasons: tuple[str, ...] = ()
+    """Where the rates of stores elsewhere come from."""
     others_bytes: int = 0
     """Memory of each worker that fits of other users may hold besides what it holds before its first task."""
     n_others: int = 0
@@ -259,6 +298,16 @@ class Resources:
     """Part of `others_bytes` that reduces what a plan may use; less where the user's limit is below the workers'."""
     assumed: str = ""
     """What was assumed of a cluster that does not exist; empty: the resources are those that were found."""
+
+    @property
+    def rates_of_disk(self) -> Rates:
+        """Rates with this machine's own disk."""
+        return self.rates if self.disk_rates is None else self.rates.stored_as(self.disk_rates)
+
+    @property
+    def rates_of_rows(self) -> Rates:
+        """Rates with the store that X is read from, if workers can read it where it is."""
+        return self.rates.stored_as(self.rates_of_disk if self.row_rates is None else self.row_rates)
 
     def confined_limit(self, needed: int) -> tuple[int, str]:
         """Smallest limit with which the calling process may hold so many bytes, and the name of the limit."""

@@ -121,7 +121,8 @@ def system_seconds(choice: TileChoice, m: int, peak_bytes: float, form_seconds: 
         Time to form one full tile of the matrix.
     """
     resources, place, grid, columns = choice
-    rates, cache = resources.rates, cache_bytes(resources, place, peak_bytes)
+    rates = resources.rates.in_chunks(8 * grid.tile * grid.panel)
+    cache = cache_bytes(resources, place, peak_bytes)
     read = cholesky_cost(grid, m, columns).read_bytes
     cold = cold_cholesky_bytes(grid, cache, columns) / read if read else 0.0
     factor = factorisation_seconds(grid, columns, place.slots, rates.reading(cold), form_seconds)

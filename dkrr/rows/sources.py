@@ -45,6 +45,11 @@ class Rows(ABC):
     """True if another process can read the rows too (they are in a store, not in this process)."""
 
     @property
+    def stored_at(self) -> str | None:
+        """Path or URL from which every process reads the rows, or their bucket; None if there is none."""
+        return getattr(self, "url", None)
+
+    @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""

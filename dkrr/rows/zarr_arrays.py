@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
 from dkrr.rows.memory import memory_rows
 from dkrr.rows.sources import ALL, Block, Rows, StoredRows
-from dkrr.tiles.arrays import array_url, is_in_process, is_of_object_store, open_array, opened_at, place_of
+from dkrr.tiles.arrays import (
+    array_url,
+    bucket_of_array,
+    is_in_process,
+    is_of_object_store,
+    open_array,
+    opened_at,
+    place_of,
+)
 
 
 class ArrayRows(Rows):
@@ -88,6 +96,10 @@ class OpenZarrRows(ArrayRows):
     def __init__(self, array: Any) -> None:
         self._array = array
         self.is_shared = is_of_object_store(array)
+
+    @property
+    def stored_at(self) -> str | None:
+        return bucket_of_array(self._array)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"place": place_of(self._array), "is_shared": self.is_shared}

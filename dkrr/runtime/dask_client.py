@@ -121,6 +121,13 @@ def on_every_worker(client: Client, function: Callable[..., Any], *arguments: An
     return list(Watch(client).call(client.gather, futures, needs=addresses))
 
 
+def on_one_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function on a thread of one worker."""
+    address = _addresses(client)[0]
+    future = client.submit(function, *arguments, workers=[address], pure=False)
+    return Watch(client).call(client.gather, future, needs=[address])
+
+
 def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
     """Time for an array of so many bytes to get from one worker to another; None if there is only one."""
     first, *others = _addresses(client)

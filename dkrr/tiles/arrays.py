@@ -10,7 +10,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import StoreError
-from dkrr.tiles.buckets import store_below
+from dkrr.tiles.buckets import bucket_url, store_below
 from dkrr.tiles.files import local_path
 from dkrr.tiles.remote import errors_of
 from dkrr.tiles.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
@@ -73,6 +73,11 @@ def is_in_process(array: Any) -> bool:
 def is_of_object_store(array: Any) -> bool:
     """Whether an open Zarr array is in an object store of obstore, which travels with its credentials' source."""
     return isinstance(array.store, zarr.storage.ObjectStore)
+
+
+def bucket_of_array(array: Any) -> str | None:
+    """URL of the bucket that an open Zarr array is in; None if it is elsewhere."""
+    return bucket_url(array.store.store) if is_of_object_store(array) else None
 
 
 def place_of(array: Any) -> tuple[Any, str]:

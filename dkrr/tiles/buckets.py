@@ -198,6 +198,13 @@ def store_below(url: str) -> Any:
     return _opened(protocol, name, key.strip("/") or None)
 
 
+def bucket_url(store: Any) -> str | None:
+    """URL of the bucket of a store of obstore; None if it is not in one (of files, of memory)."""
+    kinds = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
+    protocol, name = kinds.get(type(store).__name__, ("", ""))
+    return f"{protocol}://{store.config[name]}" if protocol and name in store.config else None
+
+
 def _opened(protocol: str, name: str, prefix: str | None) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
