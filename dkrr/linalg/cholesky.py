@@ -21,6 +21,7 @@ In the memory of one process the same tasks run in threads. Tiles are computed w
 parts), so that a task must not run twice there.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,15 +144,18 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
-    def load(k: int, slot: int) -> tuple[blas.Array, blas.Array, int]:
-        a, n_a = matrix.read_stretch(i, stretches[k], left[slot])
-        b, n_b = (a, 0) if i == j else matrix.read_stretch(j, stretches[k], right[slot])
-        return a, b, n_a + n_b
+    def panels_of(row: int, buffers: list[blas.Array]) -> Iterator[tuple[blas.Array, int]]:
+        def load(k: int, slot: int) -> tuple[blas.Array, int]:
+            return matrix.read_stretch(row, stretches[k], buffers[slot])
+
+        return prefetched(len(stretches), load, meter, waits=matrix.is_stored)
 
     z_before = np.empty((0, 0))
-    read = prefetched(len(stretches), load, meter, waits=matrix.is_stored)
-    for where, (a, b, n_bytes) in zip(stretches, read, strict=True):
-        meter.bytes_read += n_bytes
+    # Panels of both rows are read at the same time: a request to a bucket takes a while however small it is.
+    of_i = panels_of(i, left)
+    of_both = zip(of_i, panels_of(j, right), strict=True) if i != j else ((panel, (panel[0], 0)) for panel in of_i)
+    for where, ((a, n_a), (b, n_b)) in zip(stretches, of_both, strict=True):
+        meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
                 blas.gemm(tile, a, b, transpose_b=True, alpha=-1.0, beta=1.0)

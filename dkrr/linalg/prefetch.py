@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ def writer() -> ThreadPoolExecutor:
 
 @cache
 def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=8, thread_name_prefix="dkrr-read")
+    return ThreadPoolExecutor(max_workers=16, thread_name_prefix="dkrr-read")
 
 
 if hasattr(os, "register_at_fork"):  # a fork has the pools of its parent, and none of their threads
@@ -34,6 +34,8 @@ T = TypeVar("T")
 def prefetched(n: int, load: Callable[[int, int], T], meter: Meter, *, waits: bool) -> Iterator[T]:
     """Results of ``load(k, slot)`` for k = 0 ... n − 1, each loaded while the one before is in use.
 
+    The first begins to load at once: with two of these, what both load is loaded at the same time.
+
     Parameters
     ----------
     n : int
@@ -44,12 +46,12 @@ def prefetched(n: int, load: Callable[[int, int], T], meter: Meter, *, waits: bo
     waits : bool
         Whether loading waits for a disk; nothing is loaded ahead that lies in memory.
     """
-    if not waits:
-        yield from (load(k, 0) for k in range(n))
-        return
-    if n == 0:
-        return
-    ahead = _readers().submit(load, 0, 0)
+    if not waits or n == 0:
+        return (load(k, 0) for k in range(n))
+    return _loaded(_readers().submit(load, 0, 0), n, load, meter)
+
+
+def _loaded(ahead: "Future[T]", n: int, load: Callable[[int, int], T], meter: Meter) -> Iterator[T]:
     for k in range(n):
         with meter.time("read"):
             current = ahead.result()

@@ -61,28 +61,30 @@ class Bucket:
         except (FileNotFoundError, self._errors.NotFoundError):
             return None
 
-    def get_into(self, key: str, start: int, out: memoryview) -> int | None:
-        """Fill a buffer with the bytes of an object from `start` on, several parts at the same time.
+    def get_into(self, key: str, start: int, out: Sequence[memoryview]) -> int | None:
+        """Fill consecutive buffers with the bytes of an object from `start` on, several parts at the same time.
 
         Returns
         -------
         int or None
-            Bytes of the whole object, which may be too few to fill the buffer; None if it does not exist.
+            Bytes of the whole object, which may be too few to fill the buffers; None if it does not exist.
         """
-        n = len(out)
+        n = sum(map(len, out))
         first = min(PART_BYTES, n)
         try:
             found = self._library.get(self.store, key, options={"range": (start, start + first)})
             size = int(found.meta["size"])
             if size < start + n:
                 return size
-            out[:first] = memoryview(found.bytes())
+            fill_buffers(out, 0, memoryview(found.bytes()))
         except (FileNotFoundError, self._errors.NotFoundError):
             return None
 
         def fill(k: int) -> None:
             last = min(k + PART_BYTES, n)
-            out[k:last] = memoryview(self._library.get_range(self.store, key, start=start + k, end=start + last))
+            fill_buffers(
+                out, k, memoryview(self._library.get_range(self.store, key, start=start + k, end=start + last))
+            )
 
         if first < n:
             if self._pool is None:
@@ -168,6 +170,18 @@ class Bucket:
                 copied = True
         if not copied:
             self._library.copy(self.store, source, target)
+
+
+def fill_buffers(buffers: Sequence[memoryview], start: int, data: memoryview) -> None:
+    """Copy bytes to the position `start` of consecutive buffers; those behind their end are left out."""
+    for buffer in buffers:
+        if start < len(buffer):
+            n = min(len(buffer) - start, len(data))
+            buffer[start : start + n] = data[:n]
+            data, start = data[n:], start + n
+            if not len(data):
+                return
+        start -= len(buffer)
 
 
 def bucket_of(url: str) -> tuple[Bucket, str]:

@@ -294,17 +294,15 @@ class ChunkedArray:
         stride, is_whole = self._block_bytes + TAIL_BYTES, len(blocks) == self._n_blocks
         offset = first * stride
         end = self.chunk_bytes if is_whole else offset + len(blocks) * stride
-        raw = np.empty(end - offset, np.uint8)
-        size = remote.get_into(self.url, key, offset, raw)
+        tails = [bytearray(TAIL_BYTES) for _ in blocks]
+        parts = [part for pair in zip(blocks, tails, strict=True) for part in pair]
+        if is_whole:
+            parts.append(bytearray(len(self._index)))
+        size = remote.get_into(self.url, key, offset, *parts)
         if size is None:
             raise self._missing(key)
         if size < end or (is_whole and size != end):
             raise self._truncated(key, size)
-        tails = []
-        for k, block in enumerate(blocks):
-            stop = (k + 1) * stride
-            block[:] = raw[k * stride : stop - TAIL_BYTES]
-            tails.append(raw[stop - TAIL_BYTES : stop].tobytes())
         self._compare(key, first, blocks, tails)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:

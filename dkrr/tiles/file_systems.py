@@ -6,6 +6,7 @@ from typing import Any
 import fsspec
 
 from dkrr.errors import InputError, StoreError
+from dkrr.tiles.buckets import fill_buffers
 
 REQUEST_SECONDS = 300.0
 """Longest time of one request, where the file system can be told: a chunk of 32 MiB at 0.1 MB/s."""
@@ -29,20 +30,19 @@ class FileSystem:
         except FileNotFoundError:
             return None
 
-    def get_into(self, key: str, start: int, out: memoryview) -> int | None:
-        """Fill a buffer with the bytes of an object from `start` on.
+    def get_into(self, key: str, start: int, out: Sequence[memoryview]) -> int | None:
+        """Fill consecutive buffers with the bytes of an object from `start` on.
 
         Returns
         -------
         int or None
-            Bytes of the whole object, or of its part up to the end of the buffer; None if it does not exist.
+            Bytes of the whole object, or of its part up to the end of the buffers; None if it does not exist.
         """
         is_whole = start == 0
-        found = self.get(key, start, None if is_whole else start + len(out))
+        found = self.get(key, start, None if is_whole else start + sum(map(len, out)))
         if found is None:
             return None
-        n = min(len(found), len(out))
-        out[:n] = memoryview(found)[:n]
+        fill_buffers(out, 0, memoryview(found))
         return start + len(found)
 
     def put(self, key: str, parts: Sequence[Any]) -> None:

@@ -73,13 +73,13 @@ def get(url: str, key: str, part: tuple[int, int | None] | None = None) -> Any:
     return _repeated(lambda: store.get(path, start, stop), f"read {path}", url)
 
 
-def get_into(url: str, key: str, start: int, out: Any) -> int | None:
-    """Fill a buffer of bytes with those of an object from `start` on; large parts come over several connections.
+def get_into(url: str, key: str, start: int, *out: Any) -> int | None:
+    """Fill consecutive buffers with the bytes of an object from `start` on; many come over several connections.
 
     Returns
     -------
     int or None
-        Bytes of the whole object, or where `start` is not 0 at least those up to the end of the buffer, if it has as
+        Bytes of the whole object, or where `start` is not 0 at least those up to the end of the buffers, if it has as
         many; None if it does not exist.
 
     Raises
@@ -88,7 +88,8 @@ def get_into(url: str, key: str, start: int, out: Any) -> int | None:
         If the store does not answer.
     """
     store, path = _object(url, key)
-    return _repeated(lambda: store.get_into(path, start, memoryview(out)), f"read {path}", url)
+    parts = [memoryview(part) for part in out]
+    return _repeated(lambda: store.get_into(path, start, parts), f"read {path}", url)
 
 
 def put(url: str, key: str, *parts: Any) -> None:

@@ -69,3 +69,15 @@ def test_nothing_is_loaded_ahead_from_memory():
     for k in prefetched(3, lambda k, slot: loaded.append(slot) or k, Meter(), waits=False):
         assert len(loaded) == k + 1
     assert loaded == [0, 0, 0]
+
+
+def test_two_of_them_load_at_the_same_time():
+    """Else each waits for the first of the other: neither load returns before both have begun."""
+    both = threading.Barrier(2, timeout=60)
+
+    def load(k, slot):
+        both.wait()
+        return k
+
+    one, other = (prefetched(3, load, Meter(), waits=True) for _ in range(2))
+    assert list(zip(one, other, strict=True)) == [(0, 0), (1, 1), (2, 2)]

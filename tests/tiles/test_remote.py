@@ -173,6 +173,8 @@ def test_buffers_are_filled_over_several_connections(folder: str, n: int, monkey
     remote.put(folder, "a", data[:2], data[2:])
     out = np.zeros(n, np.uint8)
     assert remote.get_into(folder, "a", 0, out) == n and (out == data).all()
+    parts = [np.zeros(size, np.uint8) for size in (1, 0, n // 2, n - n // 2 - 1)]
+    assert remote.get_into(folder, "a", 0, *parts) == n and (np.concatenate(parts) == data).all()
     part = np.zeros(n - 3, np.uint8)
     assert remote.get_into(folder, "a", 2, part) >= n - 1 and (part == data[2 : n - 1]).all()
     assert remote.get_into(folder, "b", 0, out) is None
