@@ -35,6 +35,7 @@ from dkrr.units import format_bytes, parse_bytes
 D, ALPHA = 16, 1e-2
 STAGES = ("factorisation", "substitution")
 KINDS = ("read", "write")
+MOVED = {"read_bytes": "read", "written_bytes": "written"}
 
 
 def rows(n: int) -> tuple[Any, Any]:
@@ -90,6 +91,8 @@ def measure(where: str, store: str, n: int, tile: int | None, workers: int, memo
         "measured": {name: measured[name] for name in STAGES} | {"fit": result.seconds},
         "busy_seconds": sum(t.seconds for t in tasks),
         "waited": {kind: sum(t.seconds_by_kind.get(kind, 0.0) for t in tasks) for kind in KINDS},
+        "peak_bytes": result.peak_bytes,
+        "planned_peak_bytes": plan.peak_bytes,
         "read_bytes": result.bytes_read,
         "written_bytes": result.bytes_written,
         "residual": float(result.residual),
@@ -100,19 +103,27 @@ def measure(where: str, store: str, n: int, tile: int | None, workers: int, memo
 
 def table(found: list[dict[str, Any]]) -> Table:
     """Runs beside each other; the share is the folder's time over the bucket's."""
-    columns = ("store", "factorisation", "planned", "substitution", "planned", "waiting to read", "to write", "share")
+    columns = (
+        "store",
+        "tiles",
+        "factorisation",
+        "planned",
+        "substitution",
+        "planned",
+        "waiting to read",
+        "to write",
+        "share",
+    )
     shown = Table(*columns, box=box.SIMPLE)
     folder = min(f["measured"]["factorisation"] for f in found if f["where"] == "folder")
     for f in found:
         times = [f"{f[kind][name]:.1f} s" for name in STAGES for kind in ("measured", "planned")]
         waited = [f"{100 * f['waited'][kind] / f['busy_seconds']:.0f} %" for kind in KINDS]
         share = f"{folder / f['measured']['factorisation']:.2f}"
-        shown.add_row(f["where"] + (" (noisy)" if f["load"]["noisy"] else ""), *times, *waited, share)
-    first = found[0]
-    shown.caption = (
-        f"{first['n']:,} rows, {first['plan']}; {format_bytes(first['read_bytes'])} read, "
-        f"{format_bytes(first['written_bytes'])} written"
-    )
+        where = f["where"] + (" (noisy)" if f["load"]["noisy"] else "")
+        shown.add_row(where, f"{f['layout']['tile']:,}", *times, *waited, share)
+    moved = ", ".join(f"{format_bytes(max(f[name] for f in found))} {what}" for name, what in MOVED.items())
+    shown.caption = f"{found[0]['n']:,} rows; at most {moved}"
     return shown
 
 
