@@ -218,6 +218,7 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("plan", "X"): SPARSE | {"[1, 2]", "[True]"},
     ("plan", "alphas"): NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH,
     ("plan", "fit_intercept"): NONE | FLAG,
+    ("plan", "transformer"): NONE,
     ("plan", "y"): NONE,
     ("gram", "X"): SPARSE | {"[1, 2]", "[True]"},
     ("gram", "Y"): NONE,
