@@ -159,9 +159,11 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
 
 def _storage_line(storage: dict[str, Any]) -> str:
     """Speed of a bucket or another file system."""
+    from dkrr.planning.storage import format_speed
+
     rates = f"{storage['place']}: "
     rates += ", ".join(
-        f"{name} {storage[f'{name}_bytes'] / 1e6:.3g} MB/s (alone {storage[f'alone_{name}_bytes'] / 1e6:.3g})"
+        f"{name} {format_speed(storage[f'{name}_bytes'])} (alone {format_speed(storage[f'alone_{name}_bytes'])})"
         for name in ("read", "write")
     )
     requests = [storage[f"{name}_request_seconds"] * 1e3 for name in ("read", "write")]

@@ -27,7 +27,8 @@ class Storage:
     write_request_seconds: float = 0.0
     """Time of a request to write, besides that of its bytes."""
     cold_read_bytes: float | None = None
-    """Bytes per second that a task reads which this machine does not have in its cache of files; None: the same."""
+    """Bytes per second that a task reads of files which the system's cache does not have; None: the same in a bucket,
+    and that of this machine's disk in a folder, where it could not be measured."""
     alone_read_bytes: float | None = None
     """Bytes per second that a task reads while no other does; None: not measured."""
     alone_write_bytes: float | None = None
@@ -47,7 +48,9 @@ class Storage:
 
     def applied(self, rates: Rates) -> Rates:
         """Rates of a machine whose runs are stored here."""
-        cold = self.read_bytes if self.cold_read_bytes is None else self.cold_read_bytes
+        cold = self.cold_read_bytes
+        if cold is None:
+            cold = self.read_bytes if self.is_bucket else min(rates.cold_read_bytes, self.read_bytes)
         return replace(
             rates,
             read_bytes=self.read_bytes,
@@ -59,7 +62,7 @@ class Storage:
 
     def reason(self, what: str) -> str:
         """Where the rates of `what` is stored here come from."""
-        speed = f"{self.read_bytes / 1e6:.3g} MB/s read, {self.write_bytes / 1e6:.3g} MB/s written by each task"
+        speed = f"{format_speed(self.read_bytes)} read, {format_speed(self.write_bytes)} written by each task"
         if self.is_configured:
             return f"{what}: rates of {self.place} from Dask's configuration ({speed})"
         if self.time:
@@ -68,6 +71,12 @@ class Storage:
             f"{what}: {self.place} has not been measured, and is priced with defaults for object stores ({speed}): run "
             f"`dkrr calibrate --store {self.place.partition(' ')[0]}`"
         )
+
+
+def format_speed(bytes_per_second: float) -> str:
+    """Speed in megabytes per second, as services state it."""
+    megabytes = bytes_per_second / 1e6
+    return f"{megabytes:,.0f} MB/s" if megabytes >= 10 else f"{megabytes:.2g} MB/s"
 
 
 def unmeasured_bucket(place: str) -> Storage:

@@ -108,6 +108,10 @@ def test_a_folder_on_another_file_system(known, tmp_path, monkeypatch):
     there = detect("1GiB", "/shared/run.zarr")
     assert (there.rates.read_bytes, there.rates.cold_read_bytes) == (60e6, 30e6)
     assert there.storage_reasons[0].startswith("store: rates of /shared, measured")
+    save_profile(known.with_storage(replace(MEASURED, place="/shared", read_bytes=5.6e9)))
+    uncached = detect("1GiB", "/shared/run.zarr").rates
+    assert uncached.cold_read_bytes == 1e9, "it could not be measured: that of the machine's disk"
+    assert "5,600 MB/s read" in detect("1GiB", "/shared/run.zarr").storage_reasons[0]
     assert detect("1GiB", str(tmp_path)).rates == detect("1GiB", None).rates == RATES
 
 
