@@ -21,8 +21,9 @@ In the memory of one process the same tasks run in threads. Tiles are computed w
 parts), so that a task must not run twice there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -144,16 +145,8 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
-    def panels_of(row: int, buffers: list[blas.Array]) -> Iterator[tuple[blas.Array, int]]:
-        def load(k: int, slot: int) -> tuple[blas.Array, int]:
-            return matrix.read_stretch(row, stretches[k], buffers[slot])
-
-        return prefetched(len(stretches), load, meter, waits=matrix.is_stored)
-
     z_before = np.empty((0, 0))
-    # Panels of both rows are read at the same time: a request to a bucket takes a while however small it is.
-    of_i = panels_of(i, left)
-    of_both = zip(of_i, panels_of(j, right), strict=True) if i != j else ((panel, (panel[0], 0)) for panel in of_i)
+    of_both = _panels_of_both(meter, matrix, step, stretches, (left, right))
     for where, ((a, n_a), (b, n_b)) in zip(stretches, of_both, strict=True):
         meter.bytes_read += n_a + n_b
         if i != j:
@@ -184,6 +177,32 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
         _write(meter, matrix, system.forward, step, tile, z)
     else:
         _divide_by_diagonal(meter, matrix, i, j, tile, left)
+
+
+def _panels_of_both(
+    meter: Meter,
+    matrix: Matrix,
+    step: TileStep,
+    stretches: Sequence[slice],
+    buffers: tuple[list[blas.Array], list[blas.Array]],
+) -> Iterator[tuple[tuple[blas.Array, int], tuple[blas.Array, int]]]:
+    """Panels of rows i and j in each stretch, and bytes read for them."""
+
+    def load(row: int, own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
+        return matrix.read_stretch(row, stretches[k], own[slot])
+
+    def load_both(k: int, slot: int) -> tuple[tuple[blas.Array, int], tuple[blas.Array, int]]:
+        a = load(step.i, buffers[0], k, slot)
+        return a, (a[0], 0) if step.i == step.j else load(step.j, buffers[1], k, slot)
+
+    if matrix.is_remote and step.i != step.j:  # both at the same time: every request takes a while
+        one, other = (
+            prefetched(len(stretches), partial(load, row, own), meter, waits=True)
+            for row, own in zip((step.i, step.j), buffers, strict=True)
+        )
+        return zip(one, other, strict=True)
+    # Mapped panels are memory of the process: one pair ahead.
+    return prefetched(len(stretches), load_both, meter, waits=matrix.is_stored)
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array | None:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.tiles.chunks import ChunkedArray
+from dkrr.tiles.files import local_path
 from dkrr.tiles.grid import TileGrid
 from dkrr.tiles.padded import empty_tile
 from dkrr.tiles.store import Place
@@ -38,6 +39,11 @@ class TiledMatrix:
         """
         shape, chunks = (grid.n, grid.n), (grid.tile, grid.panel)
         return cls(ChunkedArray.create(place.url, shape, chunks, dtype, place.identity), grid)
+
+    @property
+    def is_remote(self) -> bool:
+        """Panels come over a network, into buffers."""
+        return local_path(self.array.url) is None
 
     @property
     def dtype(self) -> np.dtype[Any]:

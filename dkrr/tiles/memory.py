@@ -25,6 +25,7 @@ class MemoryMatrix:
     """
 
     is_stored = False
+    is_remote = False
     triangles: dict[int, Triangle]
     """Factored squares by tile row, with what solves by them share."""
 
