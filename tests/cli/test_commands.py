@@ -55,10 +55,10 @@ def test_one_alpha_for_each_target_and_a_store(files):
     result = run(
         "fit", *fit, "--store", files / "run.zarr", "--tile", 64, "--form", "dual", "--model", files / "m.zarr"
     )
-    assert "3 values of alpha" in result.stdout and (files / "run.zarr" / "system-2").is_dir()
-    assert "factorisation" in result.stderr
-    assert re.search(r"stages +planned +measured\n( +[\w .]+ m?s\n)+", result.stdout)
-    assert re.search(r"factorisation +[\d.]+ m?s +[\d.]+ m?s\n", result.stdout)
+    assert "3 values of alpha" in result.stdout and (files / "run.zarr" / "system-2").is_dir(), result.stdout
+    assert "factorisation" in result.stderr, result.stderr
+    assert re.search(r"stages +planned +measured\n( +[\w .]+ m?s\n)+", result.stdout), result.stdout
+    assert re.search(r"factorisation +[\d.]+ m?s +[\d.]+ m?s\n", result.stdout), result.stdout
 
 
 @pytest.mark.parametrize("kind", ["U", "O", "i"])
