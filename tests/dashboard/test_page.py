@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import dask
 import numpy as np
@@ -197,8 +198,9 @@ def test_the_page_is_under_the_prefix_of_the_dashboard(client):
         assert answer.status == 200
 
 
-def test_a_scheduler_without_http(ambient_workers, data, caplog):
+def test_a_scheduler_without_http(ambient_workers, data, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "dkrr")
+    monkeypatch.setattr(followed, "_pages", WeakKeyDictionary())  # said once for each client, which other tests have
     assert dkrr.KernelRidge(kernel="rbf", tile=64, solver="cholesky").fit(*data).plan_.execution == "dask"
     assert page_of(ambient_workers) is None and ambient_workers.get_events(TOPIC) == ()
     assert "no page of dkrr on Dask's dashboard: the scheduler's HTTP pages are off" in caplog.messages

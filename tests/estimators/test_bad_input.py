@@ -17,6 +17,7 @@ from dkrr.errors import (
     StoreError,
 )
 from dkrr.kernels import RBF
+from dkrr.tiles.store import WORDS
 
 
 @pytest.mark.parametrize(("bad", "word"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
@@ -210,7 +211,7 @@ def test_store_of_another_problem_is_refused(data, tmp_path, change, field):
         weights[1] += 1
     else:
         settings |= {"alpha": {"alpha": 0.6}, "gamma": {"gamma": 0.4}, "icpt": {"fit_intercept": True}}[change]
-    with pytest.raises(StoreError, match=f"another problem.*{field}"):
+    with pytest.raises(StoreError, match=f"another problem.*{WORDS.get(field, field)}"):
         KernelRidge(**settings).fit(X, y, sample_weight=weights)
     settings = {"alpha": 0.5, "kernel": "rbf", "gamma": 0.3, "store": store}
     again = KernelRidge(**settings).fit(data.X, data.y, sample_weight=data.weights)

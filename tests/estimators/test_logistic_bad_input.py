@@ -10,6 +10,7 @@ from sklearn.exceptions import NotFittedError
 from dkrr import KernelLogisticRegression
 from dkrr.errors import InputError, InputTypeError, NotPositiveDefiniteError, StoreError
 from dkrr.kernels import RBF
+from dkrr.tiles.store import WORDS
 
 N = 24
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -312,7 +313,7 @@ def test_store_of_another_problem_is_refused(tmp_path, change, field):
             "ovr": {"multi_class": "ovr"},
             "class": {"class_weight": {0: 2.0}},
         }[change]
-    with pytest.raises(StoreError, match=f"another problem.*{field}"):
+    with pytest.raises(StoreError, match=f"another problem.*{WORDS.get(field, field)}"):
         KernelLogisticRegression(**settings).fit(rows, y, sample_weight=weights)
 
 
