@@ -11,7 +11,7 @@ import numpy as np
 from dkrr.arguments import checked_kernel, checked_whole
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
-from dkrr.fitting.storage import StoredArrays, absolute_url
+from dkrr.fitting.storage import StoredArrays
 from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
@@ -23,8 +23,9 @@ from dkrr.runtime import Executor, Progress, SerialExecutor, Task
 from dkrr.runtime.signals import ended_in_order
 from dkrr.tables import in_memory
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
-from dkrr.tiles.files import delete_partial
 from dkrr.tiles.lock import owned
+from dkrr.tiles.paths import refuse_enclosing, resolved_place
+from dkrr.tiles.replacing import delete_partial
 from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048
@@ -92,6 +93,7 @@ def gram(
            [0.368, 1.   , 0.368],
            [0.368, 0.368, 1.   ]])
     """
+    given = X
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
     if encodes(value):
         X, Y = in_memory(X), in_memory(Y)
@@ -106,6 +108,7 @@ def gram(
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
     if store is not None:
         store = location(store, "store", "the path or URL of the matrix's store, or None")
+        refuse_enclosing({"store": store}, {"X": given})
     dtype = _checked_dtype(dtype)
     expected = "whole numbers of at least 1 for rows and columns, or None"
     sizes = chunks if isinstance(chunks, tuple) and len(chunks) == 2 else (chunks, chunks)
@@ -153,9 +156,9 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
     client = ambient_client()
     if client is not None:
         executor = dask_executor().DaskExecutor(client)
-        check_store_is_shared(client, absolute_url(url))
+        check_store_is_shared(client, resolved_place(url))
     slots = 1 if client is None else sum(client.nthreads().values())
-    store = RunStore(absolute_url(url))
+    store = RunStore(resolved_place(url))
     store.description()  # what is not a run is refused before a lock is written there
     with ended_in_order(), owned(store.url):
         delete_partial(store.url)

@@ -8,7 +8,7 @@ from typing import Any
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
-from dkrr.fitting.storage import PLAN, WORK, absolute_url
+from dkrr.fitting.storage import PLAN, WORK
 from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
 from dkrr.pictures.figures import TileMap
@@ -16,6 +16,7 @@ from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.lock import who_owns
+from dkrr.tiles.paths import resolved_place
 from dkrr.units import format_bytes
 from dkrr.values import location
 
@@ -168,7 +169,7 @@ def verify(path: str | Path) -> Verification:
     >>> found.is_whole, found.kind, len(found.arrays)
     (True, 'model', 3)
     """
-    url = absolute_url(location(path, "path", "the path or URL of a run or a model"))
+    url = resolved_place(location(path, "path", "the path or URL of a run or a model"))
     if (_read(url) or {}).get("kind") == "model":
         return _verified_model(str(path), url)
     run = RunStore(url)
@@ -220,7 +221,7 @@ def status(path: str | Path) -> RunStatus:
     StoreError
         If the path does not hold a run, or its description is damaged.
     """
-    run = RunStore(absolute_url(location(path, "path", "the path or URL of a run")))
+    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run")))
     description = run.description()
     if description is None:
         raise StoreError(f"{path} does not exist, or is empty; expected the store of a run")
@@ -245,7 +246,7 @@ def tile_maps(path: str | Path) -> list[TileMap]:
     StoreError
         As `status`.
     """
-    run, maps = RunStore(absolute_url(location(path, "path", "the path or URL of a run"))), []
+    run, maps = RunStore(resolved_place(location(path, "path", "the path or URL of a run"))), []
     for name, array in run.arrays():
         is_triangle = isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name)
         if not isinstance(array, ChunkedArray) or not is_triangle:
@@ -271,7 +272,7 @@ def notes_of_run(path: str | Path) -> dict[str, Any]:
     StoreError
         As `status`.
     """
-    run = RunStore(absolute_url(location(path, "path", "the path or URL of a run")))
+    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run")))
     plain = Snapshots(run).plain() or {}
     return {"plan": run.note(PLAN) or None, "work": run.note(WORK), "history": plain.get("history") or []}
 

@@ -21,6 +21,7 @@ from dkrr.rows.staging import StoredCopy
 from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.files import refuse_links
+from dkrr.tiles.replacing import arrays_below
 from dkrr.tiles.store import Place
 from dkrr.versions import VERSIONS
 
@@ -38,7 +39,10 @@ FEATURES = "features-"
 TRANSFORMER = "transformer-"
 """Beginning of the names of the arrays of a transformer, before their numbers."""
 
-_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}|{TRANSFORMER}[0-9]{{1,6}}")
+_NAMES = (*ARRAYS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", f"{TRANSFORMER}[0-9]{{1,6}}")
+_STORED = re.compile("|".join(_NAMES))
+FILES = arrays_below(_NAMES)
+"""Paths of the files of a saved model; it has no others."""
 ASKED = (None, "standardize")
 """What `transformer` may have been, besides a transformer, which is described as it was fitted."""
 _ID = re.compile("[0-9a-f]{32}")

@@ -21,6 +21,7 @@ from dkrr.model import FittedFunction
 from dkrr.model_description import (
     ARRAYS,
     FEATURES,
+    FILES,
     ROWS,
     TRANSFORMER,
     Estimator,
@@ -33,9 +34,11 @@ from dkrr.model_description import (
 )
 from dkrr.rows import MemoryRows, Rows, write_rows
 from dkrr.rows.staging import StoredCopy
-from dkrr.tiles.aside import check_free, written_aside
+from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles.descriptions import NAME, read_json, write_group
 from dkrr.tiles.files import make_folder
+from dkrr.tiles.paths import refuse_enclosing
+from dkrr.tiles.replacing import check_free, written_aside
 from dkrr.tiles.store import Place
 from dkrr.values import flag, location, shown
 from dkrr.versions import VERSIONS
@@ -61,8 +64,9 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     path : str or Path
         Path or URL of the new Zarr store.
     overwrite : bool, default=False
-        Replace an existing model; anything else at that path is never replaced. A model that was loaded from there
-        and reads its training rows at each prediction must then be loaded again.
+        Replace an existing model; anything else at that path is never replaced, nor is a model in whose folder other
+        files lie. A model that was loaded from there and reads its training rows at each prediction must then be
+        loaded again.
 
     Raises
     ------
@@ -127,7 +131,7 @@ def save_with_origin(
     description = description_of(model, fitted, transformer) | {"report": summary}
     description |= {} if origin is None else {"origin": origin}
     json.dumps(description)  # fails before anything is written
-    with written_aside(str(path), overwrite=overwrite) as url:
+    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
         root = Place(url, description["id"])
         make_folder(url)
         stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
@@ -140,14 +144,11 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     Raises
     ------
     InputError
-        If the path exists, unless it is a model that may be overwritten.
+        If the path exists, unless it is a model that may be overwritten, or if the current folder lies in it.
     """
-    check_free(
-        location(path, name, "the path or URL of a model"),
-        overwrite=overwrite,
-        what="a saved model of dkrr",
-        is_one=_is_model,
-    )
+    path = location(path, name, "the path or URL of a model")
+    refuse_enclosing({name: path}, {})
+    check_free(path, overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model, listed=FILES)
 
 
 def _is_model(url: str) -> bool:

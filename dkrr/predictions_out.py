@@ -1,5 +1,6 @@
 """Predictions written to a file or a store, a block of rows at a time, beside key columns of the rows."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.machine import ambient_client
 from dkrr.prediction import check_width, predict_in_memory
 from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime.signals import ended_in_order
 from dkrr.tables import Table, as_table, is_pandas_like, opened
 from dkrr.tiles import remote
-from dkrr.tiles.arrays import create_array, create_group, is_group_of_predictions, open_array
-from dkrr.tiles.aside import check_free, written_aside
-from dkrr.tiles.files import local_path
+from dkrr.tiles.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
+from dkrr.tiles.paths import local_path, refuse_enclosing
+from dkrr.tiles.replacing import check_free, files_of_arrays, written_aside
 from dkrr.transformers.transformed import TransformedRows
 from dkrr.values import flag, location, shown
 
@@ -56,14 +58,15 @@ def predict_to(
     path : str or Path
         What is written, by the end of its name: ``.parquet``, ``.csv``, ``.arrow`` or ``.feather`` with a column for
         each target or class; ``.zarr`` (an array, or with `keep` a group with an array for each column) or ``.npy``.
-        All but ``.npy`` may be URLs.
+        All but ``.npy`` may be URLs. Neither X nor the current folder may lie in it.
     keep : str or sequence of str, optional
         Names or patterns of columns of X, a table or DataFrame, that are copied beside the predictions. None: the index
         of a DataFrame, if it has one of its own.
     probabilities : bool, default=False
         Write the probabilities of all classes instead of labels.
     overwrite : bool, default=False
-        Replace an existing file when the predictions are complete.
+        Replace an existing file when the predictions are complete; of ``.zarr`` only predictions that dkrr wrote,
+        with no other files in their folder.
 
     Returns
     -------
@@ -75,7 +78,8 @@ def predict_to(
     The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
     Series), else ``prediction``; several are ``prediction_0``, ``prediction_1`` ... If a kept column has that name,
     ``prediction_`` is put before it. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
-    for text of any length.
+    for text of any length. In a group of Zarr, arrays have the names of the columns as far as these are file names:
+    other characters are percent-encoded (``km/h``: ``km%2Fh``), and the attributes of the group have all names.
 
     Raises
     ------
@@ -102,6 +106,7 @@ def predict_to(
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
     check_predictions_path(path, overwrite=overwrite)
+    refuse_enclosing({"path": path}, {"X": X})
     if probabilities and not hasattr(model, "predict_proba"):
         raise InputError(
             f"probabilities is True, and model is a {type(model).__name__}; expected a classifier such as "
@@ -120,7 +125,8 @@ def predict_to(
         )
     blocks = _predicted(model, rows, X, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
-    with written_aside(path, overwrite=overwrite) as place:
+    listed = _listed(path)
+    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
         if path.endswith(TABLES):
             from dkrr.tables.writing import write_table
 
@@ -147,7 +153,8 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
         raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
     if path.endswith(TABLES):
         _check_arrow(name, path)
-    check_free(path, overwrite=overwrite, what="an array or a file of predictions", is_one=_is_one)
+    what = "an array or a group of predictions that dkrr wrote" if path.endswith(".zarr") else "a file"
+    check_free(path, overwrite=overwrite, what=what, is_one=_is_one, listed=_listed(path))
 
 
 def _check_arrow(name: str, path: str) -> None:
@@ -161,15 +168,16 @@ def _check_arrow(name: str, path: str) -> None:
 
 
 def _is_one(path: str) -> bool:
-    """Whether predictions of the same format may be at a path: a file, or a Zarr array or a group of arrays."""
-    if not path.endswith(".zarr"):
-        where = local_path(path)
-        return remote.exists(path) if where is None else Path(where).is_file()
-    try:
-        open_array(path)
-    except StoreError:
-        return is_group_of_predictions(path)
-    return True
+    """Whether predictions of the same format may be at a path: any file, or what dkrr wrote in Zarr's format."""
+    if path.endswith(".zarr"):
+        return files_of_predictions(path) is not None
+    where = local_path(path)
+    return remote.exists(path) if where is None else where.is_file()
+
+
+def _listed(path: str) -> re.Pattern[str] | None:
+    """Paths of the files of what is, or will be, at a path in Zarr's format; None of a single file."""
+    return (files_of_predictions(path) or files_of_arrays(())) if path.endswith(".zarr") else None
 
 
 @dataclass(frozen=True)
@@ -287,19 +295,19 @@ def _as_columns(block: NDArray[Any]) -> NDArray[Any]:
 
 
 def _write_npy(place: str, columns: _Columns, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]) -> None:
-    out = np.lib.format.open_memmap(place, mode="w+", dtype=columns.fixed_type, shape=shape)
-    start = 0
-    for block in blocks:
-        out[start : start + len(block)] = block
-        start += len(block)
-    out.flush()
+    # Not mapped: a page of a mapped file that a full disk does not take would end the process.
+    with Path(place).open("xb") as file:
+        descr = np.lib.format.dtype_to_descr(columns.fixed_type)
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for block in blocks:
+            file.write(block.astype(columns.fixed_type).tobytes())
 
 
 def _write_zarr(
     place: str, columns: _Columns, kept: Table | None, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
 ) -> None:
     if kept is None:
-        out = _Appended(create_array(place, shape, columns.dtype))
+        out = _Appended(create_array(place, shape, columns.dtype, kind=PREDICTIONS))
         for block in blocks:
             out.append(block)
         out.finish()
@@ -307,12 +315,8 @@ def _write_zarr(
     from dkrr.tables.writing import KeptColumns
 
     keys = KeptColumns(kept)
-    create_group(place)
-    types = [*keys.types(), *(columns.dtype for _ in columns.names)]
-    names = [*kept.names, *columns.names]
-    arrays = [
-        _Appended(create_array(f"{place}/{name}", shape[:1], dtype)) for name, dtype in zip(names, types, strict=True)
-    ]
+    kinds = dict(zip(kept.names, keys.types(), strict=True)) | dict.fromkeys(columns.names, columns.dtype)
+    arrays = [_Appended(array) for array in create_predictions(place, kinds, shape[0])]
     for block in blocks:
         parts = [*keys.arrays(len(block)), *_as_columns(block).T]
         for array, part in zip(arrays, parts, strict=True):

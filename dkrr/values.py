@@ -23,6 +23,8 @@ BUCKETS = ("s3", "gs", "az")
 """Protocols of URLs ``s3://bucket/...``, ``gs://bucket/...`` and ``az://container/...``, which obstore reads."""
 MAX_PATH = 4096
 """Characters of a path or URL; file systems take fewer."""
+MAX_NAME = 255
+"""Bytes of a name in a path."""
 
 
 def shown(value: object) -> str:
@@ -122,7 +124,8 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
     text = str(value)
     if not text.strip():
         raise InputError(f"{name} is {text!r}; expected {what}, not an empty one")
-    if "\0" in text or len(text) > MAX_PATH or max(map(len, text.split("/"))) > MAX_PATH // 16:
+    is_too_long = len(text) > MAX_PATH or any(len(part.encode(errors="replace")) > MAX_NAME for part in text.split("/"))
+    if "\0" in text or is_too_long:
         raise InputError(
             f"{name} is {shown(text)}; expected {what}, without null bytes, and with names that a file system takes"
         )

@@ -56,7 +56,7 @@ def test_what_is_damaged_is_computed_again(filled, whole):
     content[100] ^= 1
     remote.put(folder, name[1:], bytes(content))
     assert not dkrr.verify(filled).is_whole
-    remote.delete(f"{filled}/system-0/solution")
+    remote.delete_all(f"{filled}/system-0/solution")
     again = fitted(filled)
     assert (again.dual_coef_ == whole.dual_coef_).all() and "damaged" in " ".join(again.solve_result_.messages)
     assert dkrr.verify(filled).is_whole

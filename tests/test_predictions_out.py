@@ -240,5 +240,5 @@ class TestRefused:
 
     def test_models_are_not_overwritten(self, ridge, tmp_path):
         dkrr.save(ridge, tmp_path / "m.zarr")
-        with pytest.raises(InputError, match="is not an array or a file of predictions"):
+        with pytest.raises(InputError, match="is not an array or a group of predictions"):
             dkrr.predict_to(ridge, table(), tmp_path / "m.zarr", overwrite=True)

@@ -42,7 +42,8 @@ class FitTask:
 
         data = ("x_path", "y_path", "columns", "drop_missing", "sample_weight", "model_path", "accept_unconverged")
         options = {name: value for name, value in arguments.items() if name not in (*data, "scheduler")}
-        _check_places(arguments["model_path"], options["store"], overwrite=overwrite)
+        inputs = {"--x": arguments["x_path"], "--y": arguments["y_path"], "--sample-weight": arguments["sample_weight"]}
+        _check_places(arguments["model_path"], options["store"], inputs, overwrite=overwrite)
         rows = training_rows(
             arguments["x_path"],
             arguments["columns"],
@@ -98,13 +99,14 @@ class FitTask:
 
     def clean(self, arguments: Mapping[str, Any]) -> None:
         """Delete the store of the run."""
-        from dkrr.tiles.files import delete
+        from dkrr.tiles import RunStore
+        from dkrr.tiles.paths import resolved_place
 
         together = self._together.get(arguments["model_path"])
         stores = [arguments["store"], together.store if together is not None and together.is_over else None]
         for store in stores:
             if store is not None:
-                delete(store)
+                RunStore(resolved_place(store)).delete()
 
 
 @click.command()
@@ -162,7 +164,8 @@ def _fitted(
     """Fitted model, and whether it was saved: not if it is less accurate than required."""
     from dkrr.persistence import save_with_origin
 
-    _check_places(model_path, options["store"], overwrite=overwrite)
+    inputs = {"--x": options["x_path"], "--y": y_path, "--sample-weight": options["sample_weight"]}
+    _check_places(model_path, options["store"], inputs, overwrite=overwrite)
     model = _solved(y_path, **options)
     is_good = accept_unconverged or _is_accurate(model)
     if is_good:
@@ -202,9 +205,11 @@ def _unusable(model: Any) -> str:
     )
 
 
-def _check_places(model_path: str, store: str | None, *, overwrite: bool) -> None:
+def _check_places(model_path: str, store: str | None, inputs: dict[str, Any], *, overwrite: bool) -> None:
     from dkrr.persistence import check_model_path
+    from dkrr.tiles.paths import refuse_enclosing
 
+    refuse_enclosing({"--model": model_path, "--store": store}, inputs)
     check_model_path(model_path, overwrite=overwrite, name="--model")
     check_store(store)
 

@@ -28,7 +28,7 @@ def draw_convergence(description: dict[str, Any], path: str) -> None:
         title=f"{solve['status']}, rank {solve['rank']:,}",
     )
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    _save(figure, path, overwrite=False)
 
 
 def _axes(count: int = 1) -> tuple[Any, ...]:
@@ -44,8 +44,17 @@ def _axes(count: int = 1) -> tuple[Any, ...]:
     return figure, *panels
 
 
-def check_picture_path(path: str) -> None:
+def _save(figure: Any, path: str, *, overwrite: bool) -> None:
+    from dkrr.tiles.replacing import written_aside
+
+    with written_aside(path, overwrite=overwrite, listed=None) as place:
+        figure.savefig(place, dpi=150)
+
+
+def check_picture_path(path: str, *, overwrite: bool) -> None:
     """Refuse a path that a picture could not be written to, before what it shows is computed."""
+    from dkrr.tiles.replacing import check_free
+
     location(path, "--out", "the path of a picture")
     figure, *_ = _axes()
     kinds = sorted(figure.canvas.get_supported_filetypes())
@@ -53,9 +62,10 @@ def check_picture_path(path: str) -> None:
         raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"--out is {shown(path)}; expected a path in an existing folder: create it first")
+    check_free(path, overwrite=overwrite, what="a file", is_one=lambda found: Path(found).is_file(), listed=None)
 
 
-def draw_selection(search: Any, path: str) -> None:
+def draw_selection(search: Any, path: str, *, overwrite: bool) -> None:
     """Draw the mean scores over λ with their spread over the folds, a line for every kernel, and the choice.
 
     Beside them the learning curve, if there is one.
@@ -85,7 +95,7 @@ def draw_selection(search: Any, path: str) -> None:
     axes.legend(frameon=False)
     if more:
         draw_curve(search.learning_curve_, more[0], search.best_params_)
-    figure.savefig(path, dpi=150)
+    _save(figure, path, overwrite=overwrite)
 
 
 def draw_curve(curve: dict[str, Any], axes: Any, best: dict[str, Any]) -> None:

@@ -40,8 +40,10 @@ def predict(
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
     from dkrr.predictions_out import check_predictions_path
+    from dkrr.tiles.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
+        refuse_enclosing({"--out": out_path}, {"--x": x_path, "--model": model_path})
         check_predictions_path(out_path, overwrite=overwrite, name="--out")
         with named("--model"):
             model = library.load(location(model_path, "--model", "the path or URL of a saved model"))

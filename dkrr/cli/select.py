@@ -62,12 +62,17 @@ def select(
     """Choose λ, the kernel and its parameters by cross-validation, and fit with the best."""
     import dkrr as library
     from dkrr.persistence import check_model_path
+    from dkrr.tiles.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
+        refuse_enclosing(
+            {"--model": model_path, "--store": options["store"], "--out": out_path},
+            {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight},
+        )
         if model_path is not None:
             check_model_path(model_path, overwrite=overwrite, name="--model")
         if out_path is not None:
-            check_picture_path(out_path)
+            check_picture_path(out_path, overwrite=overwrite)
         check_folder(options["store"])
         is_filled = options["impute"] is not None
         X = training_rows(x_path, columns, (y_path, sample_weight), drop_missing=drop_missing, is_filled=is_filled)
@@ -94,5 +99,5 @@ def select(
         if model_path is not None:
             library.save(search, model_path, overwrite=overwrite)
         if out_path is not None:
-            draw_selection(search, out_path)
+            draw_selection(search, out_path, overwrite=overwrite)
         click.echo(selection_report(search, model_path, as_json=as_json))

@@ -71,6 +71,6 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
         if out_path is not None:
-            check_picture_path(out_path)
+            check_picture_path(out_path, overwrite=False)
             draw_convergence(found, out_path)
         click.echo(convergence_report(found, as_json=as_json))

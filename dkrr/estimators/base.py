@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.arguments import checked_kernel, checked_progress, checked_weights
+from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
@@ -33,6 +33,7 @@ from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
 from dkrr.tables.names import suggested
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array
+from dkrr.tiles.paths import refuse_enclosing
 from dkrr.transformers.checked import as_transformer, refuse_kernel
 from dkrr.transformers.inputs import Inputs, MemoryInputs, inputs_of
 from dkrr.transformers.learning import fitted_transformer
@@ -143,6 +144,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
         checked_progress(self.progress)
+        if checked_store(self.store) is not None:
+            refuse_enclosing({"store": self.store}, {"X": X, "y": y, "sample_weight": sample_weight})
         X, y, sample_weight = with_columns(X, y, sample_weight)
         X = self._transformed(kernel, X)
         if "transformer_" not in vars(self):

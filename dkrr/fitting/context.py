@@ -16,7 +16,7 @@ from dkrr.cost import Span, Stage
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder, absolute_url
+from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder
 from dkrr.fitting.workers import dask_client, dask_workers, on_the_dashboard
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
@@ -27,8 +27,9 @@ from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, T
 from dkrr.runtime.signals import ended_in_order
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
-from dkrr.tiles.files import delete_partial, local_path
 from dkrr.tiles.lock import owned
+from dkrr.tiles.paths import local_path, resolved_place
+from dkrr.tiles.replacing import delete_partial
 
 Array = NDArray[np.float64]
 
@@ -291,7 +292,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
             temporary = TemporaryFolder() if store is None else None
             if temporary is not None:
                 stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)
-            run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else absolute_url(store or ""))
+            run_store = RunStore(f"{temporary.path}/run.zarr" if temporary else resolved_place(store or ""))
             if store is not None:
                 run_store.description()  # what is not a run is refused before a lock is written there
                 stack.enter_context(owned(run_store.url))

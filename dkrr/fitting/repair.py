@@ -5,10 +5,10 @@ from contextlib import ExitStack, nullcontext
 from typing import TypeVar
 
 from dkrr.errors import DamagedChunkError
-from dkrr.fitting.storage import absolute_url
 from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import check_owned, owned
+from dkrr.tiles.paths import resolved_place
 
 Value = TypeVar("Value")
 
@@ -41,7 +41,7 @@ def with_repairs(stores: Sequence[str], work: Callable[[], Value]) -> tuple[Valu
     DamagedChunkError
         Of another store, or where damage does not end.
     """
-    runs = [RunStore(absolute_url(store)) for store in stores]
+    runs = [RunStore(resolved_place(store)) for store in stores]
     for run in runs:
         run.description()  # what is not a run is refused before a lock is written there
     messages, known = list[str](), set[tuple[str, str]]()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from dkrr.linalg.sources import Vectors
 from dkrr.runtime.folders import PrivateFolder
 from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
-from dkrr.tiles.files import local_path
 from dkrr.tiles.lock import check_owned
 
 PLAN, WORK = "plan", "work"
@@ -126,10 +125,3 @@ class TemporaryFolder(PrivateFolder):
             "this model's training rows lie in a temporary folder of this process; use dkrr.save(model, path), or "
             "fit with store=, to keep it"
         )
-
-
-def absolute_url(url: str) -> str:
-    """URL that means the same in another process."""
-    # Workers may have another current directory.
-    path = local_path(url)
-    return url if path is None else str(path.absolute())

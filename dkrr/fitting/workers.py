@@ -17,7 +17,8 @@ from dkrr.runtime import Executor, Progress
 from dkrr.runtime.folders import private_folder
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
-from dkrr.tiles.files import local_path, make_folder
+from dkrr.tiles.files import make_folder
+from dkrr.tiles.paths import local_path
 from dkrr.units import format_bytes
 
 logger = logging.getLogger("dkrr")

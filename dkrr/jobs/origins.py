@@ -16,7 +16,8 @@ from dkrr.jobs.entries import Entry
 from dkrr.jobs.keys import Key
 from dkrr.model_description import describe_model
 from dkrr.tiles import remote
-from dkrr.tiles.files import is_folder, local_path
+from dkrr.tiles.files import is_folder
+from dkrr.tiles.paths import local_path
 from dkrr.values import shown
 
 

@@ -31,7 +31,7 @@ from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.planning.storage import Storage
 from dkrr.runtime import Meter, Progress, Task
 from dkrr.runtime.folders import private_folder
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 from dkrr.values import location, positive
 
 SECONDS = 0.25

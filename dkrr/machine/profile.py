@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from dkrr.errors import InputError
 from dkrr.machine.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.storage import Storage
+from dkrr.tiles.files import write_file
 
 FORMAT = 1
 WHERE_PROFILES_GO = (
@@ -179,13 +179,9 @@ def write_beside(path: Path, text: str) -> None:
     InputError
         If it cannot be written.
     """
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
-        partial.write_text(text)
-        partial.replace(path)
+        write_file(str(path), [text.encode()])
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise InputError(
             f"{path} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"
         ) from error

@@ -17,7 +17,7 @@ from dkrr.planning.storage import Storage
 from dkrr.runtime.folders import private_folder
 from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles import ChunkedArray, remote
-from dkrr.tiles.files import delete, local_path
+from dkrr.tiles.paths import local_path
 from dkrr.values import shown
 
 MIN_CHUNKS = 3
@@ -63,7 +63,7 @@ def scratch_below(url: str) -> Iterator[str]:
         try:
             yield scratch
         finally:
-            delete(scratch)
+            remote.delete_all(scratch)
 
 
 def storage_from(url: str, alone: Measured, together: list[Measured]) -> Storage:

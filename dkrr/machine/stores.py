@@ -11,7 +11,7 @@ from dkrr.errors import StoreError
 from dkrr.machine.profile import Profile
 from dkrr.planning import Rates
 from dkrr.planning.storage import Storage, unmeasured_bucket
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 
 IN_PROCESS = "memory"
 """Protocol of stores in the memory of one process, which no request leaves."""

@@ -6,12 +6,13 @@ from typing import Any
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.fit_summary import summary_of
-from dkrr.fitting.storage import absolute_url
 from dkrr.inspection import notes_of_run, status, tile_maps
 from dkrr.model_description import describe_model
-from dkrr.reports.page import page_of_model, page_of_run
-from dkrr.tiles.aside import written_aside
+from dkrr.reports.page import BEGINNING, page_of_model, page_of_run
+from dkrr.runtime.signals import ended_in_order
 from dkrr.tiles.descriptions import read_group
+from dkrr.tiles.paths import refuse_enclosing, resolved_place
+from dkrr.tiles.replacing import check_free, written_aside
 from dkrr.values import location, shown
 
 __all__ = ["report"]
@@ -29,7 +30,7 @@ def report(subject: Any, out: str | Path | None = None) -> str:
         Estimator that was fitted here, or the path or URL of a saved model or of the store of a run (`store=`), which
         may be unfinished or under way.
     out : str or Path, optional
-        File to write, which is replaced when the report is complete.
+        File to write; an earlier report there is replaced when the new one is complete.
 
     Returns
     -------
@@ -52,6 +53,7 @@ def report(subject: Any, out: str | Path | None = None) -> str:
     (True, True)
     """
     target = None if out is None else _target(out)
+    refuse_enclosing({"out": target}, {"subject": subject})
     if isinstance(subject, KernelEstimator):
         if not hasattr(subject, "plan_"):
             raise InputError(
@@ -62,13 +64,13 @@ def report(subject: Any, out: str | Path | None = None) -> str:
     else:
         text = _of_path(location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model"))
     if target is not None:
-        with written_aside(str(target), overwrite=True) as place:
+        with ended_in_order(), written_aside(str(target), overwrite=True, listed=None) as place:
             Path(place).write_text(text, encoding="utf-8")
     return text
 
 
 def _of_path(path: str) -> str:
-    url = absolute_url(path)
+    url = resolved_place(path)
     try:
         is_model = (read_group(url) or {}).get("kind") == "model"
     except StoreError:
@@ -95,4 +97,13 @@ def _target(out: Any) -> Path:
     path = Path(location(out, "out", "the path of an HTML file"))
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"out is {shown(str(out))}; expected a file in an existing folder: create the folder first")
+    check_free(str(path), overwrite=True, what="a report of dkrr", is_one=_is_report, listed=None)
     return path
+
+
+def _is_report(path: str) -> bool:
+    """Whether a file is a report, which another one may replace."""
+    if not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING.encode()

@@ -14,6 +14,9 @@ from dkrr.pictures.svg import rows_of_bars
 from dkrr.units import format_bytes, format_seconds
 from dkrr.versions import VERSIONS
 
+BEGINNING = '<!DOCTYPE html><html lang="en"><!-- report of dkrr -->'
+"""First characters of a report, by which it is known as one that may be replaced."""
+
 
 def page(title: str, subtitle: str, facts: Iterable[tuple[str, str]], sections: Iterable[tuple[str, str]]) -> str:
     """The whole file.
@@ -29,7 +32,7 @@ def page(title: str, subtitle: str, facts: Iterable[tuple[str, str]], sections: 
     boxes = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in facts)
     body = "".join(f"<section><h2>{escape(name)}</h2>{content}</section>" for name, content in sections if content)
     return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f'{BEGINNING}<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';style-src 'unsafe-inline'\">"
         f"<title>{escape(title)}</title><style>{style()}</style></head><body><h1>{escape(title)}</h1>"

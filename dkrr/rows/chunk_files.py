@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 
 SCRATCH_BYTES = 2**20
 """Size of the buffer that rows pass through of which only some columns are read."""

@@ -22,6 +22,7 @@ from dkrr.runtime import process
 from dkrr.runtime.dask_watch import CANCELLED, Watch
 from dkrr.tiles.arrays import zarr_store
 from dkrr.tiles.faults import faults_of
+from dkrr.tiles.replacing import delete_file
 
 
 def ambient_client() -> Client | None:
@@ -90,11 +91,11 @@ def check_folder_is_shared(client: Client, folder: Path) -> None:
     """
     probe = folder / f".dkrr-{uuid.uuid4().hex}"
     with faults_of(f"write to {folder}"):
-        probe.touch()
+        probe.touch(exist_ok=False)
         try:
             check_path_is_shared(client, probe, f"the store's folder {folder}")
         finally:
-            probe.unlink(missing_ok=True)
+            delete_file(probe)
 
 
 def check_path_is_shared(client: Client, path: Path, what: str) -> None:

@@ -3,10 +3,12 @@
 Beside each folder is a file with `.lock` at the end of its name, which its process keeps locked. The system releases
 the lock when the process ends, however that happens: a folder whose lock is free is not in use. The lock file is made
 before the folder and deleted after it, so that a process that is killed at any point leaves nothing that is not found.
+It says that it is dkrr's and on which machine its process runs; without these words nothing is deleted but an old empty
+file with a name of this form, whose folder does not exist yet.
 """
 
 import os
-import shutil
+import re
 import stat
 import tempfile
 import time
@@ -19,6 +21,7 @@ from typing import Any
 from dkrr.config import temporary_directory
 from dkrr.errors import StoreError
 from dkrr.runtime.signals import ended_in_order
+from dkrr.tiles.replacing import delete_file, delete_made
 
 try:
     import fcntl
@@ -28,6 +31,8 @@ else:
     locks = fcntl
 
 PREFIX, SUFFIX = "dkrr-", ".lock"
+_NAME = re.compile(rf"{PREFIX}([a-z]+-)?[a-z0-9_]{{8}}")
+"""Names of the folders, as `tempfile` makes them."""
 UNSIGNED_SECONDS = 60.0
 """Age from which a lock file without a name in it was left by a process that was killed before it wrote one."""
 MAX_ATTEMPTS = 20
@@ -94,19 +99,19 @@ def _made(parent: str, prefix: str) -> tuple[str, int | None]:
                 os.close(descriptor)
                 continue
             except OSError:  # a file system without locks
-                Path(lock).unlink()
+                delete_file(lock)
                 folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
                 os.close(descriptor)
                 return folder, None
-            os.write(descriptor, _host())
+            os.write(descriptor, _signature())
             if _is_at(descriptor, lock):
                 Path(folder).mkdir(0o700)
                 return folder, descriptor
         except FileExistsError:
-            Path(lock).unlink()
+            delete_file(lock)
         except BaseException:  # a full disk, or Ctrl-C
             with suppress(OSError):
-                Path(lock).unlink()
+                delete_file(lock)
             os.close(descriptor)
             raise
         os.close(descriptor)
@@ -118,7 +123,8 @@ def delete_abandoned(parent: str) -> list[str]:
     deleted = []
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX) and _is_abandoned(entry.path):
+            name = entry.name.removesuffix(SUFFIX)
+            if entry.name.endswith(SUFFIX) and _NAME.fullmatch(name) and _is_abandoned(entry.path):
                 deleted.append(entry.path.removesuffix(SUFFIX))
     return deleted
 
@@ -133,15 +139,18 @@ def _is_abandoned(lock: str) -> bool:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
+        folder = lock.removesuffix(SUFFIX)
         # Not all shared file systems know the locks of other machines.
-        name = os.read(descriptor, 4096)
-        if name != _host() and (name or time.time() < found.st_mtime + UNSIGNED_SECONDS):
+        signature = os.read(descriptor, 4096)
+        is_unsigned = not signature and time.time() >= found.st_mtime + UNSIGNED_SECONDS and not os.path.lexists(folder)
+        if signature != _signature() and not is_unsigned:
             return False
         locks.flock(descriptor, locks.LOCK_EX | locks.LOCK_NB)
         if not _is_at(descriptor, lock):
             return False
-        _delete_folder(lock.removesuffix(SUFFIX))
-        Path(lock).unlink()
+        if not is_unsigned:
+            _delete_folder(folder)
+        delete_file(lock)
     except OSError:  # locked: its owner lives
         return False
     finally:
@@ -149,8 +158,9 @@ def _is_abandoned(lock: str) -> bool:
     return True
 
 
-def _host() -> bytes:
-    return f"{os.uname().nodename}\n".encode()
+def _signature() -> bytes:
+    """Content of the lock files of this machine's processes."""
+    return f"temporary folder of dkrr on {os.uname().nodename}\n".encode()
 
 
 def _is_at(descriptor: int, path: str) -> bool:
@@ -167,14 +177,14 @@ def _delete(folder: str, descriptor: int | None, owner: int) -> None:
     _delete_folder(folder)
     if descriptor is not None:
         with suppress(OSError):
-            Path(folder + SUFFIX).unlink()
+            delete_file(folder + SUFFIX)
         os.close(descriptor)
 
 
 def _delete_folder(path: str) -> None:
     """Delete a folder that a task which cannot be cancelled may still be writing to."""
     for _ in range(MAX_ATTEMPTS):
-        shutil.rmtree(path, ignore_errors=True)
+        delete_made(path)
         if not Path(path).exists():
             return
         time.sleep(0.1)

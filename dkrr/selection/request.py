@@ -15,6 +15,7 @@ from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Search
 from dkrr.selection.refit import Refit
 from dkrr.selection.scores import Score
+from dkrr.tiles.paths import resolved_place
 
 Array = NDArray[np.float64]
 
@@ -72,4 +73,4 @@ class SelectionRequest:
 
 def within_store(settings: Settings, name: str) -> Settings:
     """The same settings with a store within theirs, if they have one."""
-    return settings if settings.store is None else replace(settings, store=f"{settings.store.rstrip('/')}/{name}")
+    return settings if settings.store is None else replace(settings, store=f"{resolved_place(settings.store)}/{name}")

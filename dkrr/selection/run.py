@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
-from dkrr.fitting.storage import absolute_url
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Targets
@@ -21,6 +20,7 @@ from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, all_scored
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles.lock import owned
+from dkrr.tiles.paths import resolved_place
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -69,7 +69,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     if request.search is not None:
         _check_search(request, request.search)
     store = request.settings[0].store
-    with ended_in_order(), nullcontext() if store is None else owned(absolute_url(store)):
+    with ended_in_order(), nullcontext() if store is None else owned(resolved_place(store)):
         return _selected(request, show_progress)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError
 from dkrr.tables.arrow import kind_of
 from dkrr.tables.base import Table
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 
 WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     ".parquet": pyarrow.parquet.ParquetWriter,
@@ -148,7 +148,7 @@ def _opened(place: str, schema: Any) -> Iterator[Callable[[Any], None]]:
 
     with ExitStack() as stack:
         path = local_path(place)
-        file = stack.enter_context(fsspec.open(place, "wb") if path is None else path.open("wb"))
+        file = stack.enter_context(fsspec.open(place, "wb") if path is None else path.open("xb"))
         try:
             writer = stack.enter_context(make(file, schema))
             yield append

@@ -1,7 +1,9 @@
 """Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
 
 import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,15 +11,17 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from dkrr.errors import StoreError
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.tiles.buckets import bucket_url, store_below
-from dkrr.tiles.files import local_path
+from dkrr.tiles.descriptions import NAME, read_json
+from dkrr.tiles.paths import file_name, local_path, resolved_place
 from dkrr.tiles.remote import errors_of
+from dkrr.tiles.replacing import files_of_arrays
 from dkrr.tiles.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
 from dkrr.values import BUCKETS
 
-PREDICTIONS = {"dkrr": {"kind": "predictions"}}
-"""Attributes of a group of predictions, by which it is known as one that may be overwritten."""
+PREDICTIONS = "predictions"
+"""Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
 TEXT_ITEMS = 16
 """Bytes of a text in memory over those of a pointer to it, at a guess."""
 MAX_DEPTH = 4
@@ -130,26 +134,52 @@ def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
             raise error
 
 
-def create_group(url: str) -> None:
-    """Create a Zarr group for arrays of predictions, replacing an existing one."""
-    zarr.create_group(zarr_store(url), overwrite=True, attributes=PREDICTIONS)
+def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
+    """Create a Zarr group with an array for each column of predictions.
+
+    Parameters
+    ----------
+    url : str
+    columns : mapping of str to dtype
+        Types of the columns by their names, which may be any text; object for text. The attributes of the group have
+        them by the names of the arrays' folders.
+    n_rows : int
+
+    Returns
+    -------
+    list of zarr.Array
+        In the order of the columns.
+    """
+    folders = {file_name(name): name for name in columns}
+    zarr.create_group(zarr_store(url), attributes={"dkrr": {"kind": PREDICTIONS, "columns": folders}})
+    return [create_array(f"{url}/{folder}", (n_rows,), columns[name]) for folder, name in folders.items()]
 
 
-def is_group_of_predictions(url: str) -> bool:
-    """Whether a URL or path is that of a group that `create_group` made."""
+def files_of_predictions(url: str) -> re.Pattern[str] | None:
+    """Paths of the files of predictions in Zarr's format that dkrr wrote; None if there is something else.
+
+    Raises
+    ------
+    StoreError
+        If what is there cannot be read.
+    """
     try:
-        return zarr.open_group(zarr_store(url), mode="r").attrs.asdict() == PREDICTIONS
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        found = read_json(f"{resolved_place(url)}/{NAME}") or {}
+        described = found["attributes"]["dkrr"]
+        folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
+    except (DamagedChunkError, LookupError, TypeError, AttributeError):
+        return None
+    except StoreError as error:
+        if isinstance(error, UnreachableStoreError):
+            raise
+        return None
+    return None if folders is None else files_of_arrays(folders)
 
 
 def create_array(
-    url: str,
-    shape: tuple[int, ...],
-    dtype: Any,
-    rows_per_chunk: int | None = None,
+    url: str, shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | None = None, kind: str | None = None
 ) -> Any:
-    """Create a Zarr array of uncompressed chunks with checksums, replacing an existing one.
+    """Create a Zarr array of uncompressed chunks with checksums, where nothing is.
 
     Parameters
     ----------
@@ -159,20 +189,22 @@ def create_array(
         object for text.
     rows_per_chunk : int, optional
         Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
+    kind : str, optional
+        What it holds, for its attributes.
     """
     at_most = chunk_rows(shape, dtype)
     rows_per_chunk = at_most if rows_per_chunk is None else min(rows_per_chunk, at_most)
     chunks = (max(1, min(rows_per_chunk, shape[0])), *(max(1, s) for s in shape[1:]))
-    kind = np.dtype(dtype).kind
+    letter = np.dtype(dtype).kind
     return zarr.create_array(
         zarr_store(url),
         shape=shape,
         chunks=chunks,
-        dtype=str if kind == "O" else dtype,  # of any length: Zarr has no specification of text of a fixed one
+        dtype=str if letter == "O" else dtype,  # of any length: Zarr has no specification of text of a fixed one
         compressors=Crc32cCodec(),
         # A missing chunk must not pass for zeros.
-        fill_value=np.nan if kind == "f" else "" if kind == "O" else 0,
-        overwrite=True,
+        fill_value=np.nan if letter == "f" else "" if letter == "O" else 0,
+        attributes=None if kind is None else {"dkrr": {"kind": kind}},
         config={"write_empty_chunks": True},
     )
 

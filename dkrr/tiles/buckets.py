@@ -8,6 +8,7 @@ Credentials, regions and addresses of servers come from the environment, as for 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -151,24 +152,14 @@ class Bucket:
             return any(len(page) for page in self._library.list(self.store, f"{key}/", chunk_size=1))
         return True
 
-    def delete(self, key: str) -> None:
-        """Delete an object, and all below it."""
-        for page in self._library.list(self.store, f"{key}/"):
-            self._library.delete(self.store, [entry["path"] for entry in page])
-        try:
-            self._library.delete(self.store, key)
-        except (FileNotFoundError, self._errors.NotFoundError):
-            return
+    def delete(self, keys: list[str]) -> None:
+        """Delete objects, as far as they exist."""
+        with suppress(FileNotFoundError, self._errors.NotFoundError):
+            self._library.delete(self.store, keys if len(keys) > 1 else keys[0])
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy all that is below a folder, or one object, in place of what is there."""
-        self.delete(target)
-        folder, copied = f"{source}/", False
-        for page in self._library.list(self.store, folder):
-            for entry in page:
-                self._library.copy(self.store, entry["path"], f"{target}/{entry['path'].removeprefix(folder)}")
-                copied = True
-        if not copied:
+    def copy(self, pairs: list[tuple[str, str]]) -> None:
+        """Copy objects to other keys, in place of what is there."""
+        for source, target in pairs:
             self._library.copy(self.store, source, target)
 
 

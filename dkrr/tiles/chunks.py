@@ -24,15 +24,9 @@ from dkrr.tiles import remote
 from dkrr.tiles.compared import COMPARISONS
 from dkrr.tiles.descriptions import NAME, read_json, write_json
 from dkrr.tiles.faults import unreadable
-from dkrr.tiles.files import (
-    delete,
-    local_path,
-    make_folder,
-    names,
-    open_for_reading,
-    read_all,
-    write_file,
-)
+from dkrr.tiles.files import make_folder, names, open_for_reading, read_all, write_file
+from dkrr.tiles.paths import local_path
+from dkrr.tiles.replacing import STORE, delete_listed
 from dkrr.tiles.shards import TAIL_BYTES, coordinates_of, index_of, key_of, layout_of, layout_of_rows, metadata, tail_of
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
@@ -417,7 +411,7 @@ class ChunkedArray:
 
     def discard(self, coordinates: tuple[int, ...]) -> None:
         """Delete a chunk."""
-        delete(f"{self.url}/{key_of(coordinates)}")
+        delete_listed(f"{self.url}/{key_of(coordinates)}", STORE)
 
     def check_complete(self) -> None:
         """Refuse an array without all of its chunks, before memory is taken for it.

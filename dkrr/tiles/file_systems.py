@@ -1,6 +1,7 @@
 """Objects in file systems that fsspec reaches (``memory://``, ``hdfs://`` ...): requests that `remote` repeats."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import fsspec
@@ -95,20 +96,18 @@ class FileSystem:
         self._system.invalidate_cache()
         return bool(self._system.exists(key, **self._limit))
 
-    def delete(self, key: str) -> None:
-        """Delete an object, and all below it."""
+    def delete(self, keys: list[str]) -> None:
+        """Delete objects, as far as they exist."""
         self._system.invalidate_cache()
-        try:
-            self._system.rm(key, recursive=True, **self._limit)
-        except FileNotFoundError:
-            return
+        for key in keys:
+            with suppress(FileNotFoundError):
+                self._system.rm_file(key)
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy all that is below a folder, or one object, in place of what is there."""
+    def copy(self, pairs: list[tuple[str, str]]) -> None:
+        """Copy objects to other keys, in place of what is there."""
         self._system.invalidate_cache()
-        if self._system.exists(target, **self._limit):  # it would be copied into
-            self._system.rm(target, recursive=True, **self._limit)
-        self._system.copy(source, target, recursive=True, on_error="raise")
+        for source, target in pairs:
+            self._system.cp_file(source, target)
 
     @property
     def _limit(self) -> dict[str, float]:

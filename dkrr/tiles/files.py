@@ -1,9 +1,7 @@
 """Files of a store, on this machine's disk or in an object store: read with bounds, written at once or not at all."""
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
 import uuid
 from collections.abc import Sequence
@@ -14,21 +12,14 @@ from dkrr.config import setting
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.faults import unreadable, unwritable
+from dkrr.tiles.paths import local_path
+from dkrr.tiles.replacing import PARTIAL, delete_file, replace_file, sync_folder
 
 Buffer = Any
 """Bytes, or what has their interface."""
 
-PARTIAL = ".partial"
-"""End of the name of a file that is being written."""
 AT_ONCE = 512
 """Buffers that one call of the system takes; POSIX allows for 1,024 on Linux and macOS."""
-
-
-def local_path(url: str) -> Path | None:
-    """Path of a URL on this machine's file system, or None for a remote one."""
-    if url.startswith("file://"):
-        return Path(url.removeprefix("file://"))
-    return None if "://" in url else Path(url)
 
 
 def open_for_reading(path: Path | str) -> int:
@@ -135,16 +126,16 @@ def write_file(url: str, parts: Sequence[Buffer]) -> None:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(partial, path)  # noqa: PTH105 (Path.replace makes another path, in a hot path)
+        replace_file(partial, path)
         if is_durable:
             sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            partial.unlink()
+            delete_file(partial)
         raise unwritable(path, error) from error
     except BaseException:
         with contextlib.suppress(OSError):
-            partial.unlink()
+            delete_file(partial)
         raise
 
 
@@ -156,15 +147,6 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
             written -= len(parts.pop(0))
         if written:
             parts[0] = parts[0][written:]
-
-
-def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folder(url: str) -> None:
@@ -209,40 +191,6 @@ def is_folder(url: str) -> bool:
     if path is None:
         return bool(remote.names(url))
     return path.is_dir() and not path.is_symlink()
-
-
-def delete(url: str) -> None:
-    """Delete a file, or a folder with all that is in it; what cannot be deleted stays.
-
-    Raises
-    ------
-    StoreError
-        If this process has too many open files to look into a folder.
-    """
-    path = local_path(url)
-    if path is None:
-        remote.delete(url)
-    elif path.is_dir() and not path.is_symlink():
-        # Without a free descriptor a folder is not even read; then it would seem to be what is written next.
-        shutil.rmtree(path, onerror=_refuse_without_descriptors)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def _refuse_without_descriptors(_: Any, path: str, fault: tuple[Any, Any, Any]) -> None:
-    if fault[1].errno in (errno.EMFILE, errno.ENFILE):
-        raise unreadable(path, fault[1]) from fault[1]
-
-
-def delete_partial(url: str) -> None:
-    """Delete what killed writers left in a store; only its owner may, since a living writer's file has such a name."""
-    path = local_path(url)
-    for folder, _, files in os.walk(path) if path is not None else ():
-        for name in files:
-            if name.endswith(PARTIAL):
-                with contextlib.suppress(OSError):
-                    Path(folder, name).unlink()
 
 
 def refuse_links(url: str, root: str) -> None:

@@ -32,12 +32,13 @@ from types import MappingProxyType
 from dkrr.errors import BusyStoreError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.faults import faults_of
-from dkrr.tiles.files import local_path, read_file
+from dkrr.tiles.files import read_file
 from dkrr.tiles.owner import MAX_BYTES, Owner, this_owner
+from dkrr.tiles.paths import local_path
+from dkrr.tiles.replacing import LOCK_NAME, delete_empty, delete_file
 
 logger = logging.getLogger(__name__)
 
-LOCK_NAME = ".dkrr-lock"
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Heartbeats that are older are of a dead process: several were missed."""
@@ -256,7 +257,7 @@ class _FileLock(_Lock):
             _replace(descriptor, mine.to_bytes())
         except OSError:
             with suppress(OSError):
-                self._path.unlink()
+                delete_file(self._path)
             raise
         return (found, True) if document else None
 
@@ -269,7 +270,7 @@ class _FileLock(_Lock):
             with probe.open("xb") as file:
                 now = os.fstat(file.fileno()).st_mtime
         finally:
-            probe.unlink(missing_ok=True)
+            delete_file(probe)
         return abs(now - os.fstat(descriptor).st_mtime) < STALE_SECONDS
 
     def beat(self, mine: Owner) -> str:
@@ -290,12 +291,11 @@ class _FileLock(_Lock):
             with _flocked(self._path) as descriptor:
                 found = Owner.from_bytes(_content(descriptor))
                 if found is not None and found.token == mine.token:
-                    self._path.unlink()
+                    delete_file(self._path)
         except (OSError, StoreError) as error:  # deleted with its store, or its disk is gone
             logger.debug("cannot delete %s: %s", self._path, error)
         if self._made_folder:
-            with suppress(OSError):
-                self._folder.rmdir()  # nothing was written
+            delete_empty(self._folder)  # nothing was written
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.tiles.chunks import ChunkedArray
-from dkrr.tiles.files import local_path
 from dkrr.tiles.grid import TileGrid
 from dkrr.tiles.padded import empty_tile
+from dkrr.tiles.paths import local_path
 from dkrr.tiles.store import Place
 
 

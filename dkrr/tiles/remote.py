@@ -11,7 +11,7 @@ change (no permission, no such bucket, no space) are not asked for again.
 import errno
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -167,8 +167,8 @@ def exists(url: str) -> bool:
     return _repeated(lambda: store.exists(path), f"look for {path}", url)
 
 
-def delete(url: str) -> None:
-    """Delete an object or everything below a URL, if anything is there.
+def delete(url: str, names: Sequence[str] = ("",)) -> None:
+    """Delete some objects below a URL, or with an empty name the object itself, as far as they exist.
 
     Raises
     ------
@@ -176,11 +176,24 @@ def delete(url: str) -> None:
         If the store does not answer.
     """
     store, path = _store(url)
-    _repeated(lambda: store.delete(path), f"delete {path}", url)
+    keys = [f"{path}/{name}" if name else path for name in names]
+    if keys:
+        _repeated(lambda: store.delete(keys), f"delete {path}", url)
+
+
+def delete_all(url: str) -> None:
+    """Delete everything below a URL whose name dkrr made, that nobody else has.
+
+    Raises
+    ------
+    UnreachableStoreError
+        If the store does not answer.
+    """
+    delete(url, [name.lstrip("/") for name, _, _ in files(url)])
 
 
 def move(url: str, to: str) -> None:
-    """Copy all that is below a URL to another of the same store, in place of what is there, and delete it.
+    """Copy all that is below a URL which `delete_all` may delete to another of the same store, and delete it.
 
     Raises
     ------
@@ -189,8 +202,9 @@ def move(url: str, to: str) -> None:
     """
     store, source = _store(url)
     target = _store(to)[1]
-    _repeated(lambda: store.copy(source, target), f"copy {source} to {target}", to)
-    delete(url)
+    names = [name for name, _, _ in files(url)]
+    _repeated(lambda: store.copy([(source + name, target + name) for name in names]), f"copy {source} to {target}", to)
+    delete_all(url)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import files
 from dkrr.tiles.chunks import ChunkedArray
 from dkrr.tiles.descriptions import NAME, read_group, write_group
+from dkrr.tiles.paths import local_path
+from dkrr.tiles.replacing import STORE, delete_listed
 
 FORMAT_VERSION = 5
 
@@ -71,7 +73,7 @@ class RunStore:
 
     def place(self, name: str) -> Place:
         """Place of something inside the store, under a name that no other run has."""
-        path = files.local_path(self.url)
+        path = local_path(self.url)
         # A disk may have been unmounted: what would be made in its place is not the store of a run.
         if self._id is None or not (path is None or os.path.exists(path / NAME)):  # noqa: PTH110 (no errors)
             self._id = self._attributes()["id"]
@@ -142,8 +144,8 @@ class RunStore:
             self.delete(name.split("/")[0])
         else:
             place = f"{self.place(name).url}/{key}"
-            files.delete(place)
-            path = files.local_path(place)
+            delete_listed(place, STORE)
+            path = local_path(place)
             if path is not None and os.path.lexists(path):
                 raise StoreError(
                     f"{path} is damaged and cannot be deleted; delete it, and run again with the same store"
@@ -249,7 +251,7 @@ class RunStore:
         StoreError
             If something else exists here, or the description is damaged.
         """
-        path = files.local_path(self.url)
+        path = local_path(self.url)
         if path is not None and os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112 (no errors)
             raise StoreError(_foreign(self.url))
         try:
@@ -259,8 +261,7 @@ class RunStore:
                 raise
             raise StoreError(f"{_foreign(self.url)} ({error})") from error
         if found is None:
-            # Locks and what killed writers left have names with a dot or an end of their own.
-            if any(not name.startswith(".") for name in files.names(self.url)):
+            if any(not STORE.fullmatch(name) for name in files.names(self.url)):  # a lock is there
                 raise StoreError(_foreign(self.url))
             return None
         if not found:
@@ -281,8 +282,9 @@ class RunStore:
         return found
 
     def delete(self, name: str = "") -> None:
-        """Remove the store, or one thing in it."""
-        files.delete(self.place(name).url if name else self.url)
+        """Delete an array or a group of arrays in the store, or all of it; files that dkrr did not write stay."""
+        if name or self.description() is not None:
+            delete_listed(self.place(name).url if name else self.url, STORE)
 
 
 def _is_group(url: str, held: list[str]) -> bool:
@@ -295,7 +297,7 @@ def _is_group(url: str, held: list[str]) -> bool:
 
 def free_bytes(url: str) -> int | None:
     """Free space where a store is (or would be); None where that is not known (remote stores)."""
-    path = files.local_path(url)
+    path = local_path(url)
     if path is None:
         return None
     with suppress(OSError):  # mostly it exists

@@ -13,7 +13,7 @@ from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray, RunStore
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 from tests.linalg.systems import MatrixOperator, positive_definite
 
 N, M = 47, 3

@@ -13,7 +13,7 @@ from dkrr.linalg.tile_steps import n_update_parts
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 from tests.stores import place
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)

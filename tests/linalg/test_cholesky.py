@@ -23,7 +23,7 @@ from dkrr.linalg.cholesky import (
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.runtime import Meter, Task
 from dkrr.tiles import TileGrid
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 from dkrr.tiles.shards import OVERHEAD_BYTES
 from tests.linalg.systems import (
     MANY,

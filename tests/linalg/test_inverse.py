@@ -15,7 +15,7 @@ from dkrr.linalg.inverse import LocalFactor, SharedFactor, apply_bytes, apply_co
 from dkrr.linalg.substitution import Substitution, substitution_tasks
 from dkrr.runtime import Meter, SerialExecutor
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid
-from dkrr.tiles.files import local_path
+from dkrr.tiles.paths import local_path
 from tests.linalg.systems import (
     MANY,
     RAGGED,

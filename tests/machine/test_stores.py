@@ -137,7 +137,7 @@ def test_the_time_of_a_request_is_told_from_that_of_its_bytes(monkeypatch):
     monkeypatch.setattr("dkrr.machine.storage_measures.MAX_CHUNKS", 3)
     monkeypatch.setattr(remote, "put", lambda *args: (time.sleep(0.01), put(*args)))
     found = measure_bucket("memory://measured", 0.001)
-    remote.delete("memory://measured")
+    remote.delete_all("memory://measured")
     assert found["write_request_seconds"] >= 0.9 * 0.01 or found["write_bytes"] * 0.01 > STORAGE_CHUNK_BYTES
     storage = storage_from("s3://other/x", found, [found, {**found, "read_bytes": 3 * found["read_bytes"]}])
     assert (storage.place, storage.n_tasks) == ("s3://other", 2)

@@ -105,7 +105,7 @@ def test_what_is_not_its_own_is_left(tmp_path):
     assert names(tmp_path) == before
     # A folder that was replaced by a link is not followed.
     (tmp_path / "dkrr-trap").symlink_to(target)
-    (tmp_path / "dkrr-trap.lock").write_bytes(folders._host())
+    (tmp_path / "dkrr-trap.lock").write_bytes(folders._signature())
     delete_abandoned(str(tmp_path))
     assert (target / "kept").exists()
 

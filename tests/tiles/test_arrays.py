@@ -37,10 +37,11 @@ def test_create_and_open(place, dtype):
     assert_array_equal(open_array(f"{place}/a")[0], [1, 1, 1])
 
 
-def test_create_replaces(place):
+def test_create_replaces_nothing(place):
     create_array(f"{place}/a", (7, 3), "float64")[:] = 1.0
-    create_array(f"{place}/a", (2,), "int32")[:] = 5
-    assert_array_equal(open_array(f"{place}/a")[:], [5, 5])
+    with pytest.raises(ValueError, match="array exists"):
+        create_array(f"{place}/a", (2,), "int32")
+    assert_array_equal(open_array(f"{place}/a")[:], np.ones((7, 3)))
 
 
 @pytest.mark.parametrize("shape", [(0,), (5, 0), (1, 1)])

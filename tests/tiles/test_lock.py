@@ -330,7 +330,7 @@ def test_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with owned(url) as mine:
         remote.put(url, LOCK_NAME, OTHER.to_bytes())
         wait_until(lambda: mine.lost)
-    remote.delete(url)
+    remote.delete_all(url)
 
 
 @pytest.mark.usefixtures("fast")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,22 @@ import fsspec
 import pytest
 
 from dkrr.errors import DiskSpaceError, InputError, StoreError
-from dkrr.tiles import aside, remote
-from dkrr.tiles.aside import check_free, written_aside
+from dkrr.tiles import remote, replacing
+from dkrr.tiles.replacing import check_free, written_aside
+
+FILES = re.compile("content|a|b|c/0")
 
 
 @pytest.fixture(params=["one step", "two renames"])
 def system(request, monkeypatch):
     """With the system's exchange of two names, and as on systems without."""
     if request.param == "two renames":
-        monkeypatch.setattr(aside, "_renameat2", lambda: None)
+        monkeypatch.setattr(replacing, "_renameat2", lambda: None)
 
 
 def write(place, text, *, folder):
     if folder:
-        Path(place).mkdir()
+        Path(place).mkdir(exist_ok=True)
         (Path(place) / "content").write_text(text)
     else:
         Path(place).write_text(text)
@@ -42,7 +45,7 @@ def test_takes_the_place_once_whole(tmp_path, folder, there):
     if there:
         path.parent.mkdir()
         write(path, "old", folder=folder)
-    with written_aside(str(path), overwrite=there) as place:
+    with written_aside(str(path), overwrite=there, listed=FILES if folder else None) as place:
         assert place.endswith("a.npy") and Path(place).parent == path.parent
         write(place, "new", folder=folder)
         assert content(path, folder=folder) == "old" if there else not path.exists()
@@ -56,7 +59,7 @@ def test_an_error_leaves_what_was_there(tmp_path, folder, error):
     write(path, "old", folder=folder)
 
     def fail():
-        with written_aside(str(path), overwrite=True) as place:
+        with written_aside(str(path), overwrite=True, listed=FILES if folder else None) as place:
             write(place, "half", folder=folder)
             raise error
 
@@ -71,7 +74,7 @@ def test_what_comes_to_exist_meanwhile_stays(tmp_path, folder):
     path = tmp_path / "a"
 
     def race():
-        with written_aside(str(path), overwrite=False) as place:
+        with written_aside(str(path), overwrite=False, listed=FILES if folder else None) as place:
             write(place, "mine", folder=folder)
             write(path, "theirs", folder=folder)
 
@@ -83,14 +86,14 @@ def test_what_comes_to_exist_meanwhile_stays(tmp_path, folder):
 def test_a_link_stays_a_link(tmp_path):
     write(tmp_path / "target", "old", folder=False)
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    with written_aside(str(tmp_path / "link"), overwrite=True) as place:
+    with written_aside(str(tmp_path / "link"), overwrite=True, listed=None) as place:
         write(place, "new", folder=False)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
 def test_a_clean_up_that_fails_does_not_hide_the_error(tmp_path, monkeypatch):
     def fail_and_forbid():
-        with written_aside(str(tmp_path / "a"), overwrite=False) as place:
+        with written_aside(str(tmp_path / "a"), overwrite=False, listed=None) as place:
             write(place, "half", folder=False)
             monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
             raise ZeroDivisionError
@@ -111,11 +114,11 @@ def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
         return rename(self, target)
 
     def replace():
-        with written_aside(str(path), overwrite=True) as place:
+        with written_aside(str(path), overwrite=True, listed=FILES) as place:
             write(place, "new", folder=True)
             monkeypatch.setattr(Path, "rename", once)
 
-    monkeypatch.setattr(aside, "_renameat2", lambda: None)
+    monkeypatch.setattr(replacing, "_renameat2", lambda: None)
     with pytest.raises(StoreError, match="call 2") as caught:
         replace()
     (kept,) = tmp_path.iterdir()
@@ -130,9 +133,9 @@ def test_a_store_that_cannot_be_moved_stays_whole(monkeypatch):
         raise TimeoutError
 
     def replace():
-        with written_aside("memory://moving/a.zarr", overwrite=True) as place:
+        with written_aside("memory://moving/a.zarr", overwrite=True, listed=FILES) as place:
             system.pipe(f"{place.removeprefix('memory://')}/c/0", b"new")
-            monkeypatch.setattr(type(system), "copy", fail)
+            monkeypatch.setattr(type(system), "cp_file", fail)
 
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.1)
     with pytest.raises(StoreError, match="cannot copy .*TimeoutError") as caught:
@@ -146,36 +149,39 @@ def test_a_store_that_cannot_be_moved_stays_whole(monkeypatch):
 def test_object_store():
     system = fsspec.filesystem("memory")
     for text in ("old", "new"):
-        with written_aside("memory://aside/a.zarr", overwrite=True) as place:
+        with written_aside("memory://aside/a.zarr", overwrite=True, listed=FILES) as place:
             system.pipe(f"{place.removeprefix('memory://')}/c/0", text.encode())
         assert system.cat("/aside/a.zarr/c/0") == text.encode()
         assert system.ls("/aside", detail=False) == ["/aside/a.zarr"]
     with pytest.raises(InputError, match="exists already"):
-        check_free("memory://aside/a.zarr", overwrite=False, what="a", is_one=bool)
+        check_free("memory://aside/a.zarr", overwrite=False, what="a", is_one=bool, listed=FILES)
 
 
 def test_only_its_own_kind_is_overwritten(tmp_path):
     path = tmp_path / "a"
-    check_free(str(path), overwrite=False, what="a model", is_one=lambda url: False)
+    check_free(str(path), overwrite=False, what="a model", is_one=lambda url: False, listed=FILES)
     path.mkdir()
-    check_free(str(path), overwrite=True, what="a model", is_one=lambda url: False)  # empty
+    check_free(str(path), overwrite=True, what="a model", is_one=lambda url: False, listed=FILES)  # empty
     with pytest.raises(InputError, match="exists already"):
-        check_free(str(path), overwrite=False, what="a model", is_one=lambda url: True)
+        check_free(str(path), overwrite=False, what="a model", is_one=lambda url: True, listed=FILES)
     (path / "thesis.tex").touch()
     with pytest.raises(InputError, match="is not a model"):
-        check_free(str(path), overwrite=True, what="a model", is_one=lambda url: False)
-    check_free(str(path), overwrite=True, what="a model", is_one=lambda url: True)
+        check_free(str(path), overwrite=True, what="a model", is_one=lambda url: False, listed=FILES)
+    with pytest.raises(InputError, match="'thesis.tex' in it was not written by dkrr"):
+        check_free(str(path), overwrite=True, what="a model", is_one=lambda url: True, listed=FILES)
+    (path / "thesis.tex").rename(path / "content")
+    check_free(str(path), overwrite=True, what="a model", is_one=lambda url: True, listed=FILES)
 
 
 KILLED = """
-import os, signal, sys
+import os, re, signal, sys
 from pathlib import Path
-from dkrr.tiles import aside
+from dkrr.tiles import replacing
 
 method, folder = sys.argv[1:]
 if method == "two renames":
-    aside._renameat2 = lambda: None
-files = {aside.__file__, aside.shutil.__file__, aside.uuid.__file__}
+    replacing._renameat2 = lambda: None
+files = {replacing.__file__, replacing.shutil.__file__, replacing.uuid.__file__}
 
 def save(path, last):
     n = 0
@@ -188,8 +194,7 @@ def save(path, last):
             os.kill(os.getpid(), signal.SIGKILL)
         return count
     sys.settrace(count)
-    with aside.written_aside(str(path), overwrite=True) as place:
-        Path(place).mkdir()
+    with replacing.written_aside(str(path), overwrite=True, listed=re.compile('a|b')) as place:
         for name in ("a", "b"):
             (Path(place) / name).write_text("new")
     sys.settrace(None)
@@ -221,7 +226,7 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     if method == "one step":
         (tmp_path / "x").mkdir()
         (tmp_path / "y").mkdir()
-        if not aside._renamed(tmp_path / "x", tmp_path / "y", aside._EXCHANGE):
+        if not replacing._renamed(tmp_path / "x", tmp_path / "y", replacing._EXCHANGE):
             pytest.skip("this system or file system cannot exchange two names")
     (tmp_path / "kills").mkdir()
     command = [sys.executable, "-W", "ignore", "-c", KILLED, method, str(tmp_path / "kills")]
@@ -232,12 +237,15 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     for step in range(1, n + 1):
         root = tmp_path / "kills" / str(step)
         others = [p for p in root.iterdir() if p.name != "model"]
-        assert all(p.name.startswith((aside.NEW, aside.OLD)) and p.name.endswith("-model") for p in others)
+        assert all(p.name.startswith((replacing.NEW, replacing.OLD)) and p.name.endswith("-model") for p in others)
         at_path = whole(root / "model")
         if at_path is None:
             # Between two renames nothing is there, and both are beside it, whole.
             assert method == "two renames" and not (root / "model").exists()
-            assert {p.name[: len(aside.NEW)]: whole(p) for p in others} == {aside.NEW: "new", aside.OLD: "old"}
+            assert {p.name[: len(replacing.NEW)]: whole(p) for p in others} == {
+                replacing.NEW: "new",
+                replacing.OLD: "old",
+            }
         found.add(at_path)
     assert {"old", "new"} <= found and (None in found) == (method == "two renames")
     assert not others, "the last one was not killed"
@@ -249,7 +257,7 @@ def test_errors_of_the_system_are_those_of_the_store(tmp_path, number):
     write(path, "old", folder=True)
 
     def fail():
-        with written_aside(str(path), overwrite=True) as place:
+        with written_aside(str(path), overwrite=True, listed=FILES) as place:
             write(place, "half", folder=True)
             raise OSError(number, os.strerror(number))
 
@@ -271,7 +279,10 @@ def test_durable_saves_are_on_the_disk_before_they_take_the_place(tmp_path, monk
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     monkeypatch.setattr(os, "fsync", watched)
-    with dask.config.set({"dkrr.durable": True}), written_aside(str(path), overwrite=False) as place:
+    with (
+        dask.config.set({"dkrr.durable": True}),
+        written_aside(str(path), overwrite=False, listed=FILES if folder else None) as place,
+    ):
         write(place, "new", folder=folder)
     names = [name for name, _ in synced]
     assert names == ([Path(place).name, "content"] if folder else [Path(place).name]) + [tmp_path.name]

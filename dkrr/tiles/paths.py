@@ -1,0 +1,128 @@
+"""Places that users name, and file names made of text from data; nothing else in the package makes a path of either."""
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dkrr.errors import InputError
+from dkrr.values import shown
+
+MAX_NAME_BYTES = 200
+"""Longest file name made of text; file systems take 255 bytes, and dkrr puts a few before or behind it."""
+_HASH_DIGITS = 16
+
+_RESERVED = re.compile(r"[.]|__|zarr[.]json$")
+"""Beginnings that a file name of data does not have: hidden files, ``..``, names that Zarr reserves or uses itself."""
+
+
+def local_path(url: str) -> Path | None:
+    """Path of a URL on this machine's file system, or None for a remote one."""
+    if url.startswith("file://"):
+        return Path(url.removeprefix("file://"))
+    return None if "://" in url else Path(url)
+
+
+def resolved_place(url: str) -> str:
+    """Path or URL that a user gave, in the one form that dkrr works with, which means the same in every process.
+
+    A path becomes absolute and normalised, with links resolved; of a URL, slashes at its end are removed.
+
+    Raises
+    ------
+    InputError
+        If a URL has a part ``.`` or ``..``, or the path is relative to a folder that no longer exists.
+    """
+    path = local_path(url)
+    if path is not None:
+        try:
+            return os.path.realpath(path)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{shown(url)} is relative to the current folder, which no longer exists; expected an absolute path"
+            ) from error
+    protocol, _, rest = url.partition("://")
+    if {".", ".."} & set(rest.split("/")):
+        raise InputError(f"{shown(url)} has a part '.' or '..', which no object store resolves; expected a URL without")
+    return f"{protocol}://{rest.rstrip('/')}"
+
+
+def file_name(text: str) -> str:
+    """File name for text from data: the name of a column, a target, a class.
+
+    Different texts have different names. Letters and digits of all scripts, ``_``, ``-``, ``.`` and spaces stay; other
+    characters are percent-encoded. A name is never empty, hidden, reserved by Zarr or longer than MAX_NAME_BYTES: a
+    long one ends in a checksum.
+    """
+    is_composed = unicodedata.is_normalized("NFC", text)
+    name = "".join(c if _is_plain(c) and (c.isascii() or is_composed) else _encoded(c) for c in text)
+    if name == "":
+        return "%"
+    if _RESERVED.match(name):
+        name = name.replace(name[0], _encoded(name[0]), 1)
+    if name.endswith(" "):
+        name = name[:-1] + _encoded(" ")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
+        kept = name.encode()[: MAX_NAME_BYTES - _HASH_DIGITS - 2].decode(errors="ignore")
+        name = f"{kept}%-{digest}"
+    return name
+
+
+def _is_plain(character: str) -> bool:
+    return character in "_-. " or character.isalnum()
+
+
+def _encoded(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))
+
+
+def refuse_enclosing(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Refuse a store, a model or an output that the current folder, an input or another output lies in.
+
+    Parameters
+    ----------
+    outputs : mapping of str to str, Path or None
+        What is written, by the names of the arguments.
+    inputs : mapping of str to object
+        What is read; values that are not in a file or a folder count as nothing.
+
+    Raises
+    ------
+    InputError
+        Naming both.
+    """
+    written = {name: resolved_place(str(output)) for name, output in outputs.items() if output is not None}
+    read = {name: place for name, value in inputs.items() if (place := _place_of_input(value)) is not None}
+    for name, place in written.items():
+        others = {f"{other} ({shown(at)})": at for other, at in {**read, **written}.items() if other != name}
+        if local_path(place) is not None and (current := _current_folder()) is not None:
+            others["the current folder"] = current
+        for what, at in others.items():
+            if at == place or at.startswith(f"{place.rstrip('/')}/"):
+                where = "the same place as" if at == place else "a folder that holds"
+                raise InputError(
+                    f"{name} is {shown(str(outputs[name]))}, {where} {what}; expected a path of its own, where nothing "
+                    f"else is kept: give another one"
+                )
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.path.realpath(os.curdir)
+    except FileNotFoundError:  # it was deleted
+        return None
+
+
+def _place_of_input(value: Any) -> str | None:
+    """Place of an input in a file or a folder: a path, a mapped file, an array of Zarr, a data set of HDF5."""
+    if isinstance(value, str | Path):
+        place = str(value).partition("::")[0]
+        return resolved_place(place) if place.strip() and "\0" not in place else None
+    file = getattr(value, "filename", None) or getattr(getattr(value, "file", None), "filename", None)
+    folder = getattr(getattr(value, "store", None), "root", None)
+    found = file if isinstance(file, str | Path) else folder if isinstance(folder, str | Path) else None
+    return None if found is None else os.path.realpath(found)
