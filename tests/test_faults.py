@@ -13,14 +13,20 @@ ROOT = Path(__file__).parents[1]
 Found = dict[str, list[tuple[str, str, str, bool]]]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the program `faults` found, which runs once: it mounts file systems that nobody else sees."""
+def in_a_namespace() -> list[str]:
+    """Beginning of a command that mounts file systems which nobody else sees; skips the test where none can."""
     unshare = ["unshare", "--mount"]
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts, and a second user without the rights of the first")
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
         pytest.skip("needs a namespace of its own for mounts")
+    return unshare
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the program `faults` found, which runs once: it mounts file systems that nobody else sees."""
+    unshare = in_a_namespace()
     root = tmp_path_factory.mktemp("faults")
     for folder in (root, *root.parents[:2]):
         folder.chmod(0o755)  # for the other user
