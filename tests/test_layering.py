@@ -13,6 +13,7 @@ PACKAGE = Path(dkrr.__file__).parent
 
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
+    {"plain_text"},
     {"errors", "loopback", "versions"},
     {"values"},
     {"units", "cost", "markup", "blas", "sparse", "config"},
