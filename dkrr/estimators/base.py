@@ -19,7 +19,7 @@ from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.parameters import SEPARATOR, Parameters
-from dkrr.machine.limits import available_bytes
+from dkrr.runtime.limits import available_bytes
 from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan

@@ -14,7 +14,7 @@ from dkrr.config import temporary_directory
 from dkrr.errors import InputError
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import ambient_client, cluster_of, local_workers
-from dkrr.machine.limits import available_bytes
+from dkrr.runtime.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
 from dkrr.machine.profile import (
     Fingerprint,

@@ -12,7 +12,7 @@ from dkrr import blas
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.baseline import recorded_baseline
-from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
+from dkrr.runtime.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import (
     Fingerprint,
     cluster_fingerprint,

@@ -16,7 +16,7 @@ import scipy
 from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.machine.limits import usable_cores
+from dkrr.runtime.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.storage import Storage
 
