@@ -5,6 +5,7 @@ wrong type) that names the argument.
 """
 
 import re
+import stat
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import isfinite
@@ -143,6 +144,23 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
     except UnicodeEncodeError:
         raise InputError(f"{name} is {shown(text)}; expected {what}, in characters of Unicode") from None
     return text
+
+
+def is_existing_folder(path: str, name: str = "") -> bool:
+    """Whether a path is that of a folder; InputError if it is neither a folder nor a file, or does not exist.
+
+    A pipe or a device might never end, and opening a pipe waits for a writer.
+    """
+    of = f"{name}: " if name else ""
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{of}the path {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{of}cannot read {path}: {error}") from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise InputError(f"{of}{path} is a pipe, a socket or a device; expected a file or a folder")
+    return stat.S_ISDIR(mode)
 
 
 def _check_protocols(url: str, name: str) -> None:

@@ -16,9 +16,9 @@ import scipy
 from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.runtime.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.storage import Storage
+from dkrr.runtime.limits import usable_cores
 
 FORMAT = 1
 WHERE_PROFILES_GO = (

@@ -10,7 +10,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.tables.base import Table
 from dkrr.tables.names import selected_names
 from dkrr.tables.source import Source
-from dkrr.values import location, shown
+from dkrr.values import is_existing_folder, location, shown
 
 PARQUET = (".parquet", ".pq", ".parq")
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst")
@@ -114,6 +114,8 @@ def _opened(file: str, columns: str) -> Source:
             raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
         return _parquet(file, file)
     paths = _files(Path(file))
+    for path in paths or ([file] if Path(file).exists() else []):
+        is_existing_folder(path)
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
     suffix = paths[0].lower()
