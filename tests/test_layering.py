@@ -49,7 +49,7 @@ GATEWAYS = {
     "pyarrow": {"tables"},
     "polars": {"tables"},
     "xarray": {"tables"},
-    "h5py": {"rows"},
+    "h5py": {"rows", "tables"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},

@@ -216,6 +216,7 @@ def _source_of(value: Any) -> Source | None:
         import pyarrow
 
         from dkrr.tables.arrow import ArrowSource
+        from dkrr.tables.parquet import reading
     except ImportError as error:
         raise _without_arrow(f"the {kind} of {package}", error) from error
     if kind == "Dataset":
@@ -232,5 +233,6 @@ def _source_of(value: Any) -> Source | None:
         names = [name for name in value.columns if not isinstance(name, str)]
         if names:
             raise InputTypeError(f"the frame has the column {names[0]!r}; expected names of text for all columns")
-        return ArrowSource(pyarrow.Table.from_pandas(value, preserve_index=False), "the frame")
+        with reading("the frame"):
+            return ArrowSource(pyarrow.Table.from_pandas(value, preserve_index=False), "the frame")
     return ArrowSource(value if kind == "Table" else pyarrow.Table.from_batches([value]))
