@@ -13,7 +13,7 @@ def printable(text: str) -> str:
     r"""Text with escapes (``\u001b``) in place of all characters that are not shown as they are; lines are kept.
 
     These are control characters, marks of format and direction (U+202E), lone surrogates, characters of private use,
-    and separators of lines and paragraphs. Text of JSON stays JSON of the same value.
+    and separators of lines and paragraphs. Text of JSON in ASCII keeps its value.
     """
     if text.isascii() and text.isprintable():
         return text
