@@ -2,9 +2,18 @@
 
 import numpy as np
 
+from dkrr.plain_text import one_line, safe_message
+
 
 class DkrrError(Exception):
-    """Base class of all errors that dkrr raises on purpose."""
+    """Base class of all errors that dkrr raises on purpose.
+
+    Its text is one line that may be printed whatever it names: control characters are escaped, and URLs are without
+    names, passwords and queries.
+    """
+
+    def __str__(self) -> str:
+        return one_line(safe_message(super().__str__().strip()))
 
 
 class InputError(DkrrError, ValueError):
@@ -107,7 +116,8 @@ class NotFiniteError(DkrrError, FloatingPointError):
         self.message, self.row = message, row
 
     def __str__(self) -> str:
-        return self.message if self.row is None else f"{self.message} (row {self.row}, counted from 0)"
+        text = super().__str__()
+        return text if self.row is None else f"{text} (row {self.row}, counted from 0)"
 
     def __reduce__(self) -> tuple[type, tuple[str, int | None]]:
         return type(self), (self.message, self.row)

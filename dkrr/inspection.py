@@ -12,6 +12,7 @@ from dkrr.fitting.storage import PLAN, WORK
 from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
 from dkrr.pictures.figures import TileMap
+from dkrr.plain_text import one_line
 from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.descriptions import read_group
@@ -69,7 +70,8 @@ class Verification:
             if self.kind != "model"
             else "save the model again, or copy it again from where it is whole"
         )
-        return "\n".join([f"{self.path}: the {self.kind} is damaged; {remedy}", *(f"  {line}" for line in found)])
+        lines = [f"{self.path}: the {self.kind} is damaged; {remedy}", *(f"  {line}" for line in found)]
+        return "\n".join(map(one_line, lines))
 
     def __repr__(self) -> str:
         state = "whole" if self.is_whole else f"{len(self.damage)} damaged, {len(self.missing)} missing"
@@ -115,7 +117,7 @@ class RunStatus:
         if self.checkpoint is not None:
             lines.append("  last checkpoint: " + ", ".join(f"{k} {v}" for k, v in self.checkpoint.items()))
         lines.append(f"  {format_bytes(sum(array.n_bytes for array in self.arrays))} in all; {self.left}")
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
     def __repr__(self) -> str:
         return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"

@@ -6,6 +6,8 @@ Every text is escaped here: paths, names of columns and of kernels come from use
 import html
 from collections.abc import Iterable, Sequence
 
+from dkrr.plain_text import printable
+
 GREY = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
@@ -15,7 +17,7 @@ CELL = "padding:0.1em 0.9em 0.1em 0;text-align:left;vertical-align:top;backgroun
 
 def escape(text: object) -> str:
     """Text that shows as it is, in an element or between quotes in an attribute."""
-    return html.escape(str(text), quote=True)
+    return html.escape(printable(str(text)), quote=True)
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[object] = ()) -> str:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
 from dkrr.rows import described_rows
 from dkrr.rows.staging import StoredCopy
+from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.files import refuse_links
 from dkrr.tiles.replacing import arrays_below
 from dkrr.tiles.store import Place
+from dkrr.values import MAX_SHOWN, MAX_WHOLE, shown
 from dkrr.versions import VERSIONS
 
 Estimator = KernelRidge | KernelLogisticRegression
@@ -119,11 +122,13 @@ def describe_model(path: str | Path) -> dict[str, Any]:
     if not found:
         raise StoreError(f"{url} is a Zarr group but not a dkrr model (it has no description, or was never finished)")
     if found.get("kind") != "model":
-        raise StoreError(f"{url} is a dkrr {found.get('kind')}, not a model; save one with dkrr.save(model, path)")
+        raise StoreError(
+            f"{url} is a dkrr {str(found.get('kind'))[:MAX_SHOWN]}, not a model; save one with dkrr.save(model, path)"
+        )
     if found.get("format") != MODEL_FORMAT:
         raise StoreError(
-            f"{url} is a dkrr model of format {found.get('format')}; this dkrr reads format {MODEL_FORMAT}: use the "
-            f"version that wrote it, {found.get('versions')}"
+            f"{url} is a dkrr model of format {shown(found.get('format'))}; this dkrr reads format {MODEL_FORMAT}: use "
+            f"the version that wrote it, {shown(found.get('versions'))}"
         )
     _check_description(url, found)
     return found
@@ -169,35 +174,126 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
     stored = found.get("stored")
     if not isinstance(stored, dict) or any(not _STORED.fullmatch(name) for name in stored):
         raise StoreError(
-            f"the model {url} is damaged: its description names arrays that dkrr.save does not write: {stored!r}"
+            f"the model {url} is damaged: its description names arrays that dkrr.save does not write: {shown(stored)}"
         )
-    kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
-    n_samples = found.get("n_samples")
-    transformer = found.get("transformer")
-    is_transformer = isinstance(transformer, dict) and set(transformer) == {"asked", "fitted", "n_features_in"}
-    given_width = n_features
-    if transformer is not None:
-        given_width = transformer["n_features_in"] if is_transformer and transformer["asked"] in ASKED else None
-    is_wrong = {
-        "id": not _ID.fullmatch(str(found.get("id"))),
-        "kernel": not isinstance(kernel, dict)
-        or any(not isinstance(part.get("name"), str) for part in custom_parts(kernel)),
-        "parameters": not isinstance(found.get("parameters"), dict),
-        "n_features": type(n_features) is not int or n_features < 1,
-        "n_samples": n_samples is not None and (type(n_samples) is not int or n_samples < 1),
-        "transformer": transformer is not None and not (type(given_width) is int and given_width >= 1),
-        "feature_names": names is not None
-        and not (
-            isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == given_width
-        ),
-    }
-    targets = found.get("target_names")
-    is_wrong["target_names"] = targets is not None and not (
-        isinstance(targets, list) and targets and all(isinstance(name, str) for name in targets)
+    is_right = DESCRIPTION | (LABELS if found.get("estimator") == KernelLogisticRegression.__name__ else {})
+    _check_entries(url, found, is_right)
+    if found["solve"] is not None:
+        _check_entries(url, found["solve"], SOLVE, "solve=")
+    names, transformer = found.get("feature_names"), found.get("transformer")
+    width = found["n_features"] if transformer is None else transformer["n_features_in"]
+    if names is not None and len(names) != width:
+        raise StoreError(f"the model {url} is damaged: its description has feature_names={shown(names)}")
+    known = list(patterns_of(found["kernel"]))
+    if any(pattern not in known for name in ("request", "feature_map") for pattern in patterns_of(found[name] or {})):
+        raise StoreError(f"the model {url} is damaged: its description has a token_pattern that its kernel does not")
+
+
+def _check_entries(url: str, found: dict[str, Any], checks: dict[str, Callable[[Any], bool]], where: str = "") -> None:
+    for entry, is_right in checks.items():
+        if not is_right(found.get(entry)) or (entry not in found and entry not in OPTIONAL):
+            value = shown({entry: found.get(entry)}) if where else f"{entry}={shown(found.get(entry))}"
+            missing = "" if entry in found else f", without {entry}"
+            raise StoreError(f"the model {url} is damaged: its description has {where}{value}{missing}")
+
+
+def _is_whole(value: Any, minimum: int = 0) -> bool:
+    return type(value) is int and minimum <= value <= MAX_WHOLE
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is a float: NaN and infinity, too, which a fit that failed may have; or a whole number."""
+    return type(value) is float or (type(value) is int and abs(value) <= MAX_WHOLE)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_real(value) and 0 <= value < inf
+
+
+def _is_one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: any(value is one or (isinstance(value, str) and value == one) for one in values)
+
+
+def _is_list_of(check: Callable[[Any], bool], minimum: int = 0) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and len(value) >= minimum and all(map(check, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _is_line_of_history(value: Any) -> bool:
+    checks = (_is_whole, _is_finite, _is_real, _is_one_of(True, False))
+    return (
+        isinstance(value, list) and len(value) == len(checks) and all(c(v) for c, v in zip(checks, value, strict=True))
     )
-    for entry in is_wrong:
-        if is_wrong[entry]:
-            raise StoreError(f"the model {url} is damaged: its description has {entry}={found.get(entry)!r}")
+
+
+def _is_kernel(value: Any) -> bool:
+    has_names = isinstance(value, dict) and all(_is_text(part.get("name")) for part in custom_parts(value))
+    return has_names and all(map(_is_text, patterns_of(value)))
+
+
+def _is_transformer(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"asked", "fitted", "n_features_in"}
+        and _is_one_of(*ASKED)(value["asked"])
+        and _is_whole(value["n_features_in"], 1)
+    )
+
+
+def _is_dtype_of_labels(value: Any) -> bool:
+    return _is_text(value) and re.fullmatch(r"object|[<>|=](b1|[iu][1248]|f(2|4|8|16)|U[0-9]{1,9})", value) is not None
+
+
+DESCRIPTION: dict[str, Callable[[Any], bool]] = {
+    "id": lambda value: _is_text(value) and _ID.fullmatch(value) is not None,
+    "estimator": _is_one_of(KernelRidge.__name__, KernelLogisticRegression.__name__),
+    "kernel": _is_kernel,
+    "feature_map": _or_none(_is_kernel),
+    "request": _or_none(_is_kernel),
+    "parameters": _is_dict,
+    "n_features": lambda value: _is_whole(value, 1),
+    "n_samples": _or_none(lambda value: _is_whole(value, 1)),
+    "transformer": _or_none(_is_transformer),
+    "feature_names": _or_none(_is_list_of(_is_text)),
+    "target_names": _or_none(_is_list_of(_is_text, 1)),
+    "solve": _or_none(_is_dict),
+    "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "report": _or_none(_is_dict),
+    "origin": _or_none(_is_dict),
+}
+"""Entries of a description, and what is true of those that `save` writes."""
+OPTIONAL = ("origin",)
+"""Entries that `save` does not always write."""
+LABELS: dict[str, Callable[[Any], bool]] = {
+    "classes": _is_list_of(lambda value: isinstance(value, str | int | float), 2),
+    "class_dtype": _is_dtype_of_labels,
+    "softmax": _is_one_of(True, False),
+    "n_iter": _is_whole,
+}
+"""The same of a classifier."""
+SOLVE: dict[str, Callable[[Any], bool]] = {
+    "form": _is_one_of("primal", "dual", None),
+    "status": _is_one_of(*Status.__members__),
+    "residual": _is_real,
+    "seconds": _is_finite,
+    "peak_bytes": _is_whole,
+    "tol": _is_finite,
+    "iterations": _is_whole,
+    "rank": _is_whole,
+    "history": _is_list_of(_is_line_of_history),
+}
+"""Entries of `solve`."""
 
 
 def custom_parts(description: Any) -> Iterator[dict[str, Any]]:

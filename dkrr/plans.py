@@ -26,11 +26,11 @@ from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.machine import detect, measured_plan
-from dkrr.machine.limits import available_bytes
 from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
+from dkrr.runtime.limits import available_bytes
 from dkrr.tables import in_memory, with_columns
 from dkrr.units import parse_bytes
 from dkrr.values import is_real, shown

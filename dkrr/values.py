@@ -4,16 +4,20 @@ Each function returns the value in the type that the package works with, or rais
 wrong type) that names the argument.
 """
 
+import re
+import stat
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from dkrr.errors import InputError, InputTypeError
+from dkrr.plain_text import safe_message
 
 MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which costs are computed."""
@@ -21,6 +25,12 @@ MAX_SHOWN = 160
 """Characters of a value in a message."""
 BUCKETS = ("s3", "gs", "az")
 """Protocols of URLs ``s3://bucket/...``, ``gs://bucket/...`` and ``az://container/...``, which obstore reads."""
+HOST = re.compile(r"(\[[^\]@]*\]|[^:@]*)(:[0-9]*)?")
+"""Host in a URL, and its port."""
+SECRET = re.compile(
+    "token|secret|pass|pwd|cred|signature|auth|key|jwt|session|policy|^x-|^(sig|sas|code|pw)$", re.IGNORECASE
+)
+"""Name of what gives access in the query of a URL."""
 MAX_PATH = 4096
 """Characters of a path or URL; file systems take fewer."""
 MAX_NAME = 255
@@ -33,8 +43,7 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # of a user's class, or a number with too many digits
         return f"of type {type(value).__qualname__}"
-    if not text.isprintable():
-        text = text.encode("ascii", "backslashreplace").decode()
+    text = safe_message(text)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]} ... ({type(value).__qualname__})"
 
 
@@ -124,6 +133,8 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
     text = str(value)
     if not text.strip():
         raise InputError(f"{name} is {text!r}; expected {what}, not an empty one")
+    if "://" in text:
+        _refuse_secrets(text, name)
     is_too_long = len(text) > MAX_PATH or any(len(part.encode(errors="replace")) > MAX_NAME for part in text.split("/"))
     if "\0" in text or is_too_long:
         raise InputError(
@@ -138,13 +149,29 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
     return text
 
 
+def is_existing_folder(path: str, name: str = "") -> bool:
+    """Whether a path is that of a folder; InputError if it is neither a folder nor a file, or does not exist.
+
+    A pipe or a device might never end, and opening a pipe waits for a writer.
+    """
+    of = f"{name}: " if name else ""
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{of}the path {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{of}cannot read {path}: {error}") from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise InputError(f"{of}{path} is a pipe, a socket or a device; expected a file or a folder")
+    return stat.S_ISDIR(mode)
+
+
 def _check_protocols(url: str, name: str) -> None:
     """Refuse a URL of a protocol that is unknown, or whose package is not installed."""
     from fsspec import get_filesystem_class  # not by processes that only see paths
 
     for protocol in url.partition("://")[0].split("::"):
         if protocol in BUCKETS:
-            _check_no_credentials(url.rpartition("::")[2], name)
             _check_obstore(url, name)
             continue
         try:
@@ -156,17 +183,22 @@ def _check_protocols(url: str, name: str) -> None:
             ) from error
 
 
-def _check_no_credentials(url: str, name: str) -> None:
-    """Refuse credentials in the URL of a bucket: stores, models and messages would hold them; this one does not."""
-    protocol, _, rest = url.partition("://")
-    place, mark, _ = rest.partition("?")
-    bucket, slash, key = place.partition("/")
-    if "@" in bucket or mark:
-        shorter = f"{protocol}://{bucket.rpartition('@')[2]}{slash}{key}"
-        raise InputError(
-            f"{name} is {shown(shorter)} with a name, a password or a "
-            f"query; expected the bucket and the key only: give credentials in the environment (docs/stores.md)"
-        )
+def _refuse_secrets(url: str, name: str) -> None:
+    """Refuse what may give access: stores, models and logs would hold it."""
+    for part in url.split("::"):
+        protocol, mark, rest = part.partition("://")
+        place, *query = re.split(r"\?" if protocol.lower() in BUCKETS else "[?#]", rest, maxsplit=1)
+        host = re.split(r"[/\\]", place, maxsplit=1)[0]
+        names = [pair.partition("=")[0] for pair in re.split("[&;]", unquote("".join(query)))]
+        is_secret = bool(query) and (protocol.lower() in BUCKETS or any(map(SECRET.search, names)))
+        # A password with a slash seems to end the host: what is left of it is not the number of a port.
+        if mark and (is_secret or not HOST.fullmatch(host)):
+            known = place.rpartition("@")[2] if HOST.fullmatch(host.rpartition("@")[2]) else "..."
+            raise InputError(
+                f"{name} is {shown(f'{protocol}://{known}')} with a name, a password or a query; expected a URL "
+                f"without them: give credentials in the environment (docs/stores.md), or open the array and give it "
+                f"instead of the URL"
+            )
 
 
 def _check_obstore(url: str, name: str) -> None:

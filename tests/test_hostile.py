@@ -3,6 +3,7 @@
 Whoever makes such a store knows the format, so descriptions and chunks have matching checksums here.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -16,6 +17,8 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import dkrr
 from dkrr import cli
@@ -171,9 +174,9 @@ class TestDescriptions:
         fitted = dkrr.KernelRidge(kernel=kernel).fit(documents, [1.0, 2.0, 3.0])
         dkrr.save(fitted, tmp_path / "m.zarr")
         start = time.monotonic()
-        for given in (None, BagOfWords()):
+        for other in (None, BagOfWords()):
             with pytest.raises(InputError, match="token_pattern=.*regular expression"):
-                dkrr.load(tmp_path / "m.zarr", kernel=given)
+                dkrr.load(tmp_path / "m.zarr", kernel=other)
         assert time.monotonic() - start < 2
         assert np.allclose(dkrr.load(tmp_path / "m.zarr", kernel=kernel).predict(documents), fitted.predict(documents))
 
@@ -437,3 +440,205 @@ class TestTransformers:
                     dkrr.load(model).predict(rows)
                 except DkrrError:
                     continue
+
+
+def missing(entries, name):
+    return {key: value for key, value in entries.items() if key != name}
+
+
+JUNK = [
+    *(
+        None,
+        True,
+        -1,
+        10**400,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "\ud800",
+        "a\x1b[31m\u202e\n",
+        [],
+        [[]],
+        [1, 2, 3, 4],
+    ),
+    *({}, {"a": 1}, {"kernel": "rbf"}, "x" * 5000, [0] * 5000),
+]
+COMMANDS = (["info"], ["info", "--json"], ["verify"], ["convergence"], ["report", "--out", os.devnull])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forged")
+    iterative = dkrr.KernelRidge(kernel="rbf", solver="cg").fit(X, np.column_stack([Y, Y]))
+    labels = dkrr.KernelLogisticRegression(kernel="rbf").fit(X, np.where(Y > 0, "up", "down"))
+    standardized = dkrr.KernelRidge(kernel="linear", transformer="standardize").fit(X, Y)
+    found = {}
+    for name, fitted in {"cg": iterative, "labels": labels, "standardized": standardized}.items():
+        dkrr.save(fitted, folder / f"{name}.zarr")
+        found[name] = folder / f"{name}.zarr", descriptions.read_group(str(folder / f"{name}.zarr"))
+    return found
+
+
+class TestForgedEntries:
+    """Descriptions whose entries have other types or values than dkrr writes: one line, and no traceback."""
+
+    @pytest.mark.parametrize(
+        ("entry", "value"),
+        [
+            ("form", "cubic"),
+            ("form", []),
+            ("status", "x\x1b[31m"),
+            ("status", None),
+            ("residual", "1e-9"),
+            ("residual", 10**400),
+            ("seconds", float("nan")),
+            ("seconds", -1.0),
+            ("seconds", [1.0]),
+            ("peak_bytes", 10**400),
+            ("peak_bytes", 1.5),
+            ("peak_bytes", True),
+            ("tol", None),
+            ("tol", float("inf")),
+            ("iterations", "5"),
+            ("rank", {}),
+            ("history", 5),
+            ("history", [[1, 2.0, 3.0]]),
+            ("history", [[1, 2.0, 3.0, 1]]),
+            ("history", [[1, "x", 3.0, True]]),
+            ("history", {"0": []}),
+        ],
+        ids=str,
+    )
+    def test_of_solve(self, model, entry, value):
+        solve = descriptions.read_group(str(model))["solve"]
+        for forged in ({**solve, entry: value}, missing(solve, entry)):
+            edit(model, solve=forged)
+            refused(model, f"damaged: its description has solve=.*{entry}")
+            for command in COMMANDS:
+                result = CliRunner().invoke(cli.dkrr, [command[0], str(model), *command[1:]])
+                assert result.exit_code == 2 and f"has solve={{'{entry}'" in result.output
+                assert isinstance(result.exception, SystemExit) and result.output.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("entry", "value"),
+        [
+            *(("solve", value) for value in (5, [], "x")),
+            *(("versions", value) for value in (None, 5, [], {"numpy": 5})),
+            *(("report", value) for value in (5, [], "x")),
+            *(("origin", value) for value in (5, [], "x")),
+            *(("request", value) for value in (5, [], {"kernel": "callable", "name": 5})),
+            *(("estimator", value) for value in (None, "os.system", ["KernelRidge"], "x\n\x1b[31m")),
+            *(("kernel", value) for value in ({"kernel": "words", "token_pattern": ["x"]},)),
+            *(("n_features", value) for value in (10**400, True, 2.0)),
+            *(("id", value) for value in (5, None)),
+        ],
+        ids=str,
+    )
+    def test_of_others(self, model, entry, value):
+        edit(model, **{entry: value})
+        refused(model, f"damaged: its description has {entry}=")
+
+    def test_a_dtype_of_labels_takes_no_memory_that_it_claims(self, models):
+        path, description = models["labels"]
+        for dtype in ("<U400000000", "V1000000000000", "<M8[s]", 5, "O"):
+            edit(path, **{**description, "class_dtype": dtype})
+            if dtype == "<U400000000":
+                assert dkrr.load(path).classes_.dtype == "<U4", "as wide as the labels are"
+            else:
+                refused(path, "class_dtype=")
+
+    def test_patterns_of_a_request(self, tmp_path):
+        dkrr.save(dkrr.KernelRidge(kernel=BagOfWords()).fit(["ac aac", "bc"], [1.0, 2.0]), tmp_path / "m.zarr")
+        request = descriptions.read_group(str(tmp_path / "m.zarr"))["request"]
+        edit(tmp_path / "m.zarr", request={**request, "token_pattern": r"(?:(a|a|b)\w?)*c"})
+        with pytest.raises(StoreError, match="token_pattern"):
+            dkrr.load(tmp_path / "m.zarr")
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_any_part_of_a_description(self, models, data):
+        """Whatever is changed, commands end with an error of one line or a text that is safe to print."""
+        path, description = models[data.draw(st.sampled_from(sorted(models)))]
+        forged = json.loads(json.dumps(description))
+        place, key = forged, data.draw(st.sampled_from(sorted(set(forged) - {"kind", "format"})))
+        while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(min(len(place), 6))))
+        place[key] = data.draw(st.sampled_from(JUNK))
+        descriptions.write_group(str(path), forged)
+        with contextlib.suppress(DkrrError):  # or what was changed is not used
+            dkrr.load(path).predict(X)
+        for command in COMMANDS:
+            result = CliRunner().invoke(cli.dkrr, [command[0], str(path), *command[1:]])
+            assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+            assert all(character.isprintable() or character == "\n" for character in result.output)
+
+
+class TestNames:
+    """Names that would act on a terminal, or are not Unicode."""
+
+    BAD = "a\ud800\x1b[31m\u202e\u2066\x9b\nb"
+
+    @pytest.fixture
+    def named(self, tmp_path):
+        labels = np.array([self.BAD, "x"])[(Y > 0).astype(int)]
+        dkrr.save(dkrr.KernelLogisticRegression().fit(X, labels), tmp_path / "labels.zarr")
+        dkrr.save(dkrr.KernelRidge().fit(X, np.column_stack([Y, Y])), tmp_path / "m.zarr")
+        edit(tmp_path / "m.zarr", target_names=[self.BAD, "c"], feature_names=[self.BAD, "d", "e"])
+        edit(tmp_path / "m.zarr", versions={self.BAD: self.BAD})
+        return tmp_path / "m.zarr", tmp_path / "labels.zarr"
+
+    def test_on_a_terminal(self, named):
+        for path in named:
+            for command in COMMANDS:
+                result = CliRunner().invoke(cli.dkrr, [command[0], str(path), *command[1:]])
+                assert result.exit_code in (0, 2) and "Traceback" not in result.output
+                assert all(character.isprintable() or character == "\n" for character in result.output)
+            assert (
+                r"a\ud800\u001b[31m\u202e\u2066\u009b b" in CliRunner().invoke(cli.dkrr, ["info", str(named[0])]).output
+            )
+
+    def test_json_keeps_them(self, named):
+        output = CliRunner().invoke(cli.dkrr, ["info", "--json", str(named[0])]).output
+        assert json.loads(output)["target_names"] == [self.BAD, "c"]
+
+    def test_in_errors(self, named):
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame(X, columns=list("xyz"))
+        with pytest.raises(InputError) as caught:
+            dkrr.load(named[0]).predict(frame)
+        assert r"\u001b[31m" in str(caught.value) and str(caught.value).isprintable()
+
+    @pytest.mark.parametrize("end", [".csv", ".parquet", ".arrow"])
+    def test_where_a_table_cannot_hold_them(self, named, tmp_path, end):
+        for path, options in ((named[0], {}), (named[1], {}), (named[1], {"probabilities": True})):
+            model = dkrr.load(path)
+            model.__dict__.pop("feature_names_in_", None)  # scikit-learn warns that X has none
+            with pytest.raises(InputError, match="not text in Unicode"):
+                dkrr.predict_to(model, X, tmp_path / f"p{end}", **options)
+            assert not (tmp_path / f"p{end}").exists()
+
+    def test_of_columns(self):
+        pandas = pytest.importorskip("pandas")
+        xarray = pytest.importorskip("xarray")
+        frame = pandas.DataFrame(X)
+        frame.columns = pandas.Index([self.BAD, "b", "c"], dtype=object)
+        for value in (frame, xarray.Dataset({self.BAD: ("row", Y)})):
+            with pytest.raises(InputError, match="in Unicode"):
+                dkrr.open_table(value)
+
+    def test_usage_and_warnings(self, tmp_path):
+        for arguments in (
+            ["--x\x1b[31m"],
+            ["x\x1b[31m"],
+            ["info", "\x1b]0;x\x07"],
+            ["fit", "--x", "\u202e.npy", "--y", "y"],
+        ):
+            result = CliRunner().invoke(cli.dkrr, arguments)
+            assert result.exit_code == 2 and all(c.isprintable() or c == "\n" for c in result.output)
+        script = "import warnings, logging\nfrom dkrr.cli.main import dkrr\n@dkrr.command()\ndef say():\n"
+        script += "    warnings.warn('a\\x1b[31m')\n    logging.getLogger('dkrr').warning('b\\x1b[31m\\nc')\n"
+        script += "    print(1 / 0)\ntry:\n    dkrr(['say'])\nexcept ZeroDivisionError:\n    pass"
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert r"a\u001b[31m" in done.stderr and r"b\u001b[31m c" in done.stderr and "\x1b" not in done.stderr

@@ -13,6 +13,7 @@ PACKAGE = Path(dkrr.__file__).parent
 
 # Lowest first; what stands on one line does not import each other.
 LEVELS = [
+    {"plain_text"},
     {"errors", "loopback", "versions"},
     {"values"},
     {"units", "cost", "markup", "blas", "sparse", "config"},
@@ -48,7 +49,7 @@ GATEWAYS = {
     "pyarrow": {"tables"},
     "polars": {"tables"},
     "xarray": {"tables"},
-    "h5py": {"rows"},
+    "h5py": {"rows", "tables"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},

@@ -18,10 +18,10 @@ from dkrr.errors import InputError, NotFiniteError
 from dkrr.features import CallableMap, IdentityMap
 from dkrr.kernels import RBF, CallableKernel, Linear
 from dkrr.machine.detection import usable_threads
-from dkrr.machine.limits import usable_cores
 from dkrr.model import FittedFunction
 from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.rows import MemoryRows, as_rows, write_rows
+from dkrr.runtime.limits import usable_cores
 from tests.stores import place
 
 MIB = 2**20

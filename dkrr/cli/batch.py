@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dkrr.cli.common import LOG, cluster, readable_errors
+from dkrr.cli.common import LOG, cluster, echo, readable_errors
 from dkrr.errors import InputError
 from dkrr.jobs.batch import INTERRUPTED, Batch, Task
 from dkrr.jobs.keys import Key, Kind, json_schema
@@ -132,7 +132,7 @@ def _part(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
 def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> bool:
     if value:
         name = str(context.command.name)
-        click.echo(json.dumps(json_schema(name, keys_of(context.command)), indent=2, ensure_ascii=False))
+        echo(json.dumps(json_schema(name, keys_of(context.command)), indent=2, ensure_ascii=False))
         context.exit()
     return value
 

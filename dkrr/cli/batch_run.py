@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
+from dkrr.cli.common import echo
 from dkrr.errors import InputError
 from dkrr.jobs.batch import Batch, Task
 from dkrr.jobs.entries import Entry
@@ -18,6 +17,7 @@ from dkrr.jobs.keys import Key
 from dkrr.jobs.logs import logging_of_job
 from dkrr.jobs.origins import origin_of
 from dkrr.jobs.run import Record, logger, run_models
+from dkrr.plain_text import one_line
 from dkrr.runtime.signals import ended_in_order
 from dkrr.units import format_bytes, format_seconds
 from dkrr.values import location, shown
@@ -76,7 +76,7 @@ def run_job(
             overwrite=batch.overwrite,
         )
         if batch.dry_run:
-            click.echo(_json_of_plans(models) if batch.as_json else _table_of_plans(models))
+            echo(_json_of_plans(models) if batch.as_json else _table_of_plans(models))
             return 0
         pending = [model.entry for model in models if not model.is_complete]
         groups = grouped(pending, group)
@@ -143,7 +143,7 @@ def _carry_out(models: Sequence[Prepared], task: Task, batch: Batch, write: Call
         records.append(record)
         write(line)
         if batch.as_json:
-            click.echo(line)
+            echo(line)
 
     try:
         return run_models(
@@ -155,7 +155,7 @@ def _carry_out(models: Sequence[Prepared], task: Task, batch: Batch, write: Call
         )
     finally:
         if not batch.as_json:
-            click.echo(_table_of_records(records))
+            echo(_table_of_records(records))
 
 
 def _json_of_plans(models: Sequence[Prepared]) -> str:
@@ -205,5 +205,6 @@ def _table_of_records(records: Sequence[Record]) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
     """Lines of a table, with every column to the left or to the right."""
+    rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(sides))]
     return ["  ".join(f"{t:{s}{w}}" for t, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in rows]

@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import click
 
 from dkrr.errors import DkrrError, InputError, PlanError
+from dkrr.plain_text import one_line, printable, safe_message
 from dkrr.values import location, shown
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
@@ -30,16 +32,32 @@ quiet_option = click.option(
 )
 
 
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a text for people, or JSON; nothing else of this package prints, but for displays of progress and logs."""
+    click.echo(printable(str(text)), err=err)
+
+
+@contextmanager
+def printable_warnings() -> Iterator[None]:
+    """Print warnings, which may name anything, without control characters."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *arguments, **named: safe_message(before(*arguments, **named))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """Print an error in one line, and end with its exit status."""
     try:
         yield
     except DkrrError as error:
-        click.echo(f"dkrr: {error}", err=True)
+        echo(f"dkrr: {error}", err=True)
         sys.exit(2 if isinstance(error, InputError | PlanError) else 1)
     except (OSError, MemoryError) as error:  # of the machine, during the work
-        click.echo(f"dkrr: {type(error).__name__}: {error}", err=True)
+        echo(one_line(safe_message(f"dkrr: {type(error).__name__}: {error}")), err=True)
         sys.exit(1)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dkrr.cli.batch import Required, job_command
-from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
+from dkrr.cli.common import check_store, cluster, echo, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_facts, fit_report
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
@@ -147,7 +147,7 @@ def fit(scheduler: str | None, as_json: bool, quiet: bool, **arguments: Any) -> 
     with readable_errors(), cluster(scheduler):
         model, is_saved = _fitted(progress=not quiet, **arguments)
         path = arguments["model_path"] if is_saved else None
-        click.echo(fit_report(model, path, as_json=as_json, is_short=quiet))
+        echo(fit_report(model, path, as_json=as_json, is_short=quiet))
         if not is_saved:
             raise DkrrError(_unusable(model))
 

@@ -2,7 +2,7 @@
 
 import click
 
-from dkrr.cli.common import cluster, readable_errors
+from dkrr.cli.common import cluster, echo, readable_errors
 from dkrr.cli.reports import machine_report
 
 
@@ -31,4 +31,4 @@ def calibrate(
     ):
         if not show:
             library.calibrate(folder, store=store)
-        click.echo(machine_report(describe(), as_json=as_json))
+        echo(machine_report(describe(), as_json=as_json))

@@ -4,9 +4,13 @@ Exit status: 0 on success; 2 on bad usage or bad input, such as a missing model;
 reach the required accuracy. Results go to stdout, everything else to stderr.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import click
 
-from dkrr.cli.common import LOG
+from dkrr.cli.common import LOG, printable_warnings
 from dkrr.cli.completion import complete_paths, completion
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
@@ -16,9 +20,33 @@ from dkrr.cli.recipes import recipes
 from dkrr.cli.report import report
 from dkrr.cli.select import select
 from dkrr.cli.stores import convergence, info, status, verify
+from dkrr.plain_text import one_line, safe_message
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Group whose errors of usage are printable, whatever was given."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Context of the group, of its own options."""
+        with _printable_usage():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Carry out a command, which reads its options first."""
+        with _printable_usage():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = one_line(safe_message(error.message))
+        raise
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dkrr")
 @click.pass_context
 def dkrr(context: click.Context) -> None:
@@ -29,6 +57,7 @@ def dkrr(context: click.Context) -> None:
     """
     from dkrr.runtime.logs import logged_to_stderr
 
+    context.with_resource(printable_warnings())
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import train_sizes, whole
-from dkrr.cli.common import check_store, cluster, readable_errors
+from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
@@ -57,4 +57,4 @@ def plan(
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         result = library.plan(X, y_path, **settings)
-        click.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+        echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))

@@ -4,7 +4,7 @@ import json
 
 import click
 
-from dkrr.cli.common import cluster, named, readable_errors
+from dkrr.cli.common import cluster, echo, named, readable_errors
 from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import InputError
 from dkrr.values import location
@@ -53,4 +53,4 @@ def predict(
             )
         X = chosen_rows(x_path, columns)
         shape = list(library.predict_to(model, X, out_path, keep=keep, probabilities=proba, overwrite=overwrite))
-        click.echo(json.dumps({"out": out_path, "shape": shape}) if as_json else f"{shape} predictions in {out_path}")
+        echo(json.dumps({"out": out_path, "shape": shape}) if as_json else f"{shape} predictions in {out_path}")

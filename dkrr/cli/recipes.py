@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 import dkrr as library
-from dkrr.cli.common import readable_errors
+from dkrr.cli.common import echo, readable_errors
 from dkrr.errors import InputError
 
 PACKAGE = Path(library.__file__).parent
@@ -25,7 +25,7 @@ def recipes(folder: str) -> None:
             raise InputError(f"FOLDER is {folder}, which exists; expected a new folder: name another one")
         with faults_of(f"write to {folder}"):
             shutil.copytree(_source(), target, ignore=shutil.ignore_patterns("__pycache__"))
-        click.echo(f"{target / 'README.md'}: what to read first", err=True)
+        echo(f"{target / 'README.md'}: what to read first", err=True)
 
 
 def _source() -> Path:

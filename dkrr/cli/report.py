@@ -2,7 +2,7 @@
 
 import click
 
-from dkrr.cli.common import named, readable_errors
+from dkrr.cli.common import echo, named, readable_errors
 from dkrr.values import location
 
 
@@ -21,4 +21,4 @@ def report(path: str, out_path: str) -> None:
         with named("RUN|MODEL"):
             location(path, "RUN|MODEL", "the path or URL of a run or a model")
             library.report(path, out_path)
-        click.echo(out_path)
+        echo(out_path)

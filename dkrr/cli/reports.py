@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cost import STAGE_NAMES, Stage
+from dkrr.plain_text import one_line
 from dkrr.transformers.words import in_words
 from dkrr.units import format_bytes, format_seconds
 
@@ -117,7 +118,7 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
             f"  fit         {solve['form']}, {solve['status']}, {measure_of(description)} {solve['residual']:.1e}, "
             f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} peak of a process"
         )
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 MAX_BUSY_CORES = 0.2

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
-from dkrr.cli.common import check_folder, cluster, quiet_option, readable_errors
+from dkrr.cli.common import check_folder, cluster, echo, quiet_option, readable_errors
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
@@ -100,4 +100,4 @@ def select(
             library.save(search, model_path, overwrite=overwrite)
         if out_path is not None:
             draw_selection(search, out_path, overwrite=overwrite)
-        click.echo(selection_report(search, model_path, as_json=as_json))
+        echo(selection_report(search, model_path, as_json=as_json))

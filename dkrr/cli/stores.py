@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from dkrr.cli.common import cluster, named, readable_errors
+from dkrr.cli.common import cluster, echo, named, readable_errors
 from dkrr.cli.pictures import check_picture_path, draw_convergence
 from dkrr.cli.reports import convergence_report, info_report, machine_report
 from dkrr.errors import InputError
@@ -23,11 +23,11 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
 
     with readable_errors(), cluster(scheduler):
         if model_path is None:
-            click.echo(machine_report(describe(), as_json=as_json))
+            echo(machine_report(describe(), as_json=as_json))
         else:
             with named("MODEL"):
                 found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model"))
-            click.echo(info_report(found, model_path, as_json=as_json))
+            echo(info_report(found, model_path, as_json=as_json))
 
 
 @click.command()
@@ -40,7 +40,7 @@ def verify(path: str, as_json: bool) -> None:
     with readable_errors():
         with named("RUN|MODEL"):
             found = library.verify(location(path, "RUN|MODEL", "the path or URL of a run or a model"))
-        click.echo(json.dumps(found.to_dict()) if as_json else str(found))
+        echo(json.dumps(found.to_dict()) if as_json else str(found))
         sys.exit(0 if found.is_whole else 1)
 
 
@@ -54,7 +54,7 @@ def status(path: str, as_json: bool) -> None:
     with readable_errors():
         with named("RUN"):
             found = library.status(location(path, "RUN", "the path or URL of a run"))
-        click.echo(json.dumps(found.to_dict()) if as_json else str(found))
+        echo(json.dumps(found.to_dict()) if as_json else str(found))
 
 
 @click.command()
@@ -73,4 +73,4 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
         if out_path is not None:
             check_picture_path(out_path, overwrite=False)
             draw_convergence(found, out_path)
-        click.echo(convergence_report(found, as_json=as_json))
+        echo(convergence_report(found, as_json=as_json))

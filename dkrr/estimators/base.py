@@ -19,7 +19,6 @@ from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.parameters import SEPARATOR, Parameters
-from dkrr.machine.limits import available_bytes
 from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
@@ -28,6 +27,7 @@ from dkrr.requests import Settings
 from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_group, refuse_unreadable, unframed
 from dkrr.rows.hdf5 import is_hdf_array
 from dkrr.rows.labelled import is_in_file, unlabelled
+from dkrr.runtime.limits import available_bytes
 from dkrr.sparse import check_structure
 from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers

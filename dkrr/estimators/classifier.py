@@ -143,7 +143,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         }
 
     def _restore(self, function: FittedFunction, dual_coef: Array | None, found: dict[str, Any]) -> None:
-        self.classes_ = np.array(found["classes"], found["class_dtype"])
+        dtype = np.dtype(found["class_dtype"])
+        self.classes_ = np.array(found["classes"], "U" if dtype.kind == "U" else dtype)  # as wide as the labels are
         weight = found["class_weight"]
         self.class_weight = dict(weight) if isinstance(weight, list) else weight
         self._has_softmax, self.n_iter_ = bool(found["softmax"]), int(found["n_iter"])

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dkrr.errors import InputError
+from dkrr.plain_text import one_line, safe_message
 from dkrr.values import location, shown
 
 Keys = tuple[str | int, ...]
@@ -47,7 +48,11 @@ class JobError(InputError):
     def __init__(self, file: str, problems: list[Problem]) -> None:
         self.file, self.problems = file, tuple(sorted(problems, key=lambda problem: problem.line))
         lines = [f"{file}:{p.line}: {p.message}" if p.line else f"{file}: {p.message}" for p in self.problems]
-        super().__init__("\n".join(lines if len(lines) == 1 else [f"{file} has {len(lines)} errors", *lines]))
+        self._lines = lines if len(lines) == 1 else [f"{file} has {len(lines)} errors", *lines]
+        super().__init__("\n".join(self._lines))
+
+    def __str__(self) -> str:
+        return "\n".join(one_line(safe_message(line)) for line in self._lines)
 
     def __reduce__(self) -> tuple[type, tuple[str, list[Problem]]]:
         # Exceptions travel between processes.

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from dkrr.plain_text import safe_message
+
 MAX_WIDTH = 40
 """Characters of a model's name beyond which the messages are not in one column."""
 
@@ -35,7 +37,7 @@ class Formatter(logging.Formatter):
         """Lines of a record; one with its traceback has several."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         head = f"{moment} {record.levelname:<7} {_model.get() or '-':<{self._width}}  "
-        return "\n".join(f"{head}{line}".rstrip() for line in super().format(record).splitlines() or [""])
+        return "\n".join(f"{head}{line}".rstrip() for line in safe_message(super().format(record)).splitlines() or [""])
 
 
 @contextmanager

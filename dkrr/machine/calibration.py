@@ -14,7 +14,6 @@ from dkrr.config import temporary_directory
 from dkrr.errors import InputError
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine.detection import ambient_client, cluster_of, local_workers
-from dkrr.machine.limits import available_bytes
 from dkrr.machine.measures import Measured, measure_process, measure_threads, other_cores_busy
 from dkrr.machine.profile import (
     Fingerprint,
@@ -31,6 +30,7 @@ from dkrr.planning.resources import ROUND_TRIP_BYTES
 from dkrr.planning.storage import Storage
 from dkrr.runtime import Meter, Progress, Task
 from dkrr.runtime.folders import private_folder
+from dkrr.runtime.limits import available_bytes
 from dkrr.tiles.paths import local_path
 from dkrr.values import location, positive
 

@@ -12,7 +12,6 @@ from dkrr import blas
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.baseline import recorded_baseline
-from dkrr.machine.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.machine.profile import (
     Fingerprint,
     cluster_fingerprint,
@@ -25,6 +24,7 @@ from dkrr.machine.stores import rates_of_stores
 from dkrr.planning import Rates, Resources
 from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
 from dkrr.planning.resources import RatesFrom, Share
+from dkrr.runtime.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
 from dkrr.tiles.store import free_bytes
 from dkrr.units import format_bytes, parse_bytes

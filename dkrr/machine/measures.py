@@ -17,9 +17,9 @@ from dkrr import blas
 from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
-from dkrr.machine.limits import usable_cores
 from dkrr.planning import KernelRate
 from dkrr.planning.resources import DENSE_SIDE
+from dkrr.runtime.limits import usable_cores
 from dkrr.tiles import ChunkedArray
 
 SIDE, PANEL = 1536, 512

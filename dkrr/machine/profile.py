@@ -15,9 +15,9 @@ import scipy
 from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.machine.limits import usable_cores
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.storage import Storage
+from dkrr.runtime.limits import usable_cores
 from dkrr.tiles.files import write_file
 
 FORMAT = 1

@@ -9,7 +9,7 @@ from typing import Any
 import dask
 
 from dkrr.errors import MemoryLimitError
-from dkrr.machine.limits import usable_cores
+from dkrr.runtime.limits import usable_cores
 from dkrr.units import format_bytes
 
 TICK_MILLISECONDS = 500.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from dkrr.rows.sources import ALL, Block, Rows
 SUFFIXES = (".h5", ".hdf5", ".he5")
 MAX_NAMED = 8
 """Most data sets of a file that a message names."""
+MAX_LINKS = 32
+"""Most links on the way to a data set."""
+MAX_LOOKED_AT = 10_000
+"""Most names of a file that are looked at for a message."""
 
 
 class HdfArray:
@@ -56,7 +61,10 @@ class HdfArray:
         return self._dataset.chunks  # type: ignore[no-any-return]
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
-        return np.asarray(self._dataset[index])
+        try:
+            return np.asarray(self._dataset[index])
+        except (OSError, RuntimeError) as error:  # a chunk is damaged, or compressed by a filter that is missing
+            raise InputError(f"cannot read {self._path}::{self._name}: {error}; expected a whole HDF5 file") from error
 
 
 class HdfRows(Rows):
@@ -132,16 +140,71 @@ def open_hdf(path: str, member: str, name: str) -> HdfArray:
             f"{name}: {path} is an HDF5 file, and h5py is missing; expected it: pip install 'dkrr[tables]'"
         ) from error
     with h5py.File(path, "r") as file:
-        if isinstance(file.get(member or "/"), h5py.Dataset):
-            found = True
-        else:
-            found, known = False, list[str]()
-            file.visititems(lambda key, item: known.append(key) if isinstance(item, h5py.Dataset) else None)
-    if not found:
+        found, known = _data_set_at(file, member), []
+        if found is None:
+            known = _data_sets_in(file)
+    if found is None:
         more = ", ..." if len(known) > MAX_NAMED else ""
         listed = ", ".join(f"{Path(path).name}::{key}" for key in known[:MAX_NAMED]) + more
         raise InputError(f"{name}: {path} has no data set {member!r}; expected one of {listed or 'none, it is empty'}")
-    array = HdfArray(path, member)
+    array = HdfArray(path, found)
     if array.dtype.kind == "V":
         raise InputTypeError(f"{name}: {path}::{member} has records ({array.dtype}); expected a matrix of numbers")
     return array
+
+
+def _data_set_at(file: Any, member: str) -> str | None:
+    """Name of the data set that a name and soft links lead to within a file; None if there is none.
+
+    Raises
+    ------
+    ValueError
+        If its numbers are in another file, which would be opened, or links lead in a circle.
+    """
+    import h5py
+
+    place, left, n_links = file, member.split("/"), 0
+    while left:
+        part = left.pop(0)
+        if part in ("", "."):
+            continue
+        link = place.get(part, getlink=True) if isinstance(place, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink):
+            raise ValueError(f"{part!r} in it is an external link to {link.filename!r}; open that file itself")
+        if isinstance(link, h5py.SoftLink):
+            n_links += 1
+            if n_links > MAX_LINKS:
+                raise ValueError(
+                    f"{part!r} in it is a link that leads in a circle, or over more than {MAX_LINKS} links"
+                )
+            left = link.path.split("/") + left
+            place = file if link.path.startswith("/") else place
+        elif link is None:
+            return None
+        else:
+            place = place[part]
+    if not isinstance(place, h5py.Dataset):
+        return None
+    if place.external or place.is_virtual:
+        raise ValueError(f"the numbers of {member!r} are in other files; expected a data set that has them: copy it")
+    if place.shape is None:
+        raise ValueError(f"{member!r} in it is a data set without numbers")
+    return str(place.name)
+
+
+def _data_sets_in(file: Any) -> list[str]:
+    """Names of data sets, more than a message has if there are; soft and external links are not followed."""
+    import h5py
+
+    found, groups, known, n_looked_at = list[str](), [file], {file}, 0
+    while groups and len(found) <= MAX_NAMED and n_looked_at < MAX_LOOKED_AT:
+        group = groups.pop()
+        for key in islice(group, MAX_LOOKED_AT):
+            n_looked_at += 1
+            item = group[key] if isinstance(group.get(key, getlink=True), h5py.HardLink) else None
+            if isinstance(item, h5py.Dataset):
+                found.append(item.name.lstrip("/"))
+            elif isinstance(item, h5py.Group) and item not in known:  # a group may contain itself
+                groups.append(item)
+                known.add(item)
+    return sorted(found)

@@ -1,11 +1,11 @@
 """From what a user passes to `Rows`, with an error for what cannot be used."""
 
 import math
+import os
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,15 +18,15 @@ from dkrr.rows.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array
 from dkrr.rows.labelled import LabelledRows, is_in_file, unlabelled
 from dkrr.rows.mapped import NpyRows, is_memory_map, mapped_rows
 from dkrr.rows.memory import csr_rows, memory_rows
+from dkrr.rows.numpy_files import check_memory, mapped_npy, npz_array
 from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram
 from dkrr.rows.tables import TableTargets, table_rows
 from dkrr.rows.zarr_arrays import zarr_rows
-from dkrr.sparse import check_structure
 from dkrr.tables import Table, as_table, is_pandas_like, matrix_in, table_at
 from dkrr.tiles.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
-from dkrr.values import location
+from dkrr.values import is_existing_folder, location
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
@@ -35,6 +35,9 @@ COPIED_BYTES = 16 * 2**20
 
 MAX_NAMED = 8
 """Most arrays of a group that a message names."""
+
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+"""Files of a folder that the zarr library reads before any numbers."""
 
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
@@ -67,21 +70,15 @@ def open_path(path: str, name: str = "X") -> Any:
     if matrix is not None:
         return unlabelled(matrix)
     file, _, member = path.partition("::")
-    suffix = Path(file).suffix
     try:
-        if "://" not in file and not Path(file).exists():
-            raise InputError(f"{name}: the path {file} does not exist")
-        if suffix == ".npy":
-            return np.lib.format.open_memmap(file, mode="r")
-        if suffix == ".npz":
-            return _from_npz(file, member, name)
-        if suffix in SUFFIXES:
-            return open_hdf(file, member, name)
-        return open_array(file)
-    except (StoreError, ValueError, OSError, EOFError, BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
+        return _opened_file(file, member, name)
+    except InputError:
+        raise
+    except Exception as error:  # each library has errors of its own for damaged files
         is_another = isinstance(error, StoreError) and not isinstance(error, UnreachableStoreError)
+        if is_another and "://" not in file:
+            for folder, _, _ in os.walk(file):
+                _refuse_pipes(folder, name)
         arrays = arrays_at(file) if is_another else None
         if arrays is not None:
             found = _one_of(arrays, f"{file.rstrip('/')}/{{}}")
@@ -89,6 +86,29 @@ def open_path(path: str, name: str = "X") -> Any:
                 f"{name}: {path} is a Zarr group; expected the path of the array itself, {found}"
             ) from error
         raise InputError(f"{name}: cannot read {path}: {error}") from error
+
+
+def _opened_file(file: str, member: str, name: str) -> Any:
+    """Array of a file, or of a folder in Zarr's format."""
+    suffix, is_folder = Path(file).suffix, "://" not in file and is_existing_folder(file, name)
+    if is_folder and suffix in (".npy", ".npz", *SUFFIXES):
+        raise InputError(f"{name}: {file} is a folder; expected a file, as the end of its name says")
+    if suffix == ".npy":
+        return mapped_npy(file)
+    if suffix == ".npz":
+        return npz_array(file, member, name)
+    if suffix in SUFFIXES:
+        return open_hdf(file, member, name)
+    if is_folder:
+        _refuse_pipes(file, name)
+    return open_array(file)
+
+
+def _refuse_pipes(folder: str, name: str) -> None:
+    """Refuse metadata of Zarr that are not files: the library would wait for them."""
+    for file in METADATA:
+        if os.path.lexists(f"{folder}/{file}"):
+            is_existing_folder(f"{folder}/{file}", name)
 
 
 def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
@@ -113,18 +133,6 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
             raise InputTypeError(
                 f"{name} has dtype {dtype}{of}; expected numbers: convert it, e.g. a date to the days since another one"
             )
-
-
-def _from_npz(file: str, member: str, name: str) -> Any:
-    with Path(file).open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        if not member and {"format", "shape"} <= set(archive.files):
-            stored = sp.load_npz(file)
-            check_structure(stored, name)
-            return stored.tocsr()
-        if member not in archive.files:
-            known = ", ".join(archive.files)
-            raise InputError(f"{name}: {file} has no array {member!r}; expected one of {known}: write {file}::NAME")
-        return archive[member]
 
 
 def as_rows(X: Any, name: str = "X") -> Rows:
@@ -226,7 +234,7 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
     """
     y = _opened(y, name)
     _check_dtype(y.dtype, name)
-    return np.asarray(_loaded(y), np.float64)
+    return np.asarray(_loaded(y, name), np.float64)
 
 
 def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
@@ -248,7 +256,7 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
     _check_dtype(y.dtype, name)
     targets = mapped_array(tuple(map(int, y.shape)), setting("temporary-directory"), f"targets ({name})")
     for start, stop in pairwise(_edges(y)):
-        targets[start:stop] = _loaded(y[start:stop])
+        targets[start:stop] = _loaded(y[start:stop], name)
         release_pages(targets)
         release_pages(y)
     return targets
@@ -290,7 +298,7 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     """
     table = as_table(y, name) if isinstance(y, Table | str | Path) else None
     if table is None:
-        return np.asarray(_loaded(_opened(y, name)))
+        return np.asarray(_loaded(_opened(y, name), name))
     if len(table.names) != 1:
         raise InputError(
             f"{name} has the columns {', '.join(table.names[:8])}; expected one with labels: name it, as in {name}="
@@ -320,9 +328,12 @@ def _opened(y: Any, name: str) -> Any:
     return y if isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
 
 
-def _loaded(y: Any) -> Any:
+def _loaded(y: Any, name: str) -> Any:
+    is_read = isinstance(y, TableTargets | HdfArray) or is_zarr_array(y)
+    if is_read or is_dask_array(y):
+        check_memory(8 * math.prod(y.shape), name)  # the metadata of a file may claim more than it holds
     if is_dask_array(y):
         return y.compute()
-    if isinstance(y, TableTargets | HdfArray):
-        return y[:]
-    return y[...] if is_zarr_array(y) else y
+    if is_read:
+        return y[:] if isinstance(y, TableTargets) else y[...]
+    return y

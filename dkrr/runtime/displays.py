@@ -13,9 +13,11 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from dkrr.plain_text import printable
 from dkrr.runtime.logs import StderrHandler, handlers_of, is_screen, progress_logger
 from dkrr.runtime.progress import OpenStage, Progress
 from dkrr.units import format_seconds
@@ -49,7 +51,7 @@ class LiveProgress(Progress):
             refresh_per_second=4,
         )
         self._bar.start()
-        self._bar.add_task(name, total=total, completed=int(done))
+        self._bar.add_task(escape(printable(name)), total=total, completed=int(done))
 
     def advance(self, flops: float) -> None:
         if self._bar is not None:
@@ -63,7 +65,7 @@ class LiveProgress(Progress):
             self._bar = None
 
     def note(self, message: str) -> None:
-        self._console.print(message, highlight=False, markup=False)
+        self._console.print(printable(message), highlight=False, markup=False)
 
 
 class LogProgress(Progress):
@@ -145,7 +147,7 @@ class NotebookProgress(Progress):
         self._show()
 
     def note(self, message: str) -> None:
-        self._notes = [*self._notes, message][-MAX_NOTES:]
+        self._notes = [*self._notes, printable(message)][-MAX_NOTES:]
         self._show()
 
     def lines(self) -> list[str]:

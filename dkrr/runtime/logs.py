@@ -12,6 +12,8 @@ from typing import TextIO
 
 from rich.console import Console
 
+from dkrr.plain_text import one_line, safe_message
+
 FORMAT = "dkrr %(asctime)s %(message)s"
 DATES = "%Y-%m-%d %H:%M:%S"
 
@@ -25,8 +27,13 @@ class LineFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__(FORMAT, DATES)
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Text of a record and its traceback, without control characters."""
+        return safe_message(super().format(record))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """Text of a record, with its level if that is above information."""
+        """Line of a record, with its level if that is above information."""
+        record.message = one_line(record.message)
         if record.levelno > logging.INFO:
             record.message = f"{record.levelname.lower()}: {record.message}"
         return super().formatMessage(record)

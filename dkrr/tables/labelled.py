@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,11 @@ import pyarrow
 
 from dkrr.errors import InputError
 from dkrr.tables.arrow import columns_of
+from dkrr.tables.parquet import reading
 from dkrr.tables.source import BATCH_ROWS, Column, Source
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+"""First bytes of netCDF 4, which is HDF5."""
 
 
 class DatasetSource(Source):
@@ -72,8 +77,9 @@ class DatasetSource(Source):
                 yield from (batch.slice(at, BATCH_ROWS) for at in range(0, batch.num_rows, BATCH_ROWS))
 
     def _batch(self, start: int, stop: int, names: Sequence[str]) -> Any:
-        part = self._dataset[list(names)].isel({self._dimension: slice(start, stop)}).compute()
-        return pyarrow.RecordBatch.from_arrays([_column(part[name].values) for name in names], names=list(names))
+        with reading(self.label):
+            part = self._dataset[list(names)].isel({self._dimension: slice(start, stop)}).compute()
+            return pyarrow.RecordBatch.from_arrays([_column(part[name].values) for name in names], names=list(names))
 
 
 def _column(values: Any) -> Any:
@@ -96,6 +102,28 @@ def open_dataset(path: str) -> Any:
             f"{path} is a netCDF file, and xarray is missing; expected it: pip install 'dkrr[tables]'"
         ) from error
     try:
+        _refuse_other_files(path)
         return xarray.open_dataset(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}; expected a netCDF file") from error
+    except InputError:
+        raise
+    except Exception as error:  # each library behind xarray has errors of its own
+        raise InputError(f"cannot read {path}: {error}; expected a netCDF file") from error
+
+
+def _refuse_other_files(path: str) -> None:
+    """Refuse variables that are links or have their numbers in other files, which would be opened."""
+    with Path(path).open("rb") as file:
+        if file.read(len(HDF5)) != HDF5:
+            return
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        for name in file:
+            is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)
+            if is_own and isinstance(file[name], h5py.Dataset):
+                is_own = not file[name].external and not file[name].is_virtual
+            if not is_own:
+                raise InputError(
+                    f"{path} has {name!r}, which is a link or has its numbers in another file; expected variables that "
+                    f"are in the file itself"
+                )

@@ -10,7 +10,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.tables.base import Table
 from dkrr.tables.names import selected_names
 from dkrr.tables.source import Source
-from dkrr.values import location, shown
+from dkrr.values import is_existing_folder, location, shown
 
 PARQUET = (".parquet", ".pq", ".parq")
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst")
@@ -114,6 +114,8 @@ def _opened(file: str, columns: str) -> Source:
             raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
         return _parquet(file, file)
     paths = _files(Path(file))
+    for path in paths or ([file] if Path(file).exists() else []):
+        is_existing_folder(path)
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
     suffix = paths[0].lower()
@@ -214,6 +216,7 @@ def _source_of(value: Any) -> Source | None:
         import pyarrow
 
         from dkrr.tables.arrow import ArrowSource
+        from dkrr.tables.parquet import reading
     except ImportError as error:
         raise _without_arrow(f"the {kind} of {package}", error) from error
     if kind == "Dataset":
@@ -230,5 +233,6 @@ def _source_of(value: Any) -> Source | None:
         names = [name for name in value.columns if not isinstance(name, str)]
         if names:
             raise InputTypeError(f"the frame has the column {names[0]!r}; expected names of text for all columns")
-        return ArrowSource(pyarrow.Table.from_pandas(value, preserve_index=False), "the frame")
+        with reading("the frame"):
+            return ArrowSource(pyarrow.Table.from_pandas(value, preserve_index=False), "the frame")
     return ArrowSource(value if kind == "Table" else pyarrow.Table.from_batches([value]))

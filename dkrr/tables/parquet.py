@@ -105,11 +105,13 @@ class ParquetSource(Source):
 
 @contextmanager
 def reading(label: str) -> Iterator[None]:
-    """Report errors of Arrow and of the file system as bad input, with the name of the table."""
+    """Report errors of Arrow, HDF5 and the file system as bad input, with the name of the table."""
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, ImportError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot read {label}: {text}; expected a whole table in Parquet, CSV or Arrow") from error
+        text = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"cannot read {label}: {text}; expected a whole table, with names and texts in Unicode"
+        ) from error

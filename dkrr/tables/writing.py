@@ -44,15 +44,26 @@ def write_table(
     kept : Table, optional
         Columns that are copied.
     blocks : iterable of ndarray of shape (m, number of names)
+
+    Raises
+    ------
+    InputError
+        If a name or a label is not text in Unicode, or a column has a type that the format does not take.
     """
     kind = pyarrow.string() if dtype.kind == "O" else pyarrow.from_numpy_dtype(dtype)
     keys = None if kept is None else KeptColumns(kept)
-    schema = pyarrow.schema([*([] if keys is None else keys.schema), *((name, kind) for name in names)])
-    with _opened(place, schema) as write:
-        for block in blocks:
-            columns = [pyarrow.array(block[:, k], kind) for k in range(block.shape[1])]
-            left = [] if keys is None else keys.take(len(block)).columns
-            write(pyarrow.Table.from_arrays([*left, *columns], schema=schema))
+    try:
+        schema = pyarrow.schema([*([] if keys is None else keys.schema), *((name, kind) for name in names)])
+        with _opened(place, schema) as write:
+            for block in blocks:
+                columns = [pyarrow.array(block[:, k], kind) for k in range(block.shape[1])]
+                left = [] if keys is None else keys.take(len(block)).columns
+                write(pyarrow.Table.from_arrays([*left, *columns], schema=schema))
+    except UnicodeError as error:
+        raise InputError(
+            f"a name or a label of the predictions is not text in Unicode ({error}); expected names and labels that "
+            f"tables can hold: write the predictions as .npy"
+        ) from error
 
 
 class KeptColumns:

@@ -1,0 +1,95 @@
+"""Text for people: characters that act on terminals, and secrets in URLs."""
+
+import json
+import logging
+import pickle
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dkrr.errors import DamagedChunkError, InputError, NotFiniteError, StoreError
+from dkrr.markup import escape
+from dkrr.plain_text import one_line, printable, safe_message
+from dkrr.runtime.logs import LineFormatter
+from dkrr.values import location, shown
+
+ANY = st.text(st.characters(codec=None))
+
+
+@given(ANY)
+def test_only_shown_characters_are_left(text):
+    found = printable(text)
+    assert not {unicodedata.category(c) for c in found if c != "\n"} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert printable(found) == found and "\n" not in one_line(text)
+    found.encode()
+
+
+@given(st.recursive(ANY | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(ANY, inner)))
+def test_json_keeps_its_value(value):
+    assert json.loads(printable(json.dumps(value))) == value
+
+
+def test_what_is_kept():
+    assert printable("λ = 0.5 ± 10 %\n  ΦᵀΦ — naïve\u00a0名") == "λ = 0.5 ± 10 %\n  ΦᵀΦ — naïve\u00a0名"
+    assert printable("a\x1b[31m\r\b\x9b\u202e\u2066\u200f\u2028\ud800") == (
+        r"a\u001b[31m\u000d\u0008\u009b\u202e\u2066\u200f\u2028\ud800"
+    )
+
+
+@given(ANY)
+def test_errors_values_logs_and_pages(text):
+    found = StoreError(f"the model {text} is damaged")
+    assert str(found).isprintable() or any(unicodedata.category(c) == "Zs" for c in text)
+    again = pickle.loads(pickle.dumps(DamagedChunkError(text, "a", "b")))
+    assert str(again) == str(DamagedChunkError(text, "a", "b"))
+    assert "\n" not in str(NotFiniteError(text, 3))
+    record = logging.makeLogRecord({"msg": "%s", "args": (text,), "levelno": logging.WARNING, "levelname": "WARNING"})
+    for line in (shown(text), str(found), LineFormatter().format(record)):
+        assert "\n" not in line and printable(line) == line
+    assert printable(escape(text)) == escape(text)
+
+
+SECRET = "S3CR3T"
+PROTOCOLS = ["http", "https", "HTTPS", "ftp", "s3", "S3", "s3a", "gs", "gcs", "az", "abfs", "github", "hdfs"]
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "simplecache::https", "zip://a.npy::https", "filecache::S3"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"user:{SECRET}@host/x.zarr",
+        f"{SECRET}@host/x.zarr",
+        f"user:{SECRET}/5@host:80/x",
+        f"user:a::{SECRET}@host",
+        f"user:1 {SECRET}@host/x",
+        f"host/x.zarr?token={SECRET}",
+        f"host/x.zarr?a=1&X-Amz-Signature={SECRET}",
+        f"host/x.zarr?%74oken={SECRET}",
+        f"host/x?sig={SECRET}#a",
+    ],
+)
+def test_urls_with_secrets(protocol, rest):
+    with pytest.raises(InputError, match="with a name, a password or a query.*in the environment") as caught:
+        location(f"{protocol}://{rest}", "X")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["memory://a/x@y.zarr", "memory://x?download=1", "file:///a:b/c@d", "file:///x?a=b"])
+def test_urls_without(url):
+    assert location(url, "X") == url
+
+
+@given(st.text("ab:/?#=&@ '\n.", max_size=30), st.text("ab:/?#=&@.", max_size=30))
+def test_messages_about_urls(before, after):
+    """Errors of libraries repeat URLs, also those that a server has redirected to."""
+    url = f"https://user:{SECRET}@host/x?sig={SECRET}"
+    assert SECRET not in str(StoreError(f"{before} cannot read {url}: {after}"))
+    assert SECRET not in shown({url: after}) and SECRET not in safe_message(f"{before}'{url}'{after}")
+
+
+def test_what_is_left_of_urls():
+    text = "cannot read https://u:p@host/x?y=1 (see s3://bucket/key); GET https://host:80/x is fine"
+    expected = "cannot read https://***@host/x?... (see s3://bucket/key); GET https://host:80/x is fine"
+    assert safe_message(text) == expected
