@@ -85,11 +85,11 @@ def home(tmp_path, monkeypatch):
     return folder
 
 
-def snapshot(root):
-    """All below a folder: what each folder, link and file is."""
+def snapshot(root, but=""):
+    """All below a folder: what each folder, link and file is, but for a pipe with this name."""
     found = {}
     for folder, folders, files in os.walk(root):
-        for path in (Path(folder) / name for name in (*folders, *files)):
+        for path in (Path(folder) / name for name in (*folders, *files) if name != but):
             if path.is_symlink():
                 found[path] = str(path.readlink())
             else:
@@ -346,8 +346,13 @@ class TestForeignFiles:
         dkrr.report(RIDGE, "r.html")
         dkrr.report(RIDGE, "r.html")
         (home / "thesis.html").write_text("<!DOCTYPE html>")
-        with pytest.raises(InputError, match="is not a report of dkrr"):
-            dkrr.report(RIDGE, "thesis.html")
+        os.mkfifo("pipe.html")
+        (home / "device.html").symlink_to(os.devnull)
+        for name in ("thesis.html", "pipe.html", "device.html"):
+            before = snapshot(home, "pipe.html")
+            with pytest.raises(InputError, match="is not a report of dkrr"):
+                dkrr.report(RIDGE, name)
+            assert snapshot(home, "pipe.html") == before and Path(os.devnull).is_char_device()
 
     def test_folders_beside_lock_files_of_others_stay(self, home):
         """As of the package filelock, which leaves an empty file beside what it locks."""

@@ -464,7 +464,12 @@ JUNK = [
     ),
     *({}, {"a": 1}, {"kernel": "rbf"}, "x" * 5000, [0] * 5000),
 ]
-COMMANDS = (["info"], ["info", "--json"], ["verify"], ["convergence"], ["report", "--out", os.devnull])
+COMMANDS = (["info"], ["info", "--json"], ["verify"], ["convergence"], ["report", "--out", "{}.html"])
+
+
+def ran(command, path):
+    """A command about a model."""
+    return CliRunner().invoke(cli.dkrr, [command[0], str(path), *(text.format(path) for text in command[1:])])
 
 
 @pytest.fixture(scope="module")
@@ -516,7 +521,7 @@ class TestForgedEntries:
             edit(model, solve=forged)
             refused(model, f"damaged: its description has solve=.*{entry}")
             for command in COMMANDS:
-                result = CliRunner().invoke(cli.dkrr, [command[0], str(model), *command[1:]])
+                result = ran(command, model)
                 assert result.exit_code == 2 and f"has solve={{'{entry}'" in result.output
                 assert isinstance(result.exception, SystemExit) and result.output.count("\n") == 1
 
@@ -570,7 +575,7 @@ class TestForgedEntries:
         with contextlib.suppress(DkrrError):  # or what was changed is not used
             dkrr.load(path).predict(X)
         for command in COMMANDS:
-            result = CliRunner().invoke(cli.dkrr, [command[0], str(path), *command[1:]])
+            result = ran(command, path)
             assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
             assert all(character.isprintable() or character == "\n" for character in result.output)
 
@@ -592,7 +597,7 @@ class TestNames:
     def test_on_a_terminal(self, named):
         for path in named:
             for command in COMMANDS:
-                result = CliRunner().invoke(cli.dkrr, [command[0], str(path), *command[1:]])
+                result = ran(command, path)
                 assert result.exit_code in (0, 2) and "Traceback" not in result.output
                 assert all(character.isprintable() or character == "\n" for character in result.output)
             assert (

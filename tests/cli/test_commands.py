@@ -110,7 +110,7 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["plan", "--n", "10000", "--d", "5", "--kernel", "rbf", "--memory-limit", "1MiB"], "smallest memory_limit"),
         (["fit", "--x", "no.npy", "--y", "no.npy", "--model", "{}/m.zarr"], "no.npy does not exist"),
         (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::z", "--model", "{}/m.zarr"], "no array 'z'"),
-        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "exists already"),
+        (["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/x.npy"], "the same place as --x"),
         (
             ["fit", "--x", "{}/x.npy", "--y", "{}/d.npz::y", "--model", "{}/m.zarr", "--alpha", "-1"],
             "expected finite numbers >= 0",
@@ -128,7 +128,7 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["info", "{}/x.npy"], "not a Zarr group"),
         (["convergence", "{}/nothing.zarr"], "does not exist"),
         (["predict", "--model", "{}/nothing.zarr", "--x", "{}/x.npy", "--out", "{}/p.npy"], "does not exist"),
-        (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "exists already"),
+        (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "the same place as --x"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/data.zarr", "--overwrite"], "is not an"),
         (["calibrate", "--folder", "{}/nowhere"], "expected an existing folder"),
         (
