@@ -17,7 +17,6 @@ LEVELS = [
     {"values"},
     {"units", "cost", "markup", "blas", "sparse", "config"},
     {"tiles", "kernels", "pictures"},
-    {"dashboard"},
     {"features", "runtime"},
     {"tables"},
     {"rows"},
@@ -40,7 +39,7 @@ LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 
 GATEWAYS = {
     "zarr": {"tiles"},
-    "distributed": {"dashboard", "runtime", "preload"},
+    "distributed": {"runtime", "preload"},
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "sklearn": {"estimators", "fit_summary", "kernels", "transformers"},
     "click": {"cli"},
