@@ -32,7 +32,7 @@ LEVELS = [
     {"estimators", "gram_matrix", "preload"},
     {"fit_summary", "model_description", "predictions_out"},
     {"persistence", "inspection"},
-    {"jobs", "reports"},
+    {"reports"},
     {"cli"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
@@ -53,7 +53,7 @@ GATEWAYS = {
     "google_crc32c": {"tiles"},
     "obstore": {"tiles"},
     "cryptography": {"runtime"},
-    "yaml": {"config", "jobs"},
+    "yaml": {"config"},
     "resource": {"runtime"},  # guarded there, once
 }
 

@@ -6,16 +6,14 @@ reach the required accuracy. Results go to stdout, everything else to stderr.
 
 import click
 
-from dkrr.cli.common import LOG
-from dkrr.cli.completion import complete_paths, completion
+from dkrr.cli.common import LOG, complete_paths
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
-from dkrr.cli.recipes import recipes
 from dkrr.cli.report import report
 from dkrr.cli.select import select
-from dkrr.cli.stores import convergence, info, status, verify
+from dkrr.cli.stores import info, status, verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,21 +30,7 @@ def dkrr(context: click.Context) -> None:
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
-COMMANDS = (
-    fit,
-    select,
-    predict,
-    plan,
-    info,
-    verify,
-    status,
-    report,
-    calibrate,
-    convergence,
-    recipes,
-    completion,
-)
-for command in COMMANDS:
+for command in (fit, select, predict, plan, info, verify, status, report, calibrate):
     complete_paths(command)
     dkrr.add_command(command)
 

@@ -1,0 +1,32 @@
+"""
+Many models
+===========
+
+A loop over kernels and values of λ, that continues where it was interrupted.
+
+A model is saved whole or not at all, so one that exists is complete. Many targets are
+not many models: as columns of y they share one kernel matrix.
+"""
+
+import sys
+from itertools import product
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+import dkrr
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(500, 4))
+y = np.column_stack([np.sin(X).sum(axis=1), X[:, 0] * X[:, 1]])  # two targets
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else mkdtemp())
+for gamma, alpha in product((0.01, 0.1, 1.0), (1e-4, 1e-2)):
+    path = folder / f"rbf-{gamma}-{alpha}.zarr"
+    if path.exists():
+        continue
+    # A fit of hours resumes, too, with store=folder / f"{path.stem}-run.zarr".
+    model = dkrr.KernelRidge(kernel="rbf", gamma=gamma, alpha=alpha).fit(X, y)
+    dkrr.save(model, path)
+    print(f"{path.name}: residual {model.solve_result_.residual:.1e}")
