@@ -19,7 +19,7 @@ class Configurable(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and say where options belong that are given as a file without --config."""
         _, extra, _ = self.make_parser(ctx).parse_args(list(args))
-        if extra and not ctx.resilient_parsing:
+        if extra and not ctx.resilient_parsing and not set(args) & set(ctx.help_option_names):
             with readable_errors():
                 raise InputError(
                     f"dkrr {ctx.info_name} is given {shown(extra[0])} without an option before it; expected options "

@@ -130,6 +130,7 @@ def test_what_is_missing_in_a_file_is_missing(here):
 def test_a_file_without_config_names_the_option(here, command):
     stderr = run(command, "job.toml", code=2).stderr
     assert stderr.startswith(f"dkrr: dkrr {command} is given 'job.toml'") and "--config job.toml" in stderr
+    assert "Usage: " in run(command, "job.toml", "--help").stdout
 
 
 def test_the_command_of_the_snakefile_fits(here, data):
