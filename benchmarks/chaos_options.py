@@ -67,6 +67,7 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
     ("", "alpha"): POSITIVE | {"0"},
     ("", "class_weight"): frozenset(),
     ("", "coef0"): REAL,
+    ("", "config"): frozenset({"device"}),
     ("", "d"): COUNT,
     ("", "degree"): POSITIVE - {"1.5"} | {"0"},
     ("", "gamma"): POSITIVE,
@@ -90,7 +91,6 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
     ("select", "gamma"): POSITIVE | {"1,2"},
     ("info", "model_path"): frozenset(),
     ("predict", "model_path"): frozenset(),
-    ("convergence", "model_path"): frozenset(),
 }
 """Labels of the texts that an option takes, of one command or of all; the others are refused."""
 
@@ -132,7 +132,6 @@ def commands(files: Files) -> dict[str, list[str]]:
         "info": [files.model],
         "verify": [files.model],
         "status": [files.model],
-        "convergence": [files.model],
         "calibrate": [],
     }
 

@@ -36,10 +36,6 @@ class MemoryLimitError(PlanError):
     """The memory limit is too small; the message names the smallest sufficient limit."""
 
 
-class WorkersTakenError(MemoryLimitError):
-    """Another fit took memory of the workers between the plan of a fit and its start; a new plan takes what is left."""
-
-
 class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
 

@@ -1,5 +1,6 @@
 """What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +21,11 @@ from dkrr.tiles.lock import who_owns
 from dkrr.tiles.paths import resolved_place
 from dkrr.units import format_bytes
 from dkrr.values import location
+
+SHADES = "░▒▓█"
+"""Cells of a map in text: none of the chunks is written, fewer than half, more, all."""
+MAX_LINES = 40
+"""Lines of a map in text."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,30 @@ def tile_maps(path: str | Path) -> list[TileMap]:
             present[i, j // per_tile] = present.get((i, j // per_tile), 0) + 1
         maps.append(TileMap(name, rows, -(-columns // per_tile), present, expected))
     return maps
+
+
+def map_in_text(found: TileMap, width: int) -> str:
+    """Map of the tiles of an array as text: full blocks where tiles are written, paler ones where chunks are missing.
+
+    Parameters
+    ----------
+    found : TileMap
+    width : int
+        Characters of a line. One cell, two characters wide, stands for several tiles where there are many.
+    """
+    most = max(1, min(width // 2 - 1, MAX_LINES))
+    step = -(-max(found.n_rows, found.n_columns) // most)
+    wanted, present = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for cells, counts in ((wanted, found.expected), (present, found.present)):
+        for (i, j), count in counts.items():
+            cells[i // step, j // step] += count
+    lines = [""] * -(-found.n_rows // step)
+    for i, j in sorted(wanted):
+        share = present[i, j] / wanted[i, j]
+        lines[i] += 2 * SHADES[int(share > 0) + int(share >= 0.5) + int(share == 1)]
+    side = f"; a cell is {step} × {step} tiles" if step > 1 else ""
+    title = f"  {found.name}: {present.total():,} of {wanted.total():,} chunks{side}"
+    return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def notes_of_run(path: str | Path) -> dict[str, Any]:

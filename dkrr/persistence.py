@@ -83,26 +83,6 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
-    save_with_origin(model, path, overwrite=overwrite)
-
-
-def save_with_origin(
-    model: Estimator, path: str | Path, *, overwrite: bool = False, origin: dict[str, Any] | None = None
-) -> None:
-    """`save` a model whose description says what it was made from.
-
-    Parameters
-    ----------
-    model, path, overwrite
-        As for `save`.
-    origin : dict, optional
-        Values of JSON, which ``describe_model`` returns as "origin".
-
-    Raises
-    ------
-    InputError
-        As `save`.
-    """
     path, overwrite = location(path, "path", "the path or URL of the new model"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
@@ -129,7 +109,6 @@ def save_with_origin(
         transformer = {"asked": asked, "fitted": found_transformer}
         parts |= {f"{TRANSFORMER}{name}": MemoryRows(array) for name, array in its_arrays.items()}
     description = description_of(model, fitted, transformer) | {"report": summary}
-    description |= {} if origin is None else {"origin": origin}
     json.dumps(description)  # fails before anything is written
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
         root = Place(url, description["id"])

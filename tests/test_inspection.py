@@ -13,6 +13,8 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
+from dkrr.inspection import map_in_text
+from dkrr.pictures.figures import TileMap
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import LOCK_NAME, owned
 
@@ -98,6 +100,34 @@ def test_how_far_a_run_is(made, tmp_path):
     assert dkrr.verify(tmp_path / "run").is_whole, "what is yet to be computed is not missing"
     assert dkrr.status(made / "cg").checkpoint["iteration"] > 0
     assert json.loads(json.dumps(found.to_dict()))["arrays"][0]["present"] >= 1
+
+
+def test_a_map_in_the_terminal(made, tmp_path):
+    shutil.copytree(made / "cholesky", tmp_path / "run")
+    (tmp_path / "run" / "system-0" / "factor" / "c.4.1").unlink()
+    shown = CliRunner().invoke(command, ["status", str(tmp_path / "run")]).output
+    assert shown.endswith("  system-0/factor: 14 of 15 chunks\n  ██\n  ████\n  ██████\n  ████████\n  ██░░██████\n")
+    assert "█" not in CliRunner().invoke(command, ["status", str(made / "cholesky")]).output, "what is complete"
+
+
+@pytest.mark.parametrize(("width", "side"), [(80, 39), (20, 9), (4, 1), (0, 1), (1000, 40)])
+def test_a_map_fits_into_the_terminal(width, side):
+    """Against a naive count of the tiles of each cell."""
+    n, rng = 101, np.random.default_rng(3)
+    expected = {(i, j): 2 for i in range(n) for j in range(i + 1)}
+    present = {tile: int(k) for tile in expected if (k := rng.integers(0, 3)) and tile[0] > 20 and tile[1] < 90}
+    present |= {(i, j): 2 for i in range(40, 60) for j in range(20)}
+    title, *lines = map_in_text(TileMap("factor", n, n, present, expected), width).splitlines()
+    step = -(-n // side)
+    assert title == f"  factor: {sum(present.values()):,} of 10,302 chunks; a cell is {step} × {step} tiles"
+    assert len(lines) == -(-n // step) and all(len(line) <= max(width, 4) for line in lines)
+    for a, line in enumerate(lines):
+        cells = line[2:]
+        assert cells[::2] == cells[1::2] and len(cells) == 2 * (a + 1)
+        for b, shade in enumerate(cells[::2]):
+            tiles = [(i, j) for i, j in expected if (i // step, j // step) == (a, b)]
+            share = sum(present.get(tile, 0) for tile in tiles) / (2 * len(tiles))
+            assert shade == ("░" if share == 0 else "▒" if share < 0.5 else "▓" if share < 1 else "█")
 
 
 def test_who_uses_it(made, tmp_path):

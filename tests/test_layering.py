@@ -18,7 +18,6 @@ LEVELS = [
     {"values"},
     {"units", "cost", "markup", "blas", "sparse", "config"},
     {"tiles", "kernels", "pictures"},
-    {"dashboard"},
     {"features", "runtime"},
     {"tables"},
     {"rows"},
@@ -34,14 +33,14 @@ LEVELS = [
     {"estimators", "gram_matrix", "preload"},
     {"fit_summary", "model_description", "predictions_out"},
     {"persistence", "inspection"},
-    {"jobs", "reports"},
+    {"reports"},
     {"cli"},
 ]
 LEVEL = {name: k for k, names in enumerate(LEVELS) for name in names}
 
 GATEWAYS = {
     "zarr": {"tiles"},
-    "distributed": {"dashboard", "runtime", "preload"},
+    "distributed": {"runtime", "preload"},
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "sklearn": {"estimators", "fit_summary", "kernels", "transformers"},
     "click": {"cli"},
@@ -55,7 +54,7 @@ GATEWAYS = {
     "google_crc32c": {"tiles"},
     "obstore": {"tiles"},
     "cryptography": {"runtime"},
-    "yaml": {"config", "jobs"},
+    "yaml": {"config"},
     "resource": {"runtime"},  # guarded there, once
 }
 

@@ -12,15 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import dkrr as command
 from tests import typed_program
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {
-    path.relative_to(ROOT / "cluster").as_posix(): path.read_bytes()
+    path.relative_to(ROOT).as_posix()
     for path in (ROOT / "cluster").rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 }
@@ -51,12 +49,10 @@ def test_the_index_takes_both(built):
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
 
 
-def test_the_wheel_has_the_package_its_data_and_the_recipes(wheel):
+def test_the_wheel_has_the_package_and_its_data(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
     data = {"dkrr/py.typed", "dkrr/dkrr.yaml"}
-    found = {name for name in wheel if not name.startswith(("dkrr/recipes/", "dkrr-"))}
-    assert found == modules | data
-    assert {name.removeprefix("dkrr/recipes/"): wheel[name] for name in wheel if "/recipes/" in name} == RECIPES
+    assert {name for name in wheel if not name.startswith("dkrr-")} == modules | data
     (entries,) = (content.decode() for name, content in wheel.items() if name.endswith("entry_points.txt"))
     assert "dkrr = dkrr.cli:main" in entries and "[dask_cli]" in entries
 
@@ -76,17 +72,8 @@ def test_the_sdist_has_what_tests_and_builds_it(built):
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
-    assert {f"cluster/{name}" for name in RECIPES} <= names
+    assert names >= RECIPES
     assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
-
-
-def test_the_command_writes_the_recipes(tmp_path):
-    target = tmp_path / "cluster"
-    result = CliRunner().invoke(command, ["recipes", str(target)])
-    assert result.exit_code == 0 and "README.md" in result.stderr
-    assert {p.relative_to(target).as_posix(): p.read_bytes() for p in target.rglob("*") if p.is_file()} == RECIPES
-    again = CliRunner().invoke(command, ["recipes", str(target)])
-    assert again.exit_code == 2 and "which exists; expected a new folder" in again.stderr
 
 
 def test_the_citation_is_of_this_version():

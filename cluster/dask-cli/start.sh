@@ -18,8 +18,7 @@ started, with the address in DASK_SCHEDULER_ADDRESS, and ends with its exit stat
   -p, --port PORT     of the scheduler  [default: 8786]
       --host ADDRESS  address to listen on  [default: 127.0.0.1, which other machines cannot reach]
       --tls DIR       encrypt, and accept only who has the certificates in DIR, made by cluster/certificates.py
-      --dashboard     serve Dask's dashboard on port 8787 (needs bokeh), with dkrr's fits at /dkrr  [default:
-                      --no-dashboard]
+      --dashboard     serve Dask's dashboard on port 8787 (needs bokeh)  [default: --no-dashboard]
   -h, --help          this text
 
 DKRR_SSH is the command of ssh with its options  [default: ssh]
@@ -92,7 +91,7 @@ file=$temporary/scheduler.json
 # The web server (health, metrics, and optionally the dashboard) stays on the same address.
 pages=(--no-dashboard --dashboard-address "$host:0")
 [[ $dashboard == no ]] || pages=(--dashboard-address "$host:8787")
-dask scheduler --protocol "$protocol" --host "$host" --port "$port" --scheduler-file "$file" --preload dkrr.preload \
+dask scheduler --protocol "$protocol" --host "$host" --port "$port" --scheduler-file "$file" \
     "${pages[@]}" >&2 &
 scheduler=$!
 pids=("$scheduler")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from dkrr.errors import DkrrError, InputError, PlanError
 from dkrr.plain_text import one_line, printable, safe_message
@@ -18,6 +19,24 @@ ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,
 """Of a scheduler: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
+PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
+"""Names of values that are paths, in the help of options and arguments."""
+
+
+class PathText(click.types.StringParamType):
+    """A path or URL, checked where it is used; shells complete it as a file."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """What a shell completes: files, by itself."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def complete_paths(command: click.Command) -> None:
+    """Let shells complete files where a command takes a path: its metavar or that of an argument begins with PATH."""
+    for parameter in command.params:
+        words = str(parameter.metavar or "").strip("[]").split("|")
+        if PATHS & set(words) and type(parameter.type) is click.types.StringParamType:
+            parameter.type = PathText()
 
 
 def _silence(context: click.Context, _: click.Parameter, quiet: bool) -> bool:

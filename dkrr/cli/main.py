@@ -10,16 +10,14 @@ from typing import Any
 
 import click
 
-from dkrr.cli.common import LOG, printable_warnings
-from dkrr.cli.completion import complete_paths, completion
+from dkrr.cli.common import LOG, complete_paths, printable_warnings
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
-from dkrr.cli.recipes import recipes
 from dkrr.cli.report import report
 from dkrr.cli.select import select
-from dkrr.cli.stores import convergence, info, status, verify
+from dkrr.cli.stores import info, status, verify
 from dkrr.plain_text import one_line, safe_message
 
 
@@ -61,21 +59,7 @@ def dkrr(context: click.Context) -> None:
     context.meta[LOG] = context.with_resource(logged_to_stderr())
 
 
-COMMANDS = (
-    fit,
-    select,
-    predict,
-    plan,
-    info,
-    verify,
-    status,
-    report,
-    calibrate,
-    convergence,
-    recipes,
-    completion,
-)
-for command in COMMANDS:
+for command in (fit, select, predict, plan, info, verify, status, report, calibrate):
     complete_paths(command)
     dkrr.add_command(command)
 

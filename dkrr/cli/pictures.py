@@ -6,29 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.cli.reports import measure_of
 from dkrr.errors import InputError
 from dkrr.values import location, shown
-
-
-def draw_convergence(description: dict[str, Any], path: str) -> None:
-    """Draw a convergence history; raises InputError if matplotlib is not installed."""
-    figure, axes = _axes()
-    solve = description["solve"]
-    history = solve["history"]
-    true = [h for h in history if h[3]]
-    if len(true) < len(history):
-        axes.semilogy([h[0] for h in history], [h[2] for h in history], color="#1763a6", label="by the recurrence")
-    axes.semilogy([h[0] for h in true], [h[2] for h in true], "o", color="#e8963a", label="true, in float64")
-    axes.axhline(solve["tol"], color="#8a94a0", linestyle="--", linewidth=1)
-    axes.annotate("tol", (0, solve["tol"]), xytext=(2, 3), textcoords="offset points", color="#52606d")
-    axes.set(
-        xlabel="iteration",
-        ylabel=f"relative {measure_of(description)}",
-        title=f"{solve['status']}, rank {solve['rank']:,}",
-    )
-    axes.legend(frameon=False)
-    _save(figure, path, overwrite=False)
 
 
 def _axes(count: int = 1) -> tuple[Any, ...]:

@@ -7,13 +7,15 @@ import click
 
 from dkrr.cli.candidates import train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
+from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import InputError
 
 
-@click.command()
+@click.command(cls=Configurable)
+@config_option
 @click.option("--x", "x_path", metavar="PATH", help="Training rows (only sizes and a sample are read).")
 @click.option("--y", "y_path", metavar="PATH|NAME", help="Targets or class labels, or their column in --x.")
 @columns_option

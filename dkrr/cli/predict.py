@@ -5,12 +5,14 @@ import json
 import click
 
 from dkrr.cli.common import cluster, echo, named, readable_errors
+from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.tables import chosen_rows, columns_option
 from dkrr.errors import InputError
 from dkrr.values import location
 
 
-@click.command()
+@click.command(cls=Configurable)
+@config_option
 @click.option("--model", "model_path", required=True, metavar="PATH", help="Saved model.")
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Rows to predict.")
 @columns_option

@@ -2,13 +2,11 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from dkrr.cost import STAGE_NAMES, Stage
 from dkrr.plain_text import one_line
 from dkrr.transformers.words import in_words
 from dkrr.units import format_bytes, format_seconds
@@ -43,47 +41,8 @@ def fit_report(model: Any, path: str | None, *, as_json: bool, is_short: bool = 
             f"{path or 'not saved'}: {result.status.name}, {'gradient' if result.steps else 'residual'} "
             f"{result.residual:.1e}, {format_seconds(result.seconds)}"
         )
-    return "\n".join(
-        [
-            str(model.plan_),
-            f"status      {result.status.name}" + ("" if result.steps else f": {result.status.value}"),
-            *_accuracy_lines(result),
-            *(f"note        {message}" for message in result.messages),
-            f"time        {format_seconds(result.seconds)}",
-            *_stage_lines(model.plan_.chosen.stages, result.stages),
-            f"memory      {format_bytes(result.peak_bytes)} peak of a process",
-            f"disk        {format_bytes(result.bytes_written)} written, {format_bytes(result.bytes_read)} read",
-            f"model       {path or 'not saved'}",
-        ]
-    )
-
-
-def _stage_lines(planned: Sequence[Stage], measured: Sequence[Stage]) -> list[str]:
-    """Planned and measured time of every measured stage."""
-    expected, found = ({s.name: s.seconds for s in stages} for stages in (planned, measured))
-    names = [name for name in STAGE_NAMES if name in found]
-    if not names:
-        return []
-    rows = [(name, format_seconds(expected.get(name, 0.0)), format_seconds(found[name])) for name in names]
-    return [f"stages      {'':<20}{'planned':>12}{'measured':>12}"] + [
-        f"            {name:<20}{plan:>12}{time:>12}" for name, plan, time in rows
-    ]
-
-
-def _accuracy_lines(result: Any) -> list[str]:
-    if result.steps:
-        inner = f", {result.inner_iterations:,} iterations of conjugate gradient" if result.inner_iterations else ""
-        return [
-            f"gradient    {result.residual:.1e} (relative to that at scores of 0)",
-            f"objective   {result.steps[-1].objective:.8g}",
-            f"steps       {result.iterations} of Newton's method{inner}",
-        ]
-    lines = [f"residual    {result.residual:.1e} (true, relative)"]
-    if not math.isnan(result.condition):
-        lines.append(f"condition   {result.condition:.1e} (estimated)")
-    if result.iterations:
-        lines.append(f"iterations  {result.iterations}, preconditioner of rank {result.rank:,}")
-    return lines
+    where = f"model       {path or 'not saved'}"
+    return "\n".join([str(model.plan_), result.explained(model.plan_.chosen.stages), where])
 
 
 def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str:
@@ -191,29 +150,9 @@ def _kernel_lines(kernels: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-MAX_LINES = 20
-"""Lines of a convergence history on the terminal, besides those of true residuals."""
-
-
 def measure_of(description: dict[str, Any]) -> str:
     """Name of the quantity that a fit makes small."""
     return "gradient" if description["estimator"] == "KernelLogisticRegression" else "residual"
-
-
-def convergence_report(description: dict[str, Any], *, as_json: bool) -> str:
-    """Convergence history of a fit: [iteration, seconds, residual or gradient, whether it is the true value]."""
-    solve = description["solve"]
-    if as_json:
-        return json.dumps(solve["history"])
-    history = solve["history"]
-    step = max(1, len(history) // MAX_LINES)
-    shown = [line for k, line in enumerate(history) if k % step == 0 or line[3] or k == len(history) - 1]
-    lines = [f"iteration       time  relative {measure_of(description)}"]
-    lines += [
-        f"{iteration:>9,} {format_seconds(seconds):>10}  {residual:.2e}{'  true' if is_true else ''}"
-        for iteration, seconds, residual, is_true in shown
-    ]
-    return "\n".join([*lines, f"{solve['status']}: tol {solve['tol']:.1e}, rank {solve['rank']:,}"])
 
 
 def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:

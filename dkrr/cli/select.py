@@ -6,6 +6,7 @@ import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
 from dkrr.cli.common import check_folder, cluster, echo, quiet_option, readable_errors
+from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, draw_selection
 from dkrr.cli.reports import selection_report
@@ -13,7 +14,8 @@ from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 
 
-@click.command()
+@click.command(cls=Configurable)
+@config_option
 @click.option("--x", "x_path", required=True, metavar="PATH", help="Training rows.")
 @click.option("--y", "y_path", required=True, metavar="PATH|NAME", help="Targets, or their column in --x.")
 @columns_option

@@ -1,14 +1,13 @@
-"""``dkrr info``, ``verify``, ``status`` and ``convergence``: what models and runs hold."""
+"""``dkrr info``, ``verify`` and ``status``: what models and runs hold."""
 
 import json
 import sys
+from shutil import get_terminal_size
 
 import click
 
 from dkrr.cli.common import cluster, echo, named, readable_errors
-from dkrr.cli.pictures import check_picture_path, draw_convergence
-from dkrr.cli.reports import convergence_report, info_report, machine_report
-from dkrr.errors import InputError
+from dkrr.cli.reports import info_report, machine_report
 from dkrr.values import location
 
 
@@ -48,29 +47,19 @@ def verify(path: str, as_json: bool) -> None:
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def status(path: str, as_json: bool) -> None:
-    """Say what the store of a run holds, how far the run is, and what is left."""
+    """Say what the store of a run holds, how far the run is, and what is left.
+
+    With a map of the tiles of every matrix that is not complete.
+    """
     import dkrr as library
+    from dkrr.inspection import map_in_text, tile_maps
 
     with readable_errors():
         with named("RUN"):
             found = library.status(location(path, "RUN", "the path or URL of a run"))
-        echo(json.dumps(found.to_dict()) if as_json else str(found))
-
-
-@click.command()
-@click.argument("model_path", metavar="MODEL")
-@click.option("--out", "out_path", metavar="PNG", help="Draw the history as well (needs matplotlib).")
-@click.option("--json", "as_json", is_flag=True, help="Print the history as JSON.")
-def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
-    """Show the residual of a saved model at each iteration."""
-    from dkrr.model_description import describe_model
-
-    with readable_errors():
-        with named("MODEL"):
-            found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model"))
-        if not (found["solve"] or {}).get("history"):
-            raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
-        if out_path is not None:
-            check_picture_path(out_path, overwrite=False)
-            draw_convergence(found, out_path)
-        echo(convergence_report(found, as_json=as_json))
+        if as_json:
+            echo(json.dumps(found.to_dict()))
+            return
+        unfinished = [one for one in tile_maps(path) if one.present != one.expected]
+        maps = [map_in_text(one, get_terminal_size().columns) for one in unfinished]
+        echo("\n".join([str(found), *maps]))

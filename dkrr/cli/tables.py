@@ -5,13 +5,11 @@ from typing import Any
 
 import click
 
-from dkrr.cli.batch import Several
 from dkrr.errors import InputError
 from dkrr.values import location, shown
 
 columns_option: Callable[..., Any] = click.option(
     "--columns",
-    type=Several(),
     metavar="NAMES",
     help="Columns of the table --x to use: names and patterns such as 'dep_*,origin'.",
 )

@@ -1,9 +1,7 @@
 """Base of the regressions: their targets, their fitted attributes, their predictions."""
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,37 +240,6 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 "log_marginal_likelihood_ before, in dual form"
             )
         return plan
-
-    def of_targets(self, targets: slice, *, is_vector: bool) -> Self:
-        """Model of some of the targets of this fit, as it would be fitted to them alone but for rounding.
-
-        Parameters
-        ----------
-        targets : slice
-            Which of the columns of y.
-        is_vector : bool
-            Whether it is one target, of shape (n,).
-
-        Returns
-        -------
-        estimator
-            It predicts and can be saved; plan and result of the solve are those of all targets, and standard
-            deviations are not known.
-        """
-        model = copy(self)
-        function, dual_coef = self._model, getattr(self, "dual_coef_", None)
-        shift, norms = function.intercept_shift, np.atleast_1d(self.norm_)[targets]
-        part = replace(
-            function,
-            coef=None if function.coef is None else function.coef[:, targets],
-            dual_coef=None if function.dual_coef is None else function.dual_coef[:, targets],
-            intercept=function.intercept[targets],
-            intercept_shift=None if shift is None else shift[targets],
-        )
-        model._known_processes = None
-        model._take(part, None if dual_coef is None else dual_coef[:, targets], is_vector=is_vector)
-        model.norm_ = float(norms[0]) if is_vector else norms
-        return model
 
     def _n_fitted_targets(self) -> int:
         if "_model" not in vars(self):

@@ -17,13 +17,13 @@ from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder
-from dkrr.fitting.workers import dask_client, dask_workers, on_the_dashboard
+from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
 from dkrr.rows import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
 from dkrr.rows.checks import combine
 from dkrr.rows.staging import StoredCopy
-from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Several, Task, ThreadExecutor
 from dkrr.runtime.signals import ended_in_order
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.tiles import RunStore
@@ -315,7 +315,8 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots_per_process = resources.worker_threads
         slots = chosen.n_workers * slots_per_process
         if resources.cluster_is_running:
-            progress = stack.enter_context(on_the_dashboard(progress, client, plan))
+            title, *_ = str(plan).splitlines()
+            progress = Several(progress, dask_client().StageEvents(client, title.removeprefix("dkrr plan: ")))
     elif chosen.uses_threads or chosen.task_threads > 1:
         executor = stack.enter_context(ThreadExecutor(chosen.task_threads))
     return Context(

@@ -146,7 +146,7 @@ class GramMatrix(ABC):
     ) -> TiledOperator:
         """Matrix that is multiplied tile by tile, some of which stay in memory."""
         context, tile = self._context, self._grid.tile if tile is None else tile
-        operator = TiledOperator(
+        return TiledOperator(
             source=source,
             grid=TileGrid(self.n, tile, tile),
             executor=context.executor,
@@ -158,8 +158,6 @@ class GramMatrix(ABC):
             scale=self._scale,
             record=context.record,
         )
-        context.progress.kept(operator.places)
-        return operator
 
 
 class FactoredGram(GramMatrix):
@@ -292,9 +290,7 @@ class MultipliedGram(GramMatrix):
         matrix = self._context.stored.matrix("gram", "tiles", grid)
         done = matrix.complete_tiles()
         tasks = [
-            Task(
-                f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=grid.height(i) * grid.height(j), tile=(i, j)
-            )
+            Task(f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=grid.height(i) * grid.height(j))
             for i, j in grid.lower()
             if (i, j) not in done
         ]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError, WorkersTakenError
+from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.repair import with_repairs
@@ -20,10 +20,6 @@ from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
 
 QUIET_SECONDS = 2.0
 """Fits projected to be shorter show no progress unless asked to."""
-
-
-MAX_PLANS = 5
-"""Plans that a fit makes where others take the workers' memory each time before it starts."""
 
 
 class LossFit(NamedTuple):
@@ -56,17 +52,6 @@ class Fit:
 
 
 def fit(request: FitRequest, show_progress: bool | None) -> Fit:
-    """Plan a fit and carry it out; plan again where fits of other users took memory of the workers meanwhile.
-
-    See `_fit`.
-    """
-    for _ in range(MAX_PLANS - 1):
-        with suppress(WorkersTakenError):
-            return _fit(request, show_progress)
-    return _fit(request, show_progress)
-
-
-def _fit(request: FitRequest, show_progress: bool | None) -> Fit:
     """Plan a fit and carry it out.
 
     Where the planner chose conjugate gradient and it does not converge, a direct solver takes its place if
@@ -165,4 +150,4 @@ def _warn(result: SolveResult, plan: Plan) -> None:
     """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
     if result.status not in (Status.SOLVED, Status.CONVERGED):
         text = LOSSES[plan.problem.loss].shortfall(result, plan)
-        warnings.warn(text, ConvergenceWarning, stacklevel=5)
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)

@@ -1,10 +1,9 @@
 """Who does the work of a run: the calling process, its threads, or Dask's workers, which are asked what they hold."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ from weakref import WeakKeyDictionary
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
-from dkrr.runtime import Executor, Progress
+from dkrr.runtime import Executor
 from dkrr.runtime.folders import private_folder
 from dkrr.runtime.local_workers import LocalWorkers
 from dkrr.tiles import RunStore
@@ -58,22 +57,13 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         If the plan is for the workers of a client that is no longer current.
     StoreError
         If the store is on a disk that some worker does not see.
-    WorkersTakenError
-        If another user's fit has taken memory of the workers since they were planned with.
     """
     if plan.resources.cluster_is_running:
         client = dask_client().ambient_client()
         if client is None:
             raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)
-        chosen, resources = plan.chosen, plan.resources
-        usable = int(chosen.limit_bytes * resources.usable_fraction) - resources.taken_bytes
-        room = resources.others_bytes + usable - chosen.peak_bytes
-        claims = import_module("dkrr.runtime.claims")
-        with (
-            claims.claimed(client, chosen.peak_bytes - resources.worker_baseline_bytes, room),
-            _checked_workers(plan, client, store) as executor,
-        ):
+        with _checked_workers(plan, client, store) as executor:
             yield executor, client
         return
     with (
@@ -83,19 +73,6 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         _checked_workers(plan, client, store, workers) as executor,
     ):
         yield executor, client
-
-
-def on_the_dashboard(progress: Progress, client: Any, plan: Plan) -> AbstractContextManager[Progress]:
-    """Display of a fit that the page on the dashboard of a user's cluster shows as well."""
-    module = import_module("dkrr.runtime.followed")
-    title, *_ = str(plan).splitlines()
-    planned: dict[str, float] = defaultdict(float)
-    for stage in plan.chosen.stages:
-        planned[stage.name] += stage.seconds
-    followed: AbstractContextManager[Progress] = module.followed(
-        progress, client, module.Outline(title.removeprefix("dkrr plan: "), plan.chosen.summary(), planned)
-    )
-    return followed
 
 
 @contextmanager
@@ -153,11 +130,10 @@ def _memory(plan: Plan, held: Any) -> str:
     """
     resources, chosen = plan.resources, plan.chosen
     planned = resources.worker_baseline_bytes
-    usable = int(chosen.limit_bytes * resources.usable_fraction) - resources.taken_bytes
+    usable = int(chosen.limit_bytes * resources.usable_fraction)
     if not resources.cluster_is_running:
         _note(held.ready, planned)
-    # Of what workers hold now, what fits of others have taken is counted already.
-    needed = chosen.peak_bytes - planned + max(held.ready - resources.others_bytes, planned)
+    needed = chosen.peak_bytes - planned + max(held.ready, planned)
     if needed > usable:
         limit = int(needed / resources.usable_fraction) + 1
         each = format_bytes(1.005 * limit)
@@ -167,7 +143,8 @@ def _memory(plan: Plan, held: Any) -> str:
             f"{format_bytes(chosen.peak_bytes - planned)} besides, of a limit of {format_bytes(chosen.limit_bytes)} a "
             f"worker. "
             + (
-                f"Start workers with a memory limit of at least {each} each, with --preload dkrr.preload"
+                f"Start workers with a memory limit of at least {each} each, with --preload dkrr.preload, or wait "
+                f"until other work on them has ended"
                 if resources.cluster_is_running
                 else f"Give memory_limit={format_bytes(1.005 * limit * chosen.n_workers)!r} or more for "
                 f"{chosen.n_workers} workers, or try again: what the libraries take is noted, and planned with"

@@ -96,7 +96,7 @@ def cholesky_tasks(system: TiledSystem) -> list[Task]:
             continue
         depends = step.depends + tuple(tile_key(i, j) for i, j in sorted(holes) if _reads(step, i, j))
         flops = step.flops(system.grid)
-        tasks.append(Task(step.key, factor_tile, (system, step), depends, flops, step.priority, tile=tile))
+        tasks.append(Task(step.key, factor_tile, (system, step), depends, flops, step.priority))
     return tasks
 
 

@@ -152,7 +152,7 @@ def normal_tasks(feature_map: FeatureMap, parts: NormalParts) -> list[Task]:
             if (i, j) not in done or (i == j and i not in summed):
                 flops = (1.0 if i == j else 2.0) * grid.height(i) * grid.height(j) * (segment.stop - segment.start)
                 arguments = (feature_map, segment, parts.centre, matrix, moments, i, j)
-                tasks.append(Task(f"normal-{s}-{i}-{j}", normal_tile, arguments, flops=flops, tile=(i, j)))
+                tasks.append(Task(f"normal-{s}-{i}-{j}", normal_tile, arguments, flops=flops))
     return tasks
 
 

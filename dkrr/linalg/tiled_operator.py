@@ -124,11 +124,6 @@ class TiledOperator(Operator):
         self.on_pass()
         return product  # type: ignore[no-any-return]
 
-    @property
-    def places(self) -> dict[tuple[int, int], int | None]:
-        """Place of every tile that is kept in memory; None where it is formed for each product."""
-        return {tile: place for group, place in self._groups for tile in group.tiles}
-
     def close(self) -> None:
         """Release the tiles in every process."""
         self.executor.forget(self.run)

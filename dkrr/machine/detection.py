@@ -170,22 +170,18 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
-    from dkrr.runtime.claims import others
     from dkrr.runtime.dask_client import worker_resources
 
-    workers, other_fits = worker_resources(client), others(client)
+    workers = worker_resources(client)
     by_host: dict[str, int] = {}
     for worker in workers:
         by_host[worker.host] = by_host.get(worker.host, 0) + 1
     limits = [w.memory_limit for w in workers if w.memory_limit]
-    smallest = min(limits, default=None)
     if limit_bytes is not None:
         # The limit is for one machine; the workers of the fullest one share it.
         limits.append(limit_bytes // max(by_host.values()))
     if not limits:
         limits = [int(AVAILABLE_FRACTION * available_bytes()) // max(by_host.values())]
-    usable = int(CLUSTER_FRACTION * min(limits))
-    left = int(CLUSTER_FRACTION * (min(limits) if smallest is None else smallest)) - other_fits.n_bytes
     whole = {w.host: sum(v.memory_limit for v in workers if v.host == w.host) for w in workers}
     # The memory of their machines is not known; it is at least what the workers may take together.
     common["memory_bytes"] = min(whole.values()) if all(w.memory_limit for w in workers) else None
@@ -195,10 +191,7 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
         n_hosts=len(by_host),
         worker_threads=max(w.n_threads for w in workers),
         worker_limit_bytes=min(limits),
-        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes - other_fits.n_bytes for w in workers)),
-        others_bytes=other_fits.n_bytes,
-        n_others=other_fits.n_fits,
-        taken_bytes=max(0, usable - left),
+        worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
         **common,

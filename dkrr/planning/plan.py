@@ -108,8 +108,6 @@ class Plan(Explained):
             "seconds_range": list(self.seconds_range),
             "rates_from": self.resources.rates_from,
             "assumed": self.resources.assumed,
-            "n_others": self.resources.n_others,
-            "others_bytes": self.resources.others_bytes,
             "prediction": self.prediction,
             "reasons": list(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
@@ -141,7 +139,6 @@ class Plan(Explained):
             f"  memory      at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})",
             f"  disk        {'none' if c.place.is_memory else disk}",
             *([f"  cluster     {self.resources.assumed}"] if self.resources.assumed else []),
-            *([self._shared()] if self.resources.n_others and self.execution == "dask" else []),
             "  because",
             *(f"    - {reason}" for reason in self.reasons),
         ]
@@ -149,14 +146,6 @@ class Plan(Explained):
             lines.append("  rejected")
             lines += [f"    - {_rejection(r, c)}" for r in self.rejected[:4]]
         return "\n".join(lines)
-
-    def _shared(self) -> str:
-        """Line about fits of other users on the same workers."""
-        r = self.resources
-        return (
-            f"  shared      {plural(r.n_others, 'other fit')} may hold {format_bytes(r.others_bytes)} of each worker; "
-            f"tasks take turns, and the time is that of workers without other fits"
-        )
 
     def _range(self) -> str:
         """Range of the time, in parentheses; empty where it is narrow."""

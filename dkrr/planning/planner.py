@@ -7,11 +7,12 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError,
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.iteration import refuse_columns_of_gram
+from dkrr.planning.limits import WORKER_BASELINE_BYTES
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategies import STRATEGIES
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy, plural
+from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
 from dkrr.units import format_bytes, format_count, format_seconds
 
 TINY_SECONDS = 0.1
@@ -221,11 +222,9 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
     if resources.cluster_is_running:
         has = f"a worker of the Dask client has {format_bytes(resources.worker_limit_bytes)}"
         remedy = f"Start workers with a memory limit of at least {_exactly(needed)} each"
-        if resources.n_others:
-            has += (
-                f", of which {plural(resources.n_others, 'other fit')} may hold {format_bytes(resources.others_bytes)}"
-            )
-            remedy += ", or wait for the other fits, or start them with a smaller memory_limit"
+        if resources.worker_baseline_bytes > WORKER_BASELINE_BYTES:
+            has += f", of which {format_bytes(resources.worker_baseline_bytes)} are in use now"
+            remedy += ", or wait until other work on them has ended"
         return f"{has}. {remedy}"
     if resources.confined:
         limit, name = resources.confined_limit(needed)
@@ -250,7 +249,7 @@ def _needed_limit(c: Strategy, resources: Resources) -> int:
     """Value of memory_limit (or of a worker's limit) with which a candidate would fit."""
     if c.execution != "dask":
         return c.peak_bytes
-    each = int((c.peak_bytes + resources.taken_bytes) / resources.usable_fraction) + 2
+    each = int(c.peak_bytes / resources.usable_fraction) + 2
     # A limit is divided among all workers before fewer of them share it, which rounds.
     return each if resources.cluster_is_running else each * c.n_workers + resources.n_workers
 

@@ -290,12 +290,6 @@ class Resources:
     """Path or URL of X; None: it is in memory, or the calling process reads it."""
     storage_reasons: tuple[str, ...] = ()
     """Where the rates of stores elsewhere come from."""
-    others_bytes: int = 0
-    """Memory of each worker that fits of other users may hold besides what it holds before its first task."""
-    n_others: int = 0
-    """Number of those fits."""
-    taken_bytes: int = 0
-    """Part of `others_bytes` that reduces what a plan may use; less where the user's limit is below the workers'."""
     assumed: str = ""
     """What was assumed of a cluster that does not exist; empty: the resources are those that were found."""
 
@@ -328,7 +322,7 @@ class Resources:
             threads=self.worker_threads,
             baseline_bytes=self.worker_baseline_bytes,
             limit_bytes=limit,
-            usable_bytes=max(0, int(limit * self.usable_fraction) - self.taken_bytes),
+            usable_bytes=int(limit * self.usable_fraction),
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 

@@ -1,6 +1,6 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.runtime.displays import make_progress
+from dkrr.runtime.displays import Several, make_progress
 from dkrr.runtime.progress import Progress, Share
 from dkrr.runtime.serial import SerialExecutor, ThreadExecutor
 from dkrr.runtime.task import Executor, Meter, RunRecord, Task, TaskRecord
@@ -11,6 +11,7 @@ __all__ = [
     "Progress",
     "RunRecord",
     "SerialExecutor",
+    "Several",
     "Share",
     "Task",
     "TaskRecord",

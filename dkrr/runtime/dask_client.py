@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ from distributed.protocol.pickle import dumps, loads
 from dkrr.errors import InputError, StoreError
 from dkrr.runtime import process
 from dkrr.runtime.dask_watch import CANCELLED, Watch
+from dkrr.runtime.progress import OpenStage, Progress
 from dkrr.tiles.arrays import zarr_store
 from dkrr.tiles.faults import faults_of
 from dkrr.tiles.replacing import delete_file
+
+TOPIC = "dkrr"
+"""Topic of the events of stages on Dask's scheduler."""
 
 
 def ambient_client() -> Client | None:
@@ -79,6 +84,36 @@ def connect(address: str, timeout: str = "10s") -> Client:
             f"no Dask scheduler answers at {address}: {error}; expected the address of a running one: start it, or "
             f"give another"
         ) from error
+
+
+class StageEvents(Progress):
+    """Tells a client's scheduler of every stage that has ended, by an event of the topic ``dkrr``.
+
+    ``client.get_events("dkrr")`` has them, each a dict with ``fit`` (the same for all stages of a fit), ``problem``,
+    ``stage``, ``seconds`` and ``failed``. A fit does not wait for them, and does not depend on them.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    problem : str
+        What is fitted, in words.
+    """
+
+    def __init__(self, client: Client, problem: str) -> None:
+        super().__init__()
+        self._client, self._what = client, {"fit": uuid.uuid4().hex, "problem": problem}
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        self._stage = OpenStage(name, total, done)
+
+    def end(self, *, failed: bool) -> None:
+        event = {**self._what, "stage": self._stage.name, "seconds": self._stage.elapsed, "failed": failed}
+        self._client.loop.add_callback(self._send, event)
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        # The fit has an error of its own for a lost scheduler, whose client has None in its place.
+        with suppress(*CANCELLED, OSError, RuntimeError, AttributeError):
+            await self._client.scheduler.log_event(topic=TOPIC, msg=event)
 
 
 def check_folder_is_shared(client: Client, folder: Path) -> None:

@@ -9,7 +9,6 @@ those of the window, not of the fit.
 import re
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +33,12 @@ ASK_SECONDS = 1.0
 """Seconds between two questions how many workers exist."""
 MAX_ATTEMPTS = 4
 """Times that one pass is started when workers are lost."""
+UNREADABLE = "deserialization of the task graph"
+"""Words of Dask's error where the scheduler cannot read what a client sends."""
+OTHER_ENVIRONMENT = (
+    "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr where the "
+    "scheduler runs"
+)
 
 
 class DaskExecutor:
@@ -99,7 +104,6 @@ class DaskExecutor:
         start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
         run_id = uuid.uuid4().hex[:8]
         running: dict[str, Task] = {}
-        progress.tiles(Counter(task.tile for task in tasks if task.tile is not None))
         completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
 
         def submit() -> None:
@@ -111,8 +115,6 @@ class DaskExecutor:
                 key = dask_key(task, run_id)
                 future = self.client.submit(execute_on_worker, task, key=key, pure=False)
                 running[future.key] = task
-                if task.tile is not None:
-                    progress.tile(task.tile, is_done=False)
                 completed.add(future)
 
         try:
@@ -128,8 +130,6 @@ class DaskExecutor:
                 self._note([result])
                 queue.complete(task.key)
                 progress.advance(task.flops)
-                if task.tile is not None:
-                    progress.tile(task.tile, is_done=True)
                 future.release()
                 submit()
         except (*CANCELLED, CommClosedError) as error:
@@ -243,6 +243,10 @@ class DaskExecutor:
                 return run()
             except KilledWorker as error:
                 raise self._died("a task of an iteration", error.allowed_failures + 1) from None
+            except RuntimeError as error:
+                if UNREADABLE in str(error):
+                    raise ClusterError(OTHER_ENVIRONMENT) from error
+                raise
             except (*CANCELLED, OSError) as error:  # OSError: no connection to a lost worker
                 self._watch.refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
@@ -268,6 +272,8 @@ class DaskExecutor:
             return self._died(f"task {task.key}", error.allowed_failures + 1)
         if isinstance(error, CANCELLED):
             return self._died(f"task {task.key}", 1)
+        if isinstance(error, RuntimeError) and UNREADABLE in str(error):
+            return ClusterError(OTHER_ENVIRONMENT)
         return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
 
     def _known_of_memory(self) -> str:

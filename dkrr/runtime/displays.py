@@ -193,12 +193,13 @@ def _bar(stage: OpenStage) -> str:
     )
 
 
-class _Both(Progress):
-    """A display that is logged as well, to a file for example."""
+class Several(Progress):
+    """Passes on what it shows to several displays; the time of stages is that of the first."""
 
     def __init__(self, *displays: Progress) -> None:
         super().__init__()
         self._displays = displays
+        self._seconds, self._spans = displays[0]._seconds, displays[0]._spans
 
     def begin(self, name: str, total: float, done: float) -> None:
         for display in self._displays:
@@ -232,7 +233,7 @@ def make_progress(show: bool | None) -> Progress:
     live = None if any(map(is_screen, handlers)) else _live()
     logged = LogProgress(on_stderr=show is True) if handlers or (show and live is None) else None
     if live is not None and logged is not None:
-        return _Both(live, logged)
+        return Several(live, logged)
     return live or logged or Progress()
 
 

@@ -4,7 +4,7 @@ The displays are in `dkrr.runtime.displays`.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -77,29 +77,6 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Display a message between stages."""
-
-    def tiles(self, n_tasks: Mapping[tuple[int, int], int]) -> None:
-        """Display the tiles of a lower triangle that are left to compute, with the number of tasks for each."""
-
-    def tile(self, tile: tuple[int, int], *, is_done: bool) -> None:
-        """Display that a task of a tile was sent to a worker, or is done."""
-
-    def kept(self, places: Mapping[tuple[int, int], int | None]) -> None:
-        """Display which place (a worker's thread) keeps which tiles of a triangle in memory; None: none does."""
-
-    def iterated(self, method: str, step: int, value: float, tol: float, *, is_true: bool = True) -> None:
-        """Display how far an iterative method is.
-
-        Parameters
-        ----------
-        method : str
-            What converges, in words.
-        step : int
-        value, tol : float
-            What the method makes small, and the value at which it ends.
-        is_true : bool, default=True
-            Whether it was computed from the point itself, not by a recurrence.
-        """
 
     def __enter__(self) -> Self:
         return self

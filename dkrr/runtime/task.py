@@ -64,8 +64,6 @@ class Task:
     """Order of the tasks that are ready: the smallest goes first."""
     place: int | None = None
     """Number of the place (a worker's thread) that keeps in memory what the task needs; None: any place will do."""
-    tile: tuple[int, int] | None = None
-    """Tile of a lower triangle that it works on, for displays; the tile is complete when all its tasks are."""
 
 
 @dataclass(frozen=True)

@@ -374,7 +374,6 @@ class Iteration:
     def _note_residual(self, state: State, largest: float, *, is_true: bool) -> None:
         state.history.append(Residuals(state.iteration, time.perf_counter() - self._begun, largest, is_true))
         self._show(largest)
-        self.progress.iterated("conjugate gradient", state.iteration, largest, float(np.min(self.tol)), is_true=is_true)
 
     def _show(self, largest: float) -> None:
         """Show the digits gained, of those that the tolerance asks for."""

@@ -274,7 +274,6 @@ class Newton:
         if last.gradient > self.tol:
             text += f"; about {format_seconds(seconds_per_step * steps_left(last.gradient, self.tol))} left"
         self.progress.note(text)
-        self.progress.iterated("Newton's method", last.step, last.gradient, self.tol)
 
 
 def _parts(squares: Array, values: Array) -> Array:

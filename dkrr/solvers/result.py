@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
@@ -147,6 +148,16 @@ class SolveResult(Explained):
         )
 
     def __str__(self) -> str:
+        return self.explained()
+
+    def explained(self, planned: Sequence[Stage] = ()) -> str:
+        """Result in lines, with the planned time of every stage beside the measured one.
+
+        Parameters
+        ----------
+        planned : sequence of Stage, optional
+            Those of the plan: ``plan_.chosen.stages``.
+        """
         relative = "relative to that at scores of 0" if self.steps else "true, relative"
         what = self.status.value.replace("true residual", "relative gradient") if self.steps else self.status.value
         lines = [
@@ -161,9 +172,13 @@ class SolveResult(Explained):
             f"  store       {format_bytes(self.bytes_written)} written, {format_bytes(self.bytes_read)} read",
         ]
         found = {stage.name: stage.seconds for stage in self.stages}
+        sums: dict[str, float] = {}
+        for stage in planned:
+            sums[stage.name] = sums.get(stage.name, 0.0) + stage.seconds
+        expected = {name: f" (planned {format_seconds(seconds)})" for name, seconds in sums.items()}
         names = [name for name in STAGE_NAMES if name in found]
         for title, items in (
-            ("stages", [f"{name}: {format_seconds(found[name])}" for name in names]),
+            ("stages", [f"{name}: {format_seconds(found[name])}{expected.get(name, '')}" for name in names]),
             ("notes", self.messages),
         ):
             lines += [f"  {title}", *(f"    - {item}" for item in items)] if items else []

@@ -41,6 +41,7 @@ def test_fit_predict_info(data, files, x, out):
     settings = ["--kernel", "rbf", "--gamma", "0.2", "--alpha", "0.1", "--fit-intercept"]
     result = json.loads(run("fit", *fit, *settings, "--model", model, "--json").stdout)
     assert result["status"] == "SOLVED" and result["residual"] < 1e-10 and result["plan"]["form"] == "dual"
+    assert 1 < result["condition"] < 1e6
     run("predict", "--model", model, "--x", files / x, "--out", files / out)
     predictions = np.load(files / out) if out.endswith("npy") else zarr.open_array(str(files / out), mode="r")[...]
     expected = KernelRidge(alpha=0.1, kernel="rbf", gamma=0.2, fit_intercept=True)
@@ -57,8 +58,7 @@ def test_one_alpha_for_each_target_and_a_store(files):
     )
     assert "3 values of alpha" in result.stdout and (files / "run.zarr" / "system-2").is_dir(), result.stdout
     assert "factorisation" in result.stderr, result.stderr
-    assert re.search(r"stages +planned +measured\n( +[\w .]+ m?s\n)+", result.stdout), result.stdout
-    assert re.search(r"factorisation +[\d.]+ m?s +[\d.]+ m?s\n", result.stdout), result.stdout
+    assert re.search(r"- factorisation: [\d.]+ m?s \(planned [\d.]+ [mµ]?s\)\n", result.stdout), result.stdout
 
 
 @pytest.mark.parametrize("kind", ["U", "O", "i"])
@@ -79,7 +79,6 @@ def test_classes_and_probabilities(data, files, tmp_path, kind):
     run("predict", "--model", model, "--x", files / "x.npy", "--out", tmp_path / "p.zarr", "--proba")
     probabilities = zarr.open_array(str(tmp_path / "p.zarr"))[...]
     assert probabilities.shape == (len(labels), 2) and np.allclose(probabilities.sum(axis=1), 1)
-    assert "relative gradient" in run("convergence", model).output
 
 
 def test_plan_without_data_and_with_it(files):
@@ -126,7 +125,6 @@ def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
         (["plan", "--x", "{}/x.npy", "--y", "{}/d.npz::w", "--logistic"], "continuous"),
         (["info", "{}/nothing.zarr"], "does not exist"),
         (["info", "{}/x.npy"], "not a Zarr group"),
-        (["convergence", "{}/nothing.zarr"], "does not exist"),
         (["predict", "--model", "{}/nothing.zarr", "--x", "{}/x.npy", "--out", "{}/p.npy"], "does not exist"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/x.npy"], "the same place as --x"),
         (["predict", "--model", "{}/m.zarr", "--x", "{}/x.npy", "--out", "{}/data.zarr", "--overwrite"], "is not an"),

@@ -54,13 +54,12 @@ def test_two_commands(path, tmp_path):
     assert json.loads(run("info", model, "--json").stdout)["target_names"] == ["arr_delay"]
 
 
-def test_plans_and_jobs(path, tmp_path):
+def test_plans_and_files_of_options(path, tmp_path):
     options = ["--columns", "d*,hour,origin", "--one-hot", "origin", "--impute", "mean", "--kernel", "rbf"]
     assert "300 rows × 6 columns" in run("plan", "--x", path, "--y", "arr_delay", *options).stdout
     job = tmp_path / "job.toml"
     job.write_text(
         f"""
-        [fit]
         x = "{path}"
         y = "arr_delay"
         columns = "d*,hour,origin"
@@ -71,7 +70,7 @@ def test_plans_and_jobs(path, tmp_path):
         model = "{tmp_path}/one.zarr"
         """
     )
-    run("fit", job, "--quiet")
+    run("fit", "--config", job, "--quiet")
     assert "OneHotEncoder (3 values) of origin" in run("info", tmp_path / "one.zarr").stdout
 
 

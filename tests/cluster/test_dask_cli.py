@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from sklearn.kernel_ridge import KernelRidge as Oracle
 
 import dkrr
+from dkrr.errors import ClusterError
 from tests.cluster.processes import (
     CLUSTER,
     blas_threads,
@@ -167,6 +169,28 @@ def test_command_runs_and_its_status_comes_back(tmp_path: Path) -> None:
     with session([START, *options, "--", "bash", "-c", script, "bash", port], log) as process:
         assert process.wait(60) == 7, log.read_text()
         assert gone(process.pid), "a process is left behind"
+
+
+WITHOUT_DKRR = "import sys; sys.modules['dkrr'] = None; from distributed.cli.dask_scheduler import main; main()"
+
+
+def test_a_scheduler_without_dkrr(tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--host", "127.0.0.1", "--port", port, "--dashboard-address", "127.0.0.1:0"]
+    worker = ["--nthreads", 1, "--memory-limit", "1GiB", "--no-dashboard", "--preload", "dkrr.preload"]
+    log, address = tmp_path / "log", f"tcp://127.0.0.1:{port}"
+    X = np.eye(300)
+    with session([sys.executable, "-c", WITHOUT_DKRR, *options], log) as process:
+        wait_for_text("Scheduler at", log, process)
+        with (
+            session(["dask", "worker", address, *worker], tmp_path / "worker"),
+            Client(address) as client,
+            dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}),
+        ):
+            client.wait_for_workers(1, timeout=60)
+            for solver in ("cholesky", "cg"):
+                with pytest.raises(ClusterError, match="install dkrr where the scheduler runs"):
+                    dkrr.KernelRidge(kernel="rbf", solver=solver, tile=128).fit(X, X[0])
 
 
 def test_a_port_in_use_is_reported_at_once(scheduler: str, tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts() -> None:
         fit(client)
 
 
-def test_preload_refuses_a_nanny() -> None:
-    with pytest.raises(TypeError, match="expected a worker or a scheduler"):
+def test_preload_refuses_what_is_not_a_worker() -> None:
+    with pytest.raises(TypeError, match="is given to a SimpleNamespace; expected a worker"):
         dask_setup(SimpleNamespace(worker_address="tcp://10.0.0.1:1"))
 
 

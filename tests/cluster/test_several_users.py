@@ -1,8 +1,10 @@
 """Fits of several users, with a client each, at once on the workers of one cluster."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -12,14 +14,13 @@ from distributed import Client
 from numpy.testing import assert_array_equal
 
 import dkrr
-from dkrr.errors import MemoryLimitError, WorkersTakenError
-from dkrr.machine import detect
-from dkrr.runtime.claims import Others, claimed, others
+from dkrr.errors import MemoryLimitError
 from dkrr.runtime.dask_executor import DaskExecutor
 
 MIB = 2**20
 SETTINGS: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 128, "solver": "cholesky"}
 USABLE = int(0.7 * 2**30)
+BALLAST = 300 * MIB
 WAIT = 240
 """Seconds, on a machine that does other work meanwhile."""
 
@@ -36,14 +37,10 @@ def users(workers: Client) -> Iterator[tuple[Client, Client]]:
         yield ada, bob
 
 
-def problem(seed: int) -> tuple[Any, Any]:
-    X = np.random.default_rng(seed).normal(size=(700, 3))
-    return X, np.sin(X).sum(axis=1)
-
-
 def fit(client: Client, seed: int, **settings: Any) -> dkrr.KernelRidge:
+    X = np.random.default_rng(seed).normal(size=(700, 3))
     with client.as_current():
-        return dkrr.KernelRidge(**{**SETTINGS, **settings}).fit(*problem(seed))
+        return dkrr.KernelRidge(**{**SETTINGS, **settings}).fit(X, np.sin(X).sum(axis=1))
 
 
 def assert_same(found: dkrr.KernelRidge, whole: dkrr.KernelRidge) -> None:
@@ -63,57 +60,58 @@ def plan(client: Client, **settings: Any) -> Any:
         return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
 
 
-def test_a_claim_lasts_as_long_as_its_client(users: tuple[Client, Client], workers: Client) -> None:
-    ada, bob = users
-    assert others(ada) == others(bob) == Others(0, 0)
-    with claimed(ada, 300 * MIB - 1, 0):
-        assert others(bob) == Others(1, 300 * MIB) and others(ada) == Others(0, 0)
-        with claimed(bob, 100 * MIB, USABLE):
-            assert others(ada) == Others(1, 100 * MIB) and others(workers) == Others(2, 400 * MIB)
-    assert others(bob) == Others(0, 0)
-    with Client(workers.scheduler.address, security=workers.security, set_as_default=False) as lost:
-        claim = claimed(lost, 50 * MIB, 0)
-        claim.__enter__()
-        assert others(bob) == Others(1, 50 * MIB)
-    assert others(bob) == Others(0, 0)
+def take_memory() -> None:
+    sys.ballast = b"\1" * BALLAST
 
 
-def test_plans_leave_what_others_hold(users: tuple[Client, Client]) -> None:
+def release_memory() -> None:
+    del sys.ballast
+
+
+@contextmanager
+def taken(client: Client) -> Iterator[None]:
+    """Memory of each worker that other work holds."""
+    client.run(take_memory)
+    try:
+        yield
+    finally:
+        client.run(release_memory)
+
+
+def test_plans_count_the_memory_that_workers_hold(users: tuple[Client, Client]) -> None:
     ada, bob = users
     alone = plan(bob)
-    with claimed(ada, 500 * MIB, 0):
+    with taken(ada):
         beside = plan(bob)
-        with bob.as_current():
-            assert detect("400MiB", None).taken_bytes == 0  # 200 MiB of each worker: less than is left
-        assert plan(ada).peak_bytes == alone.peak_bytes
-        with pytest.raises(MemoryLimitError, match="1 other fit may hold 500 MiB.*wait for the other fits"):
-            plan(bob, tile=8192, solver="cholesky")
-    assert USABLE - 500 * MIB < alone.peak_bytes <= USABLE and beside.peak_bytes <= USABLE - 500 * MIB
-    assert "1 other fit may hold 500 MiB of each worker" in str(beside) and "other fit" not in str(alone)
-    assert (beside.to_dict()["n_others"], alone.to_dict()["n_others"]) == (1, 0)
+        with pytest.raises(MemoryLimitError, match=r"of which \d+ MiB are in use now.*or wait until other work"):
+            plan(bob, tile=4096, solver="cholesky")
+    before, now = (p.resources.worker_baseline_bytes for p in (alone, beside))
+    assert before + 0.9 * BALLAST < now < before + 1.5 * BALLAST
+    assert beside.peak_bytes <= USABLE
+    assert plan(bob, tile=4096, solver="cholesky").peak_bytes <= USABLE
 
 
-def test_of_two_that_claim_too_much_one_is_told(users: tuple[Client, Client]) -> None:
+def test_a_fit_without_room_is_refused_before_it_starts(
+    users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory was free when the plan was made."""
     ada, bob = users
-    taken = pytest.raises(WorkersTakenError, match="may hold 500 MiB of each.*Run again")
-    with claimed(ada, 500 * MIB, 0), taken, claimed(bob, 400 * MIB, USABLE - 400 * MIB):
-        raise AssertionError("must not start")
-    together = threading.Barrier(2)
+    from dkrr.fitting import run
 
-    def claim(client: Client) -> int:
-        with claimed(client, 400 * MIB, USABLE - 400 * MIB):
-            return others(client).n_bytes
+    planned, begun = run.plan_of, []
 
-    def try_to(client: Client) -> int | None:
-        together.wait(WAIT)
-        try:
-            return claim(client)
-        except WorkersTakenError:
-            return None
+    def meanwhile(request: Any) -> Any:
+        found = planned(request)
+        if not begun:
+            begun.append(taken(ada))
+            begun[0].__enter__()
+        return found
 
-    with ThreadPoolExecutor(2) as pool:
-        held = list(pool.map(try_to, users))
-    assert set(held) <= {0, None} and 0 in held
+    monkeypatch.setattr(run, "plan_of", meanwhile)
+    X = np.random.default_rng(1).normal(size=(9000, 3))
+    with bob.as_current(), pytest.raises(MemoryLimitError, match="before its first task.*or wait until other work"):
+        dkrr.KernelRidge(**{**SETTINGS, "solver": "cg", "tile": None}).fit(X, X[:, 0])
+    begun[0].__exit__(None, None, None)
 
 
 def after_first_task(monkeypatch: pytest.MonkeyPatch, hooks: dict[str, Callable[[], object]]) -> None:
@@ -129,9 +127,7 @@ def after_first_task(monkeypatch: pytest.MonkeyPatch, hooks: dict[str, Callable[
     monkeypatch.setattr(DaskExecutor, "_note", noted)
 
 
-def test_a_fit_is_planned_and_done_beside_another(
-    users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_is_done_beside_another(users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch) -> None:
     ada, bob = users
     whole = [fit(ada, 1).dual_coef_, fit(bob, 2).dual_coef_]
     begun, go_on = threading.Event(), threading.Event()
@@ -149,12 +145,8 @@ def test_a_fit_is_planned_and_done_beside_another(
         finally:
             go_on.set()
         model = first.result(WAIT)
-    assert (model.plan_.resources.n_others, second.plan_.resources.n_others) == (0, 1)
-    promised = model.plan_.peak_bytes + second.plan_.peak_bytes - second.plan_.resources.worker_baseline_bytes
-    assert promised <= USABLE and second.plan_.resources.others_bytes > 0
     assert_array_equal(model.dual_coef_, whole[0])
     assert_array_equal(second.dual_coef_, whole[1])
-    assert others(ada) == others(bob) == Others(0, 0)
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
@@ -175,30 +167,3 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(
     with ThreadPoolExecutor(1, thread_name_prefix="bob") as pool:
         model = pool.submit(fit, bob, 3, solver=solver).result(WAIT)
     assert_same(model, whole)
-    assert others(ada) == others(bob) == Others(0, 0)
-
-
-def test_a_fit_plans_again_where_another_was_quicker(
-    users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = users
-    plans: list[Any] = []
-    from dkrr.fitting import run
-
-    planned, claims = run.plan_of, []
-
-    def meanwhile(request: Any) -> Any:
-        plans.append(planned(request))
-        if not claims:  # between the plan and its start
-            claims.append(claimed(ada, 500 * MIB, 0))
-            claims[0].__enter__()
-        return plans[-1]
-
-    monkeypatch.setattr(run, "plan_of", meanwhile)
-    settings = {"solver": "cg", "tile": None}
-    with bob.as_current():
-        X = np.random.default_rng(1).normal(size=(9000, 3))
-        model = dkrr.KernelRidge(**{**SETTINGS, **settings, "alpha": 10.0}).fit(X, X[:, 0])
-    claims[0].__exit__(None, None, None)
-    assert plans[0].peak_bytes > USABLE - 500 * MIB >= model.plan_.peak_bytes
-    assert model.plan_.resources.n_others == 1

@@ -132,21 +132,6 @@ def test_sbatch_script_takes_memory_of_cores_or_of_nodes(
         assert f"--memory-limit {limit} " in noted.read_text()
 
 
-def test_array_script_fits_its_part_of_a_job(allocation: dict[str, str], tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    np.save(tmp_path / "X.npy", rng.normal(size=(30, 2)))
-    np.save(tmp_path / "y.npy", rng.normal(size=30))
-    job = f'[fit]\nx = "{tmp_path}/X.npy"\ny = "{tmp_path}/y.npy"\nmodel = "{tmp_path}/{{name}}.zarr"\n'
-    (tmp_path / "job.toml").write_text(f'{job}[[model]]\nname = "m"\ngrid.alpha = [1, 2, 3, 4]\n')
-    log, script = tmp_path / "log", SBATCH.with_name("fit_array.sbatch")
-    arguments = [tmp_path / "job.toml", "--part", "%a/3", "--json"]
-    with session(["bash", script, *arguments], log, **allocation) as process:
-        assert process.wait(60) == 1 and "submit with --array" in log.read_text()
-    with session(["bash", script, *arguments], log, **allocation, SLURM_ARRAY_TASK_ID="1") as process:
-        assert process.wait(60) == 0, log.read_text()
-    assert {path.name for path in tmp_path.glob("*.zarr")} == {"m-alpha=1.zarr", "m-alpha=4.zarr"}
-
-
 def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:
     assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
     assert "submit from dkrr's root" in (tmp_path / "log").read_text()

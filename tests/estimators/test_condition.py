@@ -1,14 +1,11 @@
 """Condition numbers in results, and the caution about coefficients that comes with large ones."""
 
-import json
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from benchmarks import precise
 from dkrr import KernelRidge
-from dkrr.cli.reports import fit_report
 from dkrr.kernels import RBF
 from dkrr.solvers import Status
 
@@ -30,9 +27,7 @@ def test_predictions_are_right_where_coefficients_are_not(place):
     assert error <= 10 * result.condition * np.finfo(float).eps
     (message,) = (m for m in result.messages if "condition" in m)
     assert message.startswith("dual_coef_ may be off by as much as all of its length: the matrix's condition number")
-    report = fit_report(model, "model.zarr", as_json=False)
-    assert message in report and f"condition   {result.condition:.1e}" in report
-    assert json.loads(fit_report(model, "model.zarr", as_json=True))["condition"] == result.condition
+    assert message in str(result) and f"condition   {result.condition:.1e}" in str(result)
 
 
 @every_place

@@ -393,6 +393,32 @@ def test_the_dashboard_has_a_name_and_a_colour_for_every_kind_of_task(client):
     assert "dkrr" not in names, "words that stand for all kinds"
 
 
+def test_the_scheduler_is_told_of_every_stage(client):
+    rng = np.random.default_rng(0)
+    X, seen = rng.standard_normal((96, 3)), len(client.get_events("dkrr"))
+    with client.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
+        model = dkrr.KernelRidge(kernel="rbf", solver="cholesky", tile=32).fit(X, X[:, 0])
+        assert model.plan_.execution == "dask"
+        with pytest.raises(NotPositiveDefiniteError):
+            dkrr.KernelRidge(alpha=0, solver="cholesky", form="dual", tile=32).fit(X, X[:, 0])
+    deadline = time.monotonic() + 60
+    while not any(event["failed"] for _, event in client.get_events("dkrr")[seen:]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    events = [event for _, event in client.get_events("dkrr")[seen:]]
+    first = [event for event in events if event["fit"] == events[0]["fit"]]
+    names = {"checking X", "copying X", "factorisation", "substitution", "true residual"}
+    assert {event["stage"] for event in first} == names
+    assert not any(event["failed"] for event in first)
+    assert {event["problem"] for event in first} == {
+        "96 rows × 3 columns, 1 target, rbf kernel (gamma=0.3333), alpha=1.0"
+    }
+    stages = {stage.name: stage.seconds for stage in model.solve_result_.stages}
+    assert all(0 < event["seconds"] <= 1.5 * stages[event["stage"]] + 0.1 for event in first)
+    (failed,) = [event for event in events if event["failed"]]
+    assert failed["stage"] == "factorisation" and failed["fit"] != first[0]["fit"]
+
+
 def names_of_tasks(dask_scheduler):
     return list(dask_scheduler.task_prefixes)
 
