@@ -273,11 +273,11 @@ def dual_iterative(problem: Problem, systems: Systems, resources: Resources) -> 
         ]
 
     ranks = priced_ranks(problem)
-    candidates = of_ranks(ranks, KEPT_FRACTIONS if problem.n_kernels == 1 else KEPT_FRACTIONS[:1])
+    candidates = of_ranks(ranks, KEPT_FRACTIONS)
     if settings.rank is None and candidates[0].rank and not any(c.fits for c in candidates):
         # Also without a factor: a limit that is refused is then one that cannot be met.
         candidates += of_ranks([r for r in SMALL_RANKS if r < candidates[0].rank] + [0], KEPT_FRACTIONS[:1])
-    if problem.n_kernels == 1 and is_costly(problem, resources):
+    if is_costly(problem, resources):
         with_store = [replace(place, execution="serial") if place.is_memory else place for place in places]
         candidates += [
             _with_stored_tiles(GramIteration(problem, systems, resources, place, rank))

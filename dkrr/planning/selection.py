@@ -89,8 +89,6 @@ class SelectionPlan(Explained):
     rejected: tuple[str, ...] = ()
     fits_parts: bool = False
     """The parts of the training rows, for a learning curve, have fits of their own."""
-    n_kernels: int = 1
-    """Kernels of the run, this one among them, whose tiles are formed together; `seconds` is the part of this one."""
 
     def summary(self) -> str:
         """Short description of the method."""
@@ -105,8 +103,7 @@ class SelectionPlan(Explained):
             "refits": f"a fit of all {alphas} for each of {folds}",
         }[self.method]
         parts = f", and a fit for each of {len(self.sizes.curve)} parts" if self.fits_parts else ""
-        together = f", with {plural(self.n_kernels - 1, 'other kernel')}" if self.n_kernels > 1 else ""
-        return f"{how}{parts}{together}; {self.plan.chosen.summary()}"
+        return f"{how}{parts}; {self.plan.chosen.summary()}"
 
     def _memory(self) -> str:
         if self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
@@ -119,7 +116,6 @@ class SelectionPlan(Explained):
             "method": self.method,
             "name": self.summary(),
             "n_alphas": self.n_alphas,
-            "n_kernels": self.n_kernels,
             "folds": asdict(self.sizes),
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,

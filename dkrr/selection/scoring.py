@@ -2,27 +2,22 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from math import log
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceWarning
-from dkrr.fitting.context import Context, open_context
-from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.context import open_context
+from dkrr.fitting.data import shared_fields
 from dkrr.fitting.repair import with_repairs
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.kernels.families import families
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
-from dkrr.planning.several_kernels import plan_together
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
 from dkrr.runtime import Progress, make_progress
 from dkrr.selection.data import SelectionData
@@ -34,7 +29,6 @@ from dkrr.selection.report import Report
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import ScoreSheet
 from dkrr.selection.sweep import sweep
-from dkrr.selection.together import OneOfSeveral, Together
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -64,8 +58,6 @@ class Candidate:
 class _Work:
     """What scores one kernel with every λ."""
 
-    number: int
-    """Number of the kernel."""
     settings: Settings
     """Its settings, with the accuracy of scores and a store of its own."""
     alphas: Array
@@ -92,7 +84,7 @@ class _Work:
             keeps_predictions=request.keeps_predictions,
         )
         report = Report(len(order), 1 if folds.is_loo else len(folds))
-        return cls(number, loose, request.alphas[order], sheet, report, request.last_fit())
+        return cls(loose, request.alphas[order], sheet, report, request.last_fit())
 
     def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
@@ -116,59 +108,27 @@ def _descending(request: SelectionRequest) -> Numbers:
 
 
 def all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
-    """Scores of every kernel, in runs of one kernel, or of several that share work."""
-    found = dict[int, Candidate]()
-    for numbers in families([settings.kernel for settings in request.settings], request.rows.shape[1]):
-        problems = [_problem(request, _Work.of(request, number)) for number in numbers]
-        plans = [plan_selection(*problem) for problem in problems]
-        runs = [([k], [plan]) for k, plan in enumerate(plans)]
-        if len(numbers) > 1:
-            _, sizes, resources = problems[0]
-            runs = plan_together([problem for problem, _, _ in problems], plans, sizes, resources)
-        for some, together in runs:
-            found |= _scored(request, [numbers[k] for k in some], together, show_progress)
-    return [found[number] for number in range(len(request.settings))]
+    """Scores of every kernel, one after the other."""
+    return [_scored(request, number, show_progress) for number in range(len(request.settings))]
 
 
-def _scored(
-    request: SelectionRequest, numbers: Sequence[int], plans: Sequence[SelectionPlan], show_progress: bool | None
-) -> dict[int, Candidate]:
-    """Scores of kernels in one run, by a plan for each; what is damaged in their stores is computed again."""
+def _scored(request: SelectionRequest, number: int, show_progress: bool | None) -> Candidate:
+    """Scores of one kernel; what is damaged in its store is computed again."""
+    plan = plan_selection(*_problem(request, _Work.of(request, number)))
     begun = time.perf_counter()
-    progress = _progress_of(sum(plan.seconds for plan in plans), show_progress)
+    progress = _progress_of(plan.seconds, show_progress)
 
-    def scored() -> list[_Work]:
-        works = [_Work.of(request, number) for number in numbers]
-        if len(works) == 1:
-            _carry_out(request, works[0], plans[0], progress, show_progress)
-        else:
-            _carry_out_together(request, works, plans, progress)
-        return works
+    def scored() -> _Work:
+        work = _Work.of(request, number)
+        _carry_out(request, work, plan, progress, show_progress)
+        return work
 
-    stores = [store for number in numbers if (store := _settings(request, number).store) is not None]
-    works, repairs = with_repairs(stores, scored)
+    store = _settings(request, number).store
+    work, repairs = with_repairs([] if store is None else [store], scored)
     for text in repairs:
         progress.note(text)
-    each = (time.perf_counter() - begun) / len(works)  # the time is divided equally
-    found = dict[int, Candidate]()
-    for work, plan in zip(works, plans, strict=True):
-        work.report.messages += repairs
-        found[work.number] = work.candidate(request, plan, each)
-    return found
-
-
-def _carry_out_together(
-    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], progress: Progress
-) -> None:
-    """Score kernels whose tiles are formed together."""
-    together = Together(len(works))
-
-    def sweep_of(k: int) -> Callable[[], None]:
-        own = OneOfSeveral(progress, "conjugate gradient")
-        return lambda: _carry_out(request, works[k], plans[k], own, False, partial(together.matrix, k))
-
-    with progress.stage("conjugate gradient", -len(works) * log(request.tol), detail=f"{len(works)} kernels"):
-        together.run([sweep_of(k) for k in range(len(works))])
+    work.report.messages += repairs
+    return work.candidate(request, plan, time.perf_counter() - begun)
 
 
 def _progress_of(seconds: float, show: bool | None) -> Progress:
@@ -209,9 +169,8 @@ def _carry_out(
     plan: SelectionPlan,
     progress: Progress,
     show_progress: bool | None,
-    matrix_of: Callable[[TrainingData, Iterative, Context], MultipliedGram] | None = None,
 ) -> None:
-    """Score one kernel; `matrix_of` makes its Gram matrix where the products are those of several."""
+    """Score one kernel."""
     settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
     folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
     sets = folds if request.curve is None else request.curve.with_folds()
@@ -236,7 +195,6 @@ def _carry_out(
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)
             sweep(
                 one.chosen,
                 data,
@@ -248,7 +206,6 @@ def _carry_out(
                 report,
                 race=request.race,
                 refit=work.refit,
-                matrix=matrix,
             )
         else:
             assert isinstance(one.chosen, Direct)

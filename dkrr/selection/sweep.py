@@ -193,7 +193,6 @@ def sweep(
     *,
     race: bool,
     refit: Refit | None = None,
-    matrix: MultipliedGram | None = None,
 ) -> None:
     """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
 
@@ -205,10 +204,8 @@ def sweep(
         Of a fit with as many targets as there are in one run, and with these folds.
     refit : Refit, optional
         Takes the solutions for all rows.
-    matrix : MultipliedGram, optional
-        K, where its products are shared with other kernels; None: one of its own.
     """
-    matrix = MultipliedGram(data, strategy, context, None) if matrix is None else matrix
+    matrix = MultipliedGram(data, strategy, context, None)
     batches = list(target_batches(data.targets.shape[1], plan.problem.n_targets))
     if len(batches) > 1 and not sheet.per_target:
         refit = None  # no run knows the scores of all targets
