@@ -19,12 +19,11 @@ from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.operator import Operator, Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
+from dkrr.linalg.sources import GramTiles, MatrixTiles, TileSource
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.rows import Rows
-from dkrr.runtime import Task
 from dkrr.solvers.settings import Pivoted
 from dkrr.tiles import TiledMatrix, TileGrid
 
@@ -269,7 +268,7 @@ class GramInStore(FactoredGram):
 
 
 class MultipliedGram(GramMatrix):
-    """Gram matrix that is multiplied tile by tile, its tiles kept in memory, stored, or formed at every pass."""
+    """Gram matrix that is multiplied tile by tile, its tiles kept in memory or formed at every pass."""
 
     def __init__(self, data: FitData, strategy: Iterative, context: Context, scale: Array | None = None) -> None:
         self._products = products = strategy.tile_products
@@ -281,25 +280,7 @@ class MultipliedGram(GramMatrix):
         """Most products are in float32."""
 
     def operator(self) -> Operator:
-        products, source = self._products, self._tiles()
-        if products.is_stored:
-            source = self._stored_tiles(source)
-        return self._operator(source, products.kept_tiles, products.precision)
-
-    def _stored_tiles(self, source: TileSource) -> SummedTiles:
-        """Tiles of the matrix on disk, formed unless an earlier run has."""
-        grid = self._grid
-        matrix = self._context.stored.matrix("gram", "tiles", grid)
-        done = matrix.complete_tiles()
-        tasks = [
-            Task(
-                f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=grid.height(i) * grid.height(j), tile=(i, j)
-            )
-            for i, j in grid.lower()
-            if (i, j) not in done
-        ]
-        self._context.run_tasks("Gram matrix", tasks)
-        return SummedTiles((matrix,))
+        return self._operator(self._tiles(), self._products.kept_tiles, self._products.precision)
 
     def partial_factor(
         self, importance: Array | None, settings: Pivoted, is_enough: Callable[[PivotedCholesky], bool]
