@@ -24,7 +24,7 @@ from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.rows import Rows
-from dkrr.solvers.settings import Pivoted
+from dkrr.solvers import RPCholesky
 from dkrr.tiles import TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -283,7 +283,7 @@ class MultipliedGram(GramMatrix):
         return self._operator(self._tiles(), self._products.kept_tiles, self._products.precision)
 
     def partial_factor(
-        self, importance: Array | None, settings: Pivoted, is_enough: Callable[[PivotedCholesky], bool]
+        self, importance: Array | None, settings: RPCholesky, is_enough: Callable[[PivotedCholesky], bool]
     ) -> PivotedCholesky:
         """Factor K partially, from the pivots that an earlier run saved.
 
@@ -291,7 +291,7 @@ class MultipliedGram(GramMatrix):
         ----------
         importance : ndarray of shape (n,), optional
             Factors of the diagonal by which pivots are drawn.
-        settings : Pivoted
+        settings : RPCholesky
         is_enough : callable
             Stops a factor whose rank the settings leave open.
         """
@@ -302,7 +302,6 @@ class MultipliedGram(GramMatrix):
             run=context.run,
             slots=context.slots,
             capacity=self.rank_limit,
-            pivots=settings.pivots,
             importance=importance,
             seed=settings.random_state,
             dtype=np.float32,
