@@ -493,8 +493,8 @@ class TestDataLargerThanMemory:
         kernel, n, d = ("linear", 20_000_000, 6000) if form == "primal" else ("rbf", 200_000, 79)
         this = problem(n, d, kernel, solver=solver, form=form, x_is_shared=True, x_in_memory=False)
         seconds = [
-            make_plan(this, machine(8 * GIB, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15)).seconds
-            for memory in (None, 10_000 * GIB, 60 * GIB, 9 * GIB)
+            make_plan(this, machine(2 * GIB, rates=self.RATES, memory_bytes=memory, disk_free_bytes=10**15)).seconds
+            for memory in (None, 10_000 * GIB, 60 * GIB, 3 * GIB)
         ]
         assert seconds[0] == seconds[1] and seconds == sorted(seconds) and seconds[3] > 1.05 * seconds[0]
 
