@@ -17,11 +17,14 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
+from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
 from dkrr.runtime import Progress, make_progress
+from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
+from dkrr.selection.folds import Folds
 from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.refit import Refit
 from dkrr.selection.refits import score_by_refits
@@ -43,8 +46,9 @@ class Candidate:
     sheet: ScoreSheet
     """Its λ are in the order of the request."""
     report: Report
-    all_scores: Array
-    """Scores of the folds, and behind them those of a learning curve; of shape (n_alphas, n_sets, t or 1)."""
+    parts: Array | None = None
+    """Scores of the parts of a learning curve, of shape (n_sizes, n_alphas, n_folds, t or 1); NaN for λ that were given
+    up."""
     start: DualStart | None = None
     """Solution for all rows with the best λ of this kernel, where the run has solved for it."""
 
@@ -70,21 +74,10 @@ class _Work:
     @classmethod
     def of(cls, request: SelectionRequest, number: int) -> Self:
         """Work on the kernel with this number."""
-        folds = request.folds if request.curve is None else request.curve.with_folds()
-        order = _descending(request)
-        loose = replace(_settings(request, number), tol=request.tol)
-        sheet = ScoreSheet(
-            request.score,
-            request.values,
-            request.weights,
-            folds,
-            len(order),
-            is_vector=request.is_vector,
-            per_target=request.per_target,
-            keeps_predictions=request.keeps_predictions,
-        )
+        order, folds = _descending(request), request.folds
+        sheet = _sheet(request, folds, len(order), keeps_predictions=request.keeps_predictions)
         report = Report(len(order), 1 if folds.is_loo else len(folds))
-        return cls(loose, request.alphas[order], sheet, report, request.last_fit())
+        return cls(_settings(request, number), request.alphas[order], sheet, report, request.last_fit())
 
     def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
@@ -92,14 +85,26 @@ class _Work:
         for message in _shortfalls(self.report, self.alphas):
             warnings.warn(message, ConvergenceWarning, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
-        found = self.sheet.in_order(back)
         start = None if self.refit is None else self.refit.start(request.values.shape[1])
-        return Candidate(plan, found.part(request.folds), self.report.in_order(back), found.values, start)
+        return Candidate(plan, self.sheet.in_order(back), self.report.in_order(back), start=start)
 
 
 def _settings(request: SelectionRequest, number: int) -> Settings:
-    """Settings of the kernel with this number, with a store of its own."""
-    return within_store(request.settings[number], f"kernel-{number}")
+    """Settings of the kernel with this number, with the accuracy of scores and a store of its own."""
+    return replace(within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
+
+
+def _sheet(request: SelectionRequest, folds: Folds, n_alphas: int, *, keeps_predictions: bool = False) -> ScoreSheet:
+    return ScoreSheet(
+        request.score,
+        request.values,
+        request.weights,
+        folds,
+        n_alphas,
+        is_vector=request.is_vector,
+        per_target=request.per_target,
+        keeps_predictions=keeps_predictions,
+    )
 
 
 def _descending(request: SelectionRequest) -> Numbers:
@@ -128,7 +133,31 @@ def _scored(request: SelectionRequest, number: int, show_progress: bool | None) 
     for text in repairs:
         progress.note(text)
     work.report.messages += repairs
-    return work.candidate(request, plan, time.perf_counter() - begun)
+    found = work.candidate(request, plan, time.perf_counter() - begun)
+    if request.curve is None:
+        return found
+    return replace(found, parts=_scored_parts(request, request.curve, number, found, plan.plan.form, show_progress))
+
+
+def _scored_parts(
+    request: SelectionRequest,
+    curve: LearningCurve,
+    number: int,
+    candidate: Candidate,
+    form: Form,
+    show_progress: bool | None,
+) -> Array:
+    """Scores of the parts of a learning curve, by fits of all λ that the folds have not given up."""
+    settings, values = _settings(request, number), candidate.sheet.values
+    kept, found = ~candidate.report.stopped, np.full((len(curve), *values.shape), np.nan)
+    alphas = request.alphas[kept]
+    for size in range(len(curve)):
+        store = None if settings.store is None else f"{settings.store}-size-{size}"
+        fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
+        sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
+        score_by_refits(fits, parts, alphas, sheet, report, show_progress, in_place=form == "primal")
+        found[size, kept] = sheet.values
+    return found
 
 
 def _progress_of(seconds: float, show: bool | None) -> Progress:
@@ -156,7 +185,6 @@ def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes
     sizes = replace(
         request.sizes(settings),
         targets_together=not sheet.batches,
-        curve=() if request.curve is None else request.curve.fractions,
         refit=work.refit is not None,
         predicts=not sheet.takes_squares,
     )
@@ -172,25 +200,17 @@ def _carry_out(
 ) -> None:
     """Score one kernel."""
     settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
-    folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
-    sets = folds if request.curve is None else request.curve.with_folds()
-    in_run = folds if plan.fits_parts else sets
+    folds, fits, one = request.folds, request.fit_request(settings, float(alphas[0])), plan.plan
     if plan.method == "refits":
-        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(sets)))
+        score_by_refits(fits, folds, alphas, sheet, report, show_progress, in_place=one.form == "primal")
         return
-    one = plan.plan
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
-    fields = {"folds": in_run if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
+    fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one) | fields)
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":
-        threads = one.resources.local_threads
-        PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
-        for size in range(len(request.curve or ())):
-            assert request.curve is not None
-            parts = request.curve.of_size(size)
-            PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
+        PrimalFolds(data, folds, progress, one.resources.local_threads).score(alphas, sheet)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
@@ -200,7 +220,7 @@ def _carry_out(
                 data,
                 one,
                 context,
-                in_run,
+                folds,
                 alphas,
                 sheet,
                 report,
@@ -211,6 +231,3 @@ def _carry_out(
             assert isinstance(one.chosen, Direct)
             data = data.by_folds()
             score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
-    if plan.fits_parts:  # λ that the folds have given up are the last ones
-        kept = alphas[: 1 + np.flatnonzero(~report.stopped)[-1]]
-        score_by_refits(fits, sets, kept, sheet, report, show_progress, range(len(folds), len(sets)))

@@ -125,8 +125,7 @@ class FoldSweep:
             where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
             self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
-            known = where if f >= systems.folds.n_choosing else systems.choosing_columns_of(a)
-            if a < n_kept or outcome.residuals[known].max() <= STOPPED_RESIDUAL:
+            if a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL:
                 self._sheet.take(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
@@ -219,7 +218,7 @@ def sweep(
             preconditioner = preconditioner.for_columns(run.systems.sets, run.systems.shift)
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
-        report.stopped[:] = np.isnan(sheet.values[:, : len(folds)]).any(axis=(1, 2))
+        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2))
         if not sheet.per_target:
             sheet.values[report.stopped] = np.nan
 
