@@ -47,7 +47,6 @@ GATEWAYS = {
     "pandas": {"tables", "transformers"},
     "pyarrow": {"tables"},
     "polars": {"tables"},
-    "xarray": {"tables"},
     "h5py": {"rows"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
