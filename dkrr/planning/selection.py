@@ -78,7 +78,7 @@ class SelectionPlan(Explained):
     reasons: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     curve: tuple[float, ...] = ()
-    """Fractions of the training rows to which every fold has a fit as well, for a learning curve; see `with_parts`."""
+    """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
 
     def summary(self) -> str:
         """Short description of the method."""
