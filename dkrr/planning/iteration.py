@@ -136,7 +136,7 @@ class Iterative(Strategy):
         whole = products.all_tiles * products.tile**2 * products.itemsize
         reasons.append(
             f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
-            f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' reads them)"
+            f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
         )
         return reasons
 
