@@ -132,8 +132,6 @@ def tier(c: Strategy) -> str:
         return "in memory" if c.place.is_memory else "tiles on disk"
     if isinstance(how.products, RowPasses):
         return "rows streamed"
-    if how.products.is_stored:
-        return "tiles on disk"
     kept = how.products.kept_fraction(c.place.slots)
     return "in memory" if kept == 1 else "partly in memory" if kept else "formed at every pass"
 

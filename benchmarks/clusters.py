@@ -1,4 +1,4 @@
-"""Wide clusters on paper: the planner's simulation, with a shared store, stragglers and lost workers.
+"""Wide clusters on paper: the simulation of a factorisation, with a shared store, stragglers and lost workers.
 
 A task holds one core for its own time, and no shorter than the store takes to move its bytes, which are read ahead and
 written behind. The store serves all transfers alike (processor sharing). What is finished lies in the store, so a lost
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from benchmarks.simulation import SimulatedCluster, Simulation, TaskGraph, factorisation_graph
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_cost
-from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_graph, step_bytes
-from dkrr.planning.simulation import Cluster, Simulation, TaskGraph
+from dkrr.planning.schedule import TaskCosts, estimated_seconds, step_bytes
 from dkrr.tiles import TileGrid
 
 PEAK_INTERVALS = 100
@@ -33,7 +33,7 @@ class TaskWork:
 
 
 @dataclass(frozen=True)
-class WideCluster(Cluster):
+class WideCluster(SimulatedCluster):
     """Workers of one core, the driver that sends them tasks, and the store that they share."""
 
     store_read_bytes: float = math.inf

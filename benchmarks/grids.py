@@ -125,14 +125,6 @@ def _iterative(size: Size) -> list[Case]:
         Case("cg formed", n, solver="cg", memory_limit=_by(size, "340MiB", "400MiB"), force=formed),
         Case("cg formed, rank 1,000", n, solver="cg", rank=_by(size, 200, 1000), memory_limit="500MiB", force=formed),
         Case(
-            "cg laplacian on disk",
-            _by(size, 4000, 10_000),
-            64,
-            "laplacian",
-            solver="cg",
-            force={"tier": "tiles on disk"},
-        ),
-        Case(
             "cg 5 targets, intercept",
             _by(size, 3000, 12_000),
             8,

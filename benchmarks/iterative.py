@@ -29,7 +29,7 @@ from dkrr.planning.iteration_dual import cg_tile
 from dkrr.rows import MemoryRows
 from dkrr.runtime import ThreadExecutor
 from dkrr.runtime.task import peak_resident_bytes
-from dkrr.solvers import ConjugateGradient, Float32Cholesky, GreedyCholesky, RPCholesky, UniformNystroem
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.tiles import TileGrid
 from dkrr.units import format_bytes, format_seconds
 
@@ -39,8 +39,6 @@ PRECONDITIONERS: dict[str, Any] = {
     "auto": "auto",
     "none": None,
     "rpcholesky": RPCholesky,
-    "uniform": UniformNystroem,
-    "greedy": GreedyCholesky,
     "float32": Float32Cholesky,
 }
 CENTRES = 1_500
@@ -257,7 +255,7 @@ def by_rank(sizes: tuple[int, ...], cache: Path | None) -> None:
 def panel(n: int, cache: Path | None) -> None:
     """QM9, L1 Laplace kernel, λ = n 1e-8, 100 iterations: residuals by preconditioner (Chen and others 2024)."""
     rank, rows = min(n // 10, 1000), []
-    for name in ("rpcholesky", "uniform", "greedy", "none"):
+    for name in ("rpcholesky", "none"):
         record = run_fit(
             n=n,
             kernel="laplacian",

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.clusters import SimulatedRun, WideCluster, promised_seconds, simulate_factorisation
 from benchmarks.machine import describe_machine
+from benchmarks.simulation import Queue
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
@@ -33,7 +34,6 @@ from dkrr.planning import Rates
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
-from dkrr.planning.simulation import Queue
 from dkrr.planning.tilings import tile_grid
 from dkrr.runtime import TaskRecord
 from dkrr.tiles import TileGrid

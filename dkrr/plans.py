@@ -27,7 +27,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.machine import detect, measured_plan
 from dkrr.planning import Plan, Problem
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
 from dkrr.rows import as_rows
 from dkrr.runtime.limits import available_bytes
@@ -227,20 +227,21 @@ def plan(  # type: ignore[misc]
     )
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
-    if train_sizes is not None:
-        sizes = _with_curve(sizes, train_sizes, n)
+    fractions = () if train_sizes is None else _fractions(sizes, train_sizes, n)
     if sizes is not None:
         fields |= {"alphas": candidates, "tol": cv_tol}
-        if rows is not None:
-            problem = with_spectrum(Problem.of_rows(rows, value, **fields), rows)
-            return plan_selection(problem, sizes, resources)
     if rows is not None:
-        return plan_for_rows(Problem.of_rows(rows, value, **fields), rows, resources)
-    known = value.resolved(d)
-    problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
-    if sizes is not None:
-        return plan_selection(problem, sizes, resources)
-    return measured_plan(problem, resources)
+        problem = Problem.of_rows(rows, value, **fields)
+        if sizes is None:
+            return plan_for_rows(problem, rows, resources)
+        problem = with_spectrum(problem, rows)
+    else:
+        known = value.resolved(d)
+        problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+        if sizes is None:
+            return measured_plan(problem, resources)
+    found = plan_selection(problem, sizes, resources)
+    return with_parts(found, problem, fractions, resources) if fractions else found
 
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
@@ -282,8 +283,8 @@ def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tup
     return tuple(sorted(set(values.tolist()))), FoldSizes(folds)
 
 
-def _with_curve(sizes: FoldSizes | None, train_sizes: Any, n: int) -> FoldSizes:
-    """Folds with the parts of a learning curve, of n rows."""
+def _fractions(sizes: FoldSizes | None, train_sizes: Any, n: int) -> tuple[float, ...]:
+    """Parts of a learning curve over the training rows of a fold, of n rows."""
     wanted = np.unique(checked_train_sizes(train_sizes)).astype(np.float64)
     if sizes is None or sizes.is_loo:
         raise InputError("train_sizes is given without folds; expected a number of folds: give cv=5")
@@ -294,4 +295,4 @@ def _with_curve(sizes: FoldSizes | None, train_sizes: Any, n: int) -> FoldSizes:
             f"train_sizes has {wanted[-1]:g}, and {sizes.n_folds} folds of {n:,} rows train on {int(n_training):,}; "
             f"expected fewer: all of them are always the last size"
         )
-    return replace(sizes, curve=tuple(fractions.tolist()))
+    return tuple(fractions.tolist())

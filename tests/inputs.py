@@ -58,10 +58,6 @@ def dask_frame(X: np.ndarray, folder: Any) -> Any:
     return dd.from_pandas(pandas(X, folder), npartitions=3)
 
 
-def dataset(X: np.ndarray, folder: Any) -> Any:
-    return pytest.importorskip("xarray").Dataset({name: ("row", column) for name, column in columns_of(X).items()})
-
-
 def csv(X: np.ndarray, folder: Any) -> str:
     pytest.importorskip("pyarrow")
     rows = [",".join(columns_of(X)), *(",".join(map(repr, map(float, np.atleast_1d(row)))) for row in X)]
@@ -88,12 +84,6 @@ def feather(X: np.ndarray, folder: Any) -> str:
     return f"{folder}/x.feather"
 
 
-def netcdf(X: np.ndarray, folder: Any) -> str:
-    pytest.importorskip("h5netcdf")
-    dataset(X, folder).to_netcdf(folder / "columns.nc", engine="h5netcdf")
-    return f"{folder}/columns.nc"
-
-
 def hidden_length(X: np.ndarray, folder: Any) -> Any:
     frame = dask_frame(X, folder)
     return frame[frame == frame] if X.ndim == 1 else frame[frame["a"] == frame["a"]]
@@ -110,8 +100,7 @@ INPUTS = [
     Input("polars", "`DataFrame`", polars, **HELD),
     Input("polars, lazy", "`LazyFrame`", lambda X, f: polars(X, f).lazy(), **OPEN, note="copied once to Parquet"),
     Input("Arrow", "`pyarrow.Table`", arrow, **HELD),
-    Input("xarray", "`Dataset`", dataset, **HELD, note="variables along one dimension are columns"),
-    Input("xarray of Dask", "`DataArray`, `Dataset`", of_rows("xarray of dask"), **OPEN),
+    Input("xarray of Dask", "`DataArray`", of_rows("xarray of dask"), **OPEN),
     Input("Dask array", "`dask.array.Array`", of_rows("dask"), **OPEN),
     Input("Dask array, sparse", "of `csr_array` blocks", of_rows("dask of csr"), **OPEN, is_target=False),
     Input("Dask DataFrame", "`DataFrame`, `Series`", dask_frame, **OPEN, note="names as in scikit-learn"),
@@ -128,8 +117,6 @@ INPUTS = [
     Input("CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`", csv, note="copied once to Parquet"),
     Input("Arrow file", "`x.feather`, `x.arrow`", feather, note="copied once to Parquet"),
     Input("HDF5", "`x.h5::group/data`", of_rows("hdf5")),
-    Input("netCDF, one variable", "`x.nc::variable`", of_rows("netcdf")),
-    Input("netCDF, columns", "`x.nc`, `x.nc::a,b`", netcdf),
 ]  # fmt: skip
 
 

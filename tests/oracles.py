@@ -171,17 +171,6 @@ def naive_partial_cholesky(A, pivots):
     return F
 
 
-def naive_greedy_pivots(A, rank, importance=None):
-    """Return the pivots of which each is the largest (times its importance) of what the earlier ones leave."""
-    left, pivots = np.array(A, dtype=np.float64), []
-    weights = np.ones(len(A)) if importance is None else importance
-    for _ in range(rank):
-        p = max(range(len(A)), key=lambda i: -1.0 if i in pivots else left[i, i] * weights[i])
-        pivots.append(p)
-        left = left - np.outer(left[:, p], left[:, p]) / left[p, p]
-    return pivots
-
-
 def naive_conjugate_gradient(A, b, iterations):
     """Return x after so many steps of the textbook's conjugate gradient for one right-hand side, begun at 0."""
     x, r = np.zeros_like(b), b.copy()

@@ -476,7 +476,6 @@ class TestNamesOnTheCommandLine:
 
 
 DELETES = {
-    ("cli/recipes.py", "copytree"),
     ("runtime/local_server.py", "rmtree"),
     ("tiles/buckets.py", "delete"),
     ("tiles/lock.py", "ftruncate"),

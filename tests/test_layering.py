@@ -47,8 +47,7 @@ GATEWAYS = {
     "pandas": {"tables", "transformers"},
     "pyarrow": {"tables"},
     "polars": {"tables"},
-    "xarray": {"tables"},
-    "h5py": {"rows", "tables"},
+    "h5py": {"rows"},
     "rich": {"runtime"},
     "IPython": {"runtime"},  # in a notebook, which has imported it
     "google_crc32c": {"tiles"},

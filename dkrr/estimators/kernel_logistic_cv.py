@@ -162,24 +162,30 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if not folds.is_loo:
             folds.check_weights(weights)
         curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
-        sets = folds if curve is None else curve.with_folds()
-        _check_classes(sets, codes, labels.classes, request.weights)
-        values = np.empty((len(grid), len(alphas), len(sets)))
-        steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
-        order = np.argsort(-alphas, kind="stable")
-        for k, model in enumerate(models):
-            for f, test in enumerate(sets.test):
-                train = sets.training(f)
-                x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
-                w = (None, None) if weights is None else (weights[train], weights[test])
-                for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
-                    values[k, a, f] = score(fitted, held_out, given[test], w[1])
-                    steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
-        of_folds = values[:, :, : sets.n_choosing].reshape(len(grid) * len(alphas), -1, 1)
-        self._set_results(of_folds, grid, alphas, steps, gradients)
+        parts = [] if curve is None else [curve.of_size(size) for size in range(len(curve))]
+        for sets in (folds, *parts):
+            _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
+
+        def scored(sets: Folds) -> tuple[Array, NDArray[np.intp], Array]:
+            """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds)."""
+            values = np.empty((len(grid), len(alphas), len(sets)))
+            steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
+            order = np.argsort(-alphas, kind="stable")
+            for k, model in enumerate(models):
+                for f, test in enumerate(sets.test):
+                    train = sets.training(f)
+                    x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
+                    w = (None, None) if weights is None else (weights[train], weights[test])
+                    for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
+                        values[k, a, f] = score(fitted, held_out, given[test], w[1])
+                        steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
+            return values, steps, gradients
+
+        values, steps, gradients = scored(folds)
+        self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
         if curve is not None:
-            best = self.best_index_ // len(alphas)
-            self.learning_curve_ = curve_results(grid, alphas, values[..., None], curve, best)
+            best, of_parts = self.best_index_ // len(alphas), np.stack([scored(sets)[0] for sets in parts], axis=1)
+            self.learning_curve_ = curve_results(grid, alphas, values[..., None], of_parts[..., None], curve, best)
         self.n_splits_ = len(folds)
         self._set_width(request.rows)
         if self.refit:
@@ -254,7 +260,9 @@ def _negative_log_loss(model: KernelLogisticRegression, X: Any, y: Any, weights:
     return -float(log_loss(y, model.predict_proba(X), sample_weight=weights, labels=model.classes_))
 
 
-def _check_classes(folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any], weights: Any) -> None:
+def _check_classes(
+    folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any], weights: Any, *, is_part: bool
+) -> None:
     """Refuse folds whose training rows lack a class."""
     if folds.is_loo:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
@@ -264,7 +272,7 @@ def _check_classes(folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any],
         missing = np.setdiff1d(codes[counting], codes[train][counting[train]])
         if len(missing):
             where, remedy = f"fold {f} (counted from 0)", "use fewer folds, or StratifiedKFold"
-            if f >= folds.n_choosing:
+            if is_part:
                 where, remedy = f"a part of {len(train):,} rows, by train_sizes,", "give larger train_sizes"
             raise InputError(
                 f"{where} has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of every class "

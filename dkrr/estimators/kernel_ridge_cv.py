@@ -109,8 +109,8 @@ class KernelRidgeCV(RidgeRegressor):
         on so many of its rows as well, for `learning_curve_`. All of them are always the last size. The parts are
         nested, and of rows in random order, whatever the order of X; of whole groups, if `groups` are given; and of
         the latest rows, if all folds train on rows before those that they hold out (TimeSeriesSplit). Rows of weight 0
-        do not count. They are columns of the same run of conjugate gradient; where there is none they have fits, or
-        sums in primal form, of their own. Not with leave-one-out.
+        do not count. Every part of every fold has a fit of its own, with all λ that the folds have not given up. Not
+        with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
     optimize : {"alpha", "length", "lengths"}, optional
@@ -148,9 +148,8 @@ class KernelRidgeCV(RidgeRegressor):
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
         "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
-        "residual" (largest of the folds, and of the parts for `train_sizes`), "stopped" and "seconds" (of all λ of
-        one kernel; of a run of several kernels an equal part). With `alpha_per_target` also
-        "mean_test_score_per_target", of shape (n_candidates, n_targets).
+        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of
+        one kernel). With `alpha_per_target` also "mean_test_score_per_target", of shape (n_candidates, n_targets).
     cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
         out several times, NaN where it never was); only with `store_cv_predictions`.
@@ -314,40 +313,58 @@ class KernelRidgeCV(RidgeRegressor):
                 f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
                 f"every fold; expected rows in memory"
             )
-        values, t = as_columns(y), as_columns(y).shape[1]
-        candidates, sets = list[Candidate](), folds if curve is None else curve.with_folds()
+        t, candidates = as_columns(y).shape[1], list[Candidate]()
         for parameters in grid:
-            sheet = ScoreSheet(
-                score,
-                values,
-                weights,
-                sets,
-                len(alphas),
-                is_vector=y.ndim == 1,
-                per_target=bool(self.alpha_per_target) and y.ndim == 2,
-                keeps_predictions=bool(self.store_cv_predictions),
-            )
-            report, begun = Report(len(alphas), len(sets)), time.perf_counter()
-            for f, test in enumerate(sets.test):
-                rows = sets.training(f)
-                model = self._ridge_with(
-                    parameters | {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol}
+            begun = time.perf_counter()
+            sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, score, parameters)
+            report.seconds, parts = time.perf_counter() - begun, None
+            if curve is not None:
+                each = [curve.of_size(size) for size in range(len(curve))]
+                parts = np.stack(
+                    [self._scored_by_fits(X, y, weights, one, alphas, score, parameters)[0].values for one in each]
                 )
-                w = None if weights is None else weights[rows]
-                model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
-                predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
-                report.iterations[:, f] = model.solve_result_.iterations
-                report.residuals[:, f] = model.solve_result_.residual
-                for a in range(len(alphas)):
-                    sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
-            report.seconds = time.perf_counter() - begun
-            candidates.append(Candidate(None, sheet.part(folds), report, sheet.values))
+            candidates.append(Candidate(None, sheet, report, parts))
         self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
         if self.refit:
             last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
             self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self
+
+    def _scored_by_fits(
+        self,
+        X: Any,
+        y: Array,
+        weights: Array | None,
+        folds: Folds,
+        alphas: Array,
+        score: Score,
+        parameters: dict[str, Any],
+    ) -> tuple[ScoreSheet, Report]:
+        """Scores of one kernel, by a fit of all λ to the training rows of each fold."""
+        values, t = as_columns(y), as_columns(y).shape[1]
+        sheet = ScoreSheet(
+            score,
+            values,
+            weights,
+            folds,
+            len(alphas),
+            is_vector=y.ndim == 1,
+            per_target=bool(self.alpha_per_target) and y.ndim == 2,
+            keeps_predictions=bool(self.store_cv_predictions),
+        )
+        report = Report(len(alphas), len(folds))
+        for f, test in enumerate(folds.test):
+            rows = folds.training(f)
+            model = self._ridge_with(parameters | {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol})
+            w = None if weights is None else weights[rows]
+            model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
+            predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
+            report.iterations[:, f] = model.solve_result_.iterations
+            report.residuals[:, f] = model.solve_result_.residual
+            for a in range(len(alphas)):
+                sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
+        return sheet, report
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:
         shared = {f.name: getattr(self, f.name) for f in fields(KernelRidge) if hasattr(self, f.name)}
@@ -414,8 +431,11 @@ class KernelRidgeCV(RidgeRegressor):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
-            scores = np.stack([c.all_scores for c in candidates])
-            self.learning_curve_ = curve_results(grid, alphas, scores, curve, selected.kernel, is_per_target=per_target)
+            scores = np.stack([c.sheet.values for c in candidates])
+            parts = np.stack([c.parts for c in candidates if c.parts is not None])
+            self.learning_curve_ = curve_results(
+                grid, alphas, scores, parts, curve, selected.kernel, is_per_target=per_target
+            )
         if selected.optimum is not None:
             self.optimum_, self.alpha_ = selected.optimum, selected.optimum.alpha
             self.best_params_ = {"alpha": self.alpha_, "kernel": selected.optimum.kernel}

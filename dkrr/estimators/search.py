@@ -60,6 +60,7 @@ def curve_results(
     parameters: list[dict[str, Any]],
     alphas: Array,
     values: Array,
+    parts: Array,
     curve: LearningCurve,
     best: int,
     *,
@@ -72,17 +73,17 @@ def curve_results(
     parameters : list of dict
         Parameters of every kernel.
     alphas : ndarray of shape (n_alphas,)
-    values : ndarray of shape (n_kernels, n_alphas, n_sets, k)
-        Scores of the folds, and behind them those of the parts, size by size; for each of k targets or all together.
-        NaN where a candidate was given up.
+    values : ndarray of shape (n_kernels, n_alphas, n_folds, k)
+        Scores of the folds, for each of k targets or all together; NaN where a candidate was given up.
+    parts : ndarray of shape (n_kernels, n_sizes, n_alphas, n_folds, k)
+        Those of the parts.
     curve : LearningCurve
     best : int
         Number of the kernel that was chosen.
     is_per_target : bool
         Every target has a λ of its own.
     """
-    sets = values.reshape(*values.shape[:2], -1, len(curve.folds), values.shape[3])
-    values = np.moveaxis(np.roll(sets, -1, axis=2), 2, 1)  # kernels × sizes × λ × folds × targets, all rows last
+    values = np.concatenate([parts, values[:, None]], axis=1)  # kernels × sizes × λ × folds × targets, all rows last
     known = values.mean(axis=3)  # kernels × sizes × λ × targets
     chosen = np.argmax(np.where(np.isnan(known), -np.inf, known), axis=2)
     each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets

@@ -19,13 +19,12 @@ from dkrr.linalg.inverse import LocalFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.operator import Operator, Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles, TileSource, store_tiles
+from dkrr.linalg.sources import GramTiles, MatrixTiles, TileSource
 from dkrr.linalg.symmetry import refuse_asymmetry, symmetry_tasks
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.rows import Rows
-from dkrr.runtime import Task
-from dkrr.solvers.settings import Pivoted
+from dkrr.solvers import RPCholesky
 from dkrr.tiles import TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -267,7 +266,7 @@ class GramInStore(FactoredGram):
 
 
 class MultipliedGram(GramMatrix):
-    """Gram matrix that is multiplied tile by tile, its tiles kept in memory, stored, or formed at every pass."""
+    """Gram matrix that is multiplied tile by tile, its tiles kept in memory or formed at every pass."""
 
     def __init__(self, data: FitData, strategy: Iterative, context: Context, scale: Array | None = None) -> None:
         self._products = products = strategy.tile_products
@@ -279,26 +278,10 @@ class MultipliedGram(GramMatrix):
         """Most products are in float32."""
 
     def operator(self) -> Operator:
-        products, source = self._products, self._tiles()
-        if products.is_stored:
-            source = self._stored_tiles(source)
-        return self._operator(source, products.kept_tiles, products.precision)
-
-    def _stored_tiles(self, source: TileSource) -> SummedTiles:
-        """Tiles of the matrix on disk, formed unless an earlier run has."""
-        grid = self._grid
-        matrix = self._context.stored.matrix("gram", "tiles", grid)
-        done = matrix.complete_tiles()
-        tasks = [
-            Task(f"tile-{i}-{j}", store_tiles, (source, matrix, i, j), flops=grid.height(i) * grid.height(j))
-            for i, j in grid.lower()
-            if (i, j) not in done
-        ]
-        self._context.run_tasks("Gram matrix", tasks)
-        return SummedTiles((matrix,))
+        return self._operator(self._tiles(), self._products.kept_tiles, self._products.precision)
 
     def partial_factor(
-        self, importance: Array | None, settings: Pivoted, is_enough: Callable[[PivotedCholesky], bool]
+        self, importance: Array | None, settings: RPCholesky, is_enough: Callable[[PivotedCholesky], bool]
     ) -> PivotedCholesky:
         """Factor K partially, from the pivots that an earlier run saved.
 
@@ -306,7 +289,7 @@ class MultipliedGram(GramMatrix):
         ----------
         importance : ndarray of shape (n,), optional
             Factors of the diagonal by which pivots are drawn.
-        settings : Pivoted
+        settings : RPCholesky
         is_enough : callable
             Stops a factor whose rank the settings leave open.
         """
@@ -317,7 +300,6 @@ class MultipliedGram(GramMatrix):
             run=context.run,
             slots=context.slots,
             capacity=self.rank_limit,
-            pivots=settings.pivots,
             importance=importance,
             seed=settings.random_state,
             dtype=np.float32,

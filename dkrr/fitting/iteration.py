@@ -15,7 +15,7 @@ from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import CGOutcome, State
-from dkrr.solvers.settings import Pivoted, RPCholesky
+from dkrr.solvers.settings import RPCholesky
 
 Array = NDArray[np.float64]
 
@@ -26,10 +26,10 @@ def settings_of(plan: Plan) -> ConjugateGradient:
     return solver if isinstance(solver, ConjugateGradient) else ConjugateGradient()
 
 
-def pivots_of(plan: Plan) -> Pivoted:
+def pivots_of(plan: Plan) -> RPCholesky:
     """Settings of a partial factor that the user gave, or the planner's."""
     wanted = settings_of(plan).preconditioner
-    return wanted if isinstance(wanted, Pivoted) else RPCholesky()
+    return wanted if isinstance(wanted, RPCholesky) else RPCholesky()
 
 
 def pivot_rule(

@@ -352,18 +352,18 @@ class ScaledSquaredDistances:
             out[some, others] = self._scale * squared_norms(differences)
 
 
-def exponents_of(squares: ScaledSquaredDistances, smallest: float = 1.0) -> Fill:
-    """Filler of −γ ‖x − z‖² ≤ 0, accurate enough for exp of it, and of it times factors from `smallest` to 1."""
+def exponents_of(squares: ScaledSquaredDistances) -> Fill:
+    """Filler of −γ ‖x − z‖² ≤ 0, accurate enough for exp of it."""
     dtype = squares.dtype
-    limit, zero = REFINE_EXPONENT[dtype], ZERO_EXPONENT / smallest
+    limit = REFINE_EXPONENT[dtype]
     sign = np.array(-0.0, dtype).view(f"i{dtype.itemsize}")
 
     def fill(rows: slice, columns: slice, out: FloatArray) -> None:
         if limit < squares.fill(rows, columns, out) < math.inf:
             for where, strip in _strips(rows, out):
-                i, j = _where(strip > zero - squares.error * squares.largest(where, columns))
+                i, j = _where(strip > ZERO_EXPONENT - squares.error * squares.largest(where, columns))
                 sizes = squares.sizes(where, columns, i, j)
-                unsure = (sizes > limit) & (strip[i, j] > zero - squares.error * sizes)
+                unsure = (sizes > limit) & (strip[i, j] > ZERO_EXPONENT - squares.error * sizes)
                 squares.refine(where, columns, strip, i[unsure], j[unsure])
         # Rounding may leave a small positive exponent where rows are equal: all get the sign bit. (np.minimum with
         # a number takes five times as long as this, and half as long as exp.)

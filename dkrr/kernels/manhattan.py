@@ -68,7 +68,7 @@ class Laplacian(WithLengths):
         assert self.gamma is not None, "the kernel must be resolved first"
         scale, left = -reference(self.gamma, 1.0), times_ratios(X, self.gamma, 1.0)
         X, Y = left, left if Y is X else times_ratios(Y, self.gamma, 1.0)
-        distances = absolute_distances(X, Y)
+        distances = _sparse_distances(X, Y) if is_sparse(X) else _dense_distances(X, Y)
         scratch = Scratch()
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -84,12 +84,8 @@ class Laplacian(WithLengths):
         return np.ones(X.shape[0])
 
 
-def absolute_distances(X: Block, Y: Block) -> Fill:
-    """Filler of ‖x − z‖₁, in float64."""
-    return _sparse_distances(X, Y) if is_sparse(X) else _dense_distances(X, Y)
-
-
 def _dense_distances(X: FloatArray, Y: FloatArray) -> Fill:
+    """Filler of ‖x − z‖₁, in float64."""
     # cdist would convert float32 and strided rows again for every strip.
     left, right = np.ascontiguousarray(X, dtype=np.float64), np.ascontiguousarray(Y, dtype=np.float64)
 

@@ -150,18 +150,7 @@ def _sum_of(kernels: Sequence[Kernel], weights: npt.NDArray[np.float64]) -> Kern
     return total
 
 
-def linear_terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
-    """Weights and kernels of a sum, its scaled and nested sums resolved; one term with weight 1 for any other kernel.
-
-    Equal kernels are one term with the sum of their weights.
-    """
-    weights = dict[Kernel, float]()
-    for weight, term in _terms(kernel):
-        weights[term] = weights.get(term, 0.0) + weight
-    return [(weight, term) for term, weight in weights.items()]
-
-
-def _terms(kernel: Kernel, known: Sequence[Kernel] = ()) -> Iterator[tuple[float, Kernel]]:
+def _terms(kernel: Kernel, known: Sequence[Kernel]) -> Iterator[tuple[float, Kernel]]:
     """Weights and kernels of a sum; a known kernel is a term, whatever it is made of."""
     if kernel in known:
         yield 1.0, kernel

@@ -18,7 +18,7 @@ MIN_CANDIDATES = 10_000
 
 
 def choose_pivots(
-    kernel: Kernel, rows: Rows, rank: int, method: Literal["rpcholesky", "uniform", "greedy"], seed: int
+    kernel: Kernel, rows: Rows, rank: int, method: Literal["rpcholesky", "uniform"], seed: int
 ) -> NDArray[np.intp]:
     """Choose rows by which the kernel matrix is best approximated.
 
@@ -28,14 +28,14 @@ def choose_pivots(
     rows : Rows
     rank : int
         Number of rows to choose.
-    method : {"rpcholesky", "uniform", "greedy"}
+    method : {"rpcholesky", "uniform"}
     seed : int
 
     Returns
     -------
     ndarray of shape (rank,) or shorter, where the kernel has a smaller rank
-        In the order in which they were chosen. RPCholesky and greedy choose from a random sample of
-        CANDIDATES_TO_RANK × rank rows if n is larger.
+        In the order in which they were chosen. RPCholesky chooses from a random sample of CANDIDATES_TO_RANK × rank
+        rows if n is larger.
     """
     n = rows.shape[0]
     rng = np.random.default_rng(seed)
@@ -52,7 +52,6 @@ def choose_pivots(
         run=f"pivots-{uuid.uuid4().hex}",
         slots=1,
         capacity=rank,
-        pivots=method,
         seed=seed,
     )
     try:

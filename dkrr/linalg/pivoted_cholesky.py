@@ -5,8 +5,7 @@ that hold are found on a small matrix, and every worker then adds their columns 
 O(n r²) at the speed of GEMM and each worker sees only its own rows of X and those of the pivots.
 
 Pivots are drawn with probability proportional to what is left of the diagonal (RPCholesky, in its accelerated form by
-rejection within a block, which has the same distribution as one pivot at a time), uniformly (Nyström), or are the
-largest that is left (greedy; within a block exactly as long as no row outside it can be larger).
+rejection within a block, which has the same distribution as one pivot at a time).
 
 What is stored is the factor of A / c for a power of two c near the largest diagonal entry: F in float32 neither
 overflows nor underflows where A is in the range of float64, and rows times a power of two have the same factor.
@@ -15,16 +14,14 @@ References
 ----------
 Y. Chen, E. N. Epperly, J. A. Tropp, R. J. Webber, "Randomly pivoted Cholesky: practical approximation of a kernel
 matrix with few entry evaluations", Comm. Pure Appl. Math. 2024. E. N. Epperly, J. A. Tropp, R. J. Webber, "Embrace
-rejection: kernel matrix approximation by accelerated randomly pivoted Cholesky", 2024. C. Williams, M. Seeger, "Using
-the Nyström method to speed up kernel machines", NIPS 2000. H. Harbrecht, M. Peters, R. Schneider, "On the low-rank
-approximation by the pivoted Cholesky decomposition", Appl. Numer. Math. 2012.
+rejection: kernel matrix approximation by accelerated randomly pivoted Cholesky", 2024.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import frexp, inf, ldexp, sqrt
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -52,7 +49,6 @@ from dkrr.linalg.sources import clear_upper, gram_cost
 from dkrr.runtime import Executor, RunRecord, Task
 
 Array = NDArray[np.float64]
-PivotRule = Literal["rpcholesky", "uniform", "greedy"]
 
 BLOCKS_TO_RANK = 12
 """Rounds in which the wanted rank is reached if every proposal holds."""
@@ -89,7 +85,6 @@ class PivotedCholesky:
         Tasks that share the rows.
     capacity : int
         Columns that fit in memory.
-    pivots : {"rpcholesky", "uniform", "greedy"}
     importance : ndarray of shape (n,), optional
         Factors of the diagonal by which pivots are drawn: the factor is to serve diag(c) A diag(c), for c² given here.
     seed : int
@@ -102,7 +97,6 @@ class PivotedCholesky:
     run: str
     slots: int
     capacity: int
-    pivots: PivotRule = "rpcholesky"
     importance: Array | None = None
     seed: int = 0
     dtype: DTypeLike = np.float64
@@ -133,7 +127,6 @@ class PivotedCholesky:
         self._taken: list[Any] = []
         self._round = 0
         self._exhausted = False
-        self._order = np.random.default_rng([self.seed, 1]).permutation(n) if self.pivots == "uniform" else None
         self.traces = [(0, float(self._weighted().sum()))]
         slots = min(self.slots, n)
         cuts = [round(k * n / slots) for k in range(slots + 1)]
@@ -172,7 +165,7 @@ class PivotedCholesky:
         rank = min(rank, self.capacity)
         block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
         while self.rank < rank and not self._exhausted:
-            self._add_round(min(block, rank - self.rank) if self.pivots == "uniform" else block, rank)
+            self._add_round(block, rank)
             self.traces.append((self.rank, float(self._weighted().sum())))
             if enough(self):
                 break
@@ -246,7 +239,7 @@ class PivotedCholesky:
     def _add_round(self, block: int, wanted: int) -> None:
         self._round += 1
         rng = np.random.default_rng([self.seed, 0, self._round])
-        candidates, bound = self._propose(block, rng)
+        candidates = self._propose(block, rng)
         if len(candidates) == 0:
             self._exhausted = True
             return
@@ -255,7 +248,7 @@ class PivotedCholesky:
         corner = self._divided.among(taken, taken)
         if self.rank:
             blas.gemm(corner, above, above, transpose_b=True, alpha=-1.0, beta=1.0)
-        accepted, lower = self._accept(candidates, corner, bound, rng, wanted - self.rank)
+        accepted, lower = self._accept(candidates, corner, rng, wanted - self.rank)
         if not accepted:
             # What is left of these is rounding, however large its sum looks.
             self._left[candidates[~(corner.diagonal() > self._threshold()[candidates])]] = 0.0
@@ -280,23 +273,15 @@ class PivotedCholesky:
         self._square[before:after, before:after] = lower
         self.index = np.concatenate([self.index, chosen])
 
-    def _propose(self, block: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], float]:
-        """Candidates, and the largest entry left of the diagonal outside them (for greedy)."""
-        left = self._weighted()
-        left = np.where(self._left > self._threshold(), left, 0.0)
-        if self._order is not None:
-            order = self._order[left[self._order] > 0]
-            return order[:block], 0.0
+    def _propose(self, block: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Candidates, each once; none where nothing is left of A."""
+        left = np.where(self._left > self._threshold(), self._weighted(), 0.0)
         n_left = int(np.count_nonzero(left))
         if n_left == 0:
-            return np.empty(0, np.intp), 0.0
-        block = min(block, n_left)
-        if self.pivots == "greedy":
-            order = np.argsort(-left, kind="stable")
-            return order[:block], float(left[order[block]]) if block < len(order) else 0.0
+            return np.empty(0, np.intp)
         # With replacement: the rejection that follows is for independent proposals.
-        drawn = rng.choice(len(left), size=block, p=left / left.sum())
-        return drawn[np.sort(np.unique(drawn, return_index=True)[1])], 0.0
+        drawn = rng.choice(len(left), size=min(block, n_left), p=left / left.sum())
+        return drawn[np.sort(np.unique(drawn, return_index=True)[1])]
 
     def _threshold(self) -> Array:
         """What is left of the diagonal below this is rounding."""
@@ -312,26 +297,18 @@ class PivotedCholesky:
         return rows
 
     def _accept(
-        self, candidates: NDArray[np.intp], corner: Array, bound: float, rng: np.random.Generator, most: int
+        self, candidates: NDArray[np.intp], corner: Array, rng: np.random.Generator, most: int
     ) -> tuple[list[int], Array]:
         """Positions of the candidates that hold, and the Cholesky factor of what is left of A among them."""
         h, first = corner.copy(), corner.diagonal().copy()
-        weight = np.ones(len(candidates)) if self._importance is None else self._importance[candidates]
         threshold = self._threshold()[candidates]
         accepted: list[int] = []
         columns = np.zeros_like(h)
-        for step in range(len(candidates)):
-            i = step
-            if self.pivots == "greedy":
-                i = int(np.argmax(h.diagonal() * weight))
-                if accepted and h[i, i] * weight[i] < bound:
-                    break
+        for i in range(len(candidates)):
             left = h[i, i]
             if left <= threshold[i] or len(accepted) == most:
-                if self.pivots == "greedy":
-                    break
                 continue
-            if self.pivots == "rpcholesky" and rng.random() * first[i] > left:
+            if rng.random() * first[i] > left:
                 continue
             column = h[:, i] / np.sqrt(left)
             h -= np.outer(column, column)

@@ -33,10 +33,6 @@ MIN_TILE = 512
 SECONDS_PER_TILE = 0.4e-3
 """Time of a tile that is formed, besides its entries: calls, and threads that wait for the interpreter (measured:
 0.7 ms with tiles of 313 rows and two threads)."""
-STORED_TILE = 2048
-"""Largest tile on disk: those are read whole."""
-STORE_ABOVE_RATIO = 2.0
-"""Time to compute an entry over the time to read it, above which tiles on disk are considered."""
 WORKSPACE_FRACTION = 1 / 16
 """Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
 KEPT_STRIP_BYTES = 4 * 2**20

@@ -38,7 +38,7 @@ ONCE = {
 
 def batch_of(p: Problem, resources: Resources) -> int:
     """Most targets that are solved for at once in the dual form; 0: all."""
-    if p.loss != "squared" or p.n_folds > 1 or p.n_kernels > 1:
+    if p.loss != "squared" or p.n_folds > 1:
         return 0
     if p.layout is not None:
         return p.layout.batch

@@ -1,7 +1,7 @@
-"""Conjugate gradient, with tiles of K in memory, on disk or formed at every pass, or with streamed rows."""
+"""Conjugate gradient, with tiles of K in memory or formed at every pass, or with streamed rows."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dkrr.errors import InputError
@@ -9,7 +9,7 @@ from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivoted_cholesky import PRICED_RANKS, SMALL_RANKS, partial_apply_seconds
 from dkrr.linalg.tiled_operator import KEPT_FRACTIONS
 from dkrr.planning import iteration_primal
-from dkrr.planning.iteration_dual import GramIteration, factor_seconds, is_costly
+from dkrr.planning.iteration_dual import GramIteration, factor_seconds
 from dkrr.planning.iteration_primal import primal_iterations_expected, row_passes
 from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.products import RowPasses, TileProducts
@@ -103,15 +103,15 @@ class Iterative(Strategy):
             why_iterative(problem, priced, others),
             *self._place_reasons(problem),
             *self._rank_reasons(problem),
-            *self._product_reasons(problem, others),
+            *self._product_reasons(problem),
         ]
 
     def _place_reasons(self, problem: Problem) -> list[str]:
         if self.place.execution == "memory":
             return ["in the calling process, since its threads are as fast as workers would be"]
         if self.place.execution == "serial":
-            kept = "checkpoints in the store" if problem.keeps_store else "its tiles in a temporary store"
-            return [f"in the calling process, with {kept}"]
+            store = "checkpoints in the store" if problem.keeps_store else "a temporary store, since tile= was given"
+            return [f"in the calling process, with {store}"]
         return []
 
     def _rank_reasons(self, problem: Problem) -> list[str]:
@@ -124,33 +124,20 @@ class Iterative(Strategy):
             f"fit in memory; the spectrum found during the fit may end it earlier or raise it to {self.rank_limit:,}"
         ]
 
-    def _product_reasons(self, problem: Problem, others: Sequence[Strategy]) -> list[str]:
-        """Why products are in float32, and the tiles of the dual form kept, formed at every pass or read from disk."""
+    def _product_reasons(self, problem: Problem) -> list[str]:
+        """Why products are in float32, and the tiles of the dual form kept or formed at every pass."""
         products, reasons = self.products, list[str]()
         if isinstance(products, RowPasses):
             return reasons
         if products.precision == "float32":
             reasons.append("products in float32 take about half the time; the true residual is computed in float64")
-        is_kept = products.kept_fraction(self.place.slots) == 1 and not products.is_stored
-        if problem.kernel.is_precomputed or is_kept:
+        if problem.kernel.is_precomputed or products.kept_fraction(self.place.slots) == 1:
             return reasons
         whole = products.all_tiles * products.tile**2 * products.itemsize
-        too_large = f"the whole matrix would take {format_bytes(whole)} of memory"
-        against = _best_with_tiles(others, is_stored=not products.is_stored)
-        if products.is_stored:
-            slower = f", as forming them each time would take longer ({against})" if against else ""
-            reasons.append(f"{too_large}; its tiles are formed once and read from disk at every pass{slower}")
-        elif against:
-            reasons.append(
-                f"{too_large}; forming tiles at every pass is faster than reading them from disk ({against})"
-            )
-        else:
-            reasons.append(f"{too_large}; its tiles are formed at every pass")
-        if products.cold_fraction > 0:
-            reasons.append(
-                f"{products.cold_fraction:.0%} of the tiles exceed the memory for the system's cache of files, and are "
-                f"read from the disk itself at every pass"
-            )
+        reasons.append(
+            f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
+            f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
+        )
         return reasons
 
     def doubt(self, problem: Problem, direct_seconds: float) -> str:
@@ -185,19 +172,6 @@ class Iterative(Strategy):
             return more / step + self.iterations * apply
 
         return product / slots, pivot_seconds
-
-
-def _best_with_tiles(others: Sequence[Strategy], *, is_stored: bool) -> str:
-    """Time of the fastest of the others whose tiles are on disk, or are not; empty if none is possible."""
-    seconds = [
-        c.seconds
-        for c in others
-        if isinstance(c.for_systems, Iterative)
-        and isinstance(c.for_systems.products, TileProducts)
-        and c.for_systems.products.is_stored == is_stored
-        and not c.refused
-    ]
-    return f"about {format_seconds(min(seconds))} in all" if seconds else ""
 
 
 def settings_of(problem: Problem) -> ConjugateGradient:
@@ -273,17 +247,10 @@ def dual_iterative(problem: Problem, systems: Systems, resources: Resources) -> 
         ]
 
     ranks = priced_ranks(problem)
-    candidates = of_ranks(ranks, KEPT_FRACTIONS if problem.n_kernels == 1 else KEPT_FRACTIONS[:1])
+    candidates = of_ranks(ranks, KEPT_FRACTIONS)
     if settings.rank is None and candidates[0].rank and not any(c.fits for c in candidates):
         # Also without a factor: a limit that is refused is then one that cannot be met.
         candidates += of_ranks([r for r in SMALL_RANKS if r < candidates[0].rank] + [0], KEPT_FRACTIONS[:1])
-    if problem.n_kernels == 1 and is_costly(problem, resources):
-        with_store = [replace(place, execution="serial") if place.is_memory else place for place in places]
-        candidates += [
-            _with_stored_tiles(GramIteration(problem, systems, resources, place, rank))
-            for place in with_store
-            for rank in ranks
-        ]
     return candidates
 
 
@@ -322,13 +289,6 @@ def _with_products(way: GramIteration, precision: Precision, fraction: float) ->
         rank=way.rank,
         rank_limit=limit,
     )
-
-
-def _with_stored_tiles(way: GramIteration) -> Iterative:
-    """Candidate with tiles that are formed once and kept on disk."""
-    formed = _with_products(way.with_room_for_stored(), "float64", 0.0)
-    products, stages = way.stored(formed.tile_products, formed.stages, formed.iterations)
-    return replace(formed, place=way.place, stages=stages, products=products)
 
 
 def primal_iterative(p: Problem, systems: Systems, resources: Resources) -> Iterator[Iterative]:

@@ -1,13 +1,11 @@
-"""Price of conjugate gradient with the Gram matrix, its tiles in memory, on disk or formed at every pass.
+"""Price of conjugate gradient with the Gram matrix, its tiles in memory or formed at every pass.
 
 What it depends on that no plan can know is the spectrum of the matrix. It is estimated on a sample of the rows, or
 assumed to be a typical one without rows; the rank is chosen while the factor shows what the spectrum really is.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log, log2, sqrt
-from typing import Self
 
 import numpy as np
 
@@ -22,24 +20,21 @@ from dkrr.linalg.pivoted_cholesky import (
     partial_factor_cost,
     small_matrix_cost,
 )
-from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
 from dkrr.linalg.tiled_operator import (
     GROUPS_PER_PLACE,
     MAX_TILE,
     MIN_TILE,
     SECONDS_PER_TILE,
-    STORE_ABOVE_RATIO,
-    STORED_TILE,
-    USE_SECONDS,
     WORKSPACE_FRACTION,
     multiply_bytes,
     pass_cost,
 )
-from dkrr.planning.inputs import cache_bytes, is_held, reading_seconds, sharing_stages, symmetry_stages
+from dkrr.planning.inputs import is_held, reading_seconds, sharing_stages, symmetry_stages
 from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Problem
 from dkrr.planning.products import TileProducts
-from dkrr.planning.resources import ROUND_TRIP_BYTES, Place, Resources, cold_fraction
+from dkrr.planning.resources import ROUND_TRIP_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.runtime.task import FAN_IN
 from dkrr.solvers.conjugate_gradient import (
@@ -47,15 +42,8 @@ from dkrr.solvers.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
-from dkrr.tiles.shards import OVERHEAD_BYTES
 
 MAX_ITERATIONS_PLANNED = 1_000_000
-
-
-def is_costly(p: Problem, resources: Resources) -> bool:
-    """Whether an entry takes longer to compute than to read, so that tiles on disk may pay."""
-    rates = resources.rates
-    return rates.seconds(gram_cost(p.entry(rates), 1.0)) > STORE_ABOVE_RATIO * 8 / rates.read_bytes
 
 
 def cg_tile(p: Problem, place_limit: int, slots: int) -> int:
@@ -261,42 +249,3 @@ class GramIteration:
         """Time of one slot to multiply all of K by m vectors, a fraction of its tiles in memory."""
         entry = self.problem.entry(self.resources.rates, precision)
         return self.resources.rates.seconds(pass_cost(entry, self.problem.n**2 / 2, m, precision, kept))
-
-    def with_room_for_stored(self) -> Self:
-        """The same where two tiles of every thread, on their way from the disk, leave less memory."""
-        room = self.place.threads * 2 * 8 * min(self.problem.n, STORED_TILE) ** 2
-        return replace(self, place=replace(self.place, usable_bytes=self.place.usable_bytes - room))
-
-    def stored(
-        self, formed: TileProducts, stages: Sequence[Stage], iterations: int
-    ) -> tuple[TileProducts, tuple[Stage, ...]]:
-        """Products and stages with tiles that are formed once and kept on disk.
-
-        Parameters
-        ----------
-        formed : TileProducts
-        stages : sequence of Stage
-            Those of the same iterations with tiles that are formed at every pass.
-        iterations : int
-        """
-        p, place, rates = self.problem, self.place, self.resources.rates
-        tile = min(formed.tile, STORED_TILE)
-        n_tiles = ceil(p.n / tile)
-        disk = n_tiles * (n_tiles + 1) // 2 * (8 * tile**2 + OVERHEAD_BYTES)
-        peak = max(s.peak_bytes for s in stages) + place.threads * 2 * 8 * tile**2
-        cold = cold_fraction(disk, cache_bytes(self.resources, place, peak))
-        form_seconds = self.pass_seconds("float64", 1, 0.0) / place.slots
-        used = float(p.n) ** 2 / 2 * USE_SECONDS["float64"]
-        read_seconds = (used + disk / rates.reading(cold).read_bytes) / place.slots
-        *before, gram, iterating = stages
-        # Tiles are formed once, from the rows of both their sides.
-        x_read = 0.0 if formed.keeps_rows else float(p.stored_bytes) * n_tiles
-        passes = iterations + 1
-        products = replace(formed, tile=tile, n_tiles=n_tiles, is_stored=True, cold_fraction=cold)
-        return products, (
-            *(replace(s, peak_bytes=peak) if s.peak_bytes else s for s in before),
-            Stage("Gram matrix", gram.seconds + form_seconds + disk / rates.write_bytes, x_read, disk, disk, peak),
-            replace(
-                iterating.plus(passes * (read_seconds - form_seconds)), read_bytes=float(passes * disk), peak_bytes=peak
-            ),
-        )

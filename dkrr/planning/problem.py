@@ -125,10 +125,6 @@ class Problem:
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
     is_coupled: bool = False
     """All columns of a classification are one softmax."""
-    n_kernels: int = 1
-    """Kernels of one run, this one among them, whose tiles are formed together at every pass."""
-    entry_factor: float = 1.0
-    """Time of an entry there over the time that it takes alone."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:
@@ -209,8 +205,7 @@ class Problem:
 
     def entry(self, rates: Rates, precision: Precision = "float64") -> EntryCost:
         """Cost of one entry of the kernel of these rows."""
-        alone, factor = rates.entry(self.kernel, self.d, precision, self.stored_entries), self.entry_factor
-        return EntryCost(factor * alone.gemm_flops, factor * alone.element_seconds)
+        return rates.entry(self.kernel, self.d, precision, self.stored_entries)
 
     @property
     def stored_bytes(self) -> int:

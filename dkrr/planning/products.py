@@ -17,10 +17,6 @@ class TileProducts:
     """Tiles that each slot keeps in memory; the others are formed at every pass."""
     keeps_rows: bool
     """Every process keeps X in memory."""
-    is_stored: bool = False
-    """Tiles are formed once and read from disk at every pass."""
-    cold_fraction: float = 0.0
-    """Fraction of those that exceeds the system's cache of files: the disk itself delivers it at every pass."""
 
     @property
     def all_tiles(self) -> int:
@@ -39,8 +35,6 @@ class TileProducts:
     def describe(self, slots: int) -> str:
         """Description of what a product does."""
         precision = "mixed precision" if self.precision == "float32" else "float64"
-        if self.is_stored:
-            return f"{precision}, tiles of {self.tile:,} formed once and read from disk at every pass"
         kept = self.kept_fraction(slots)
         if kept == 1:
             return f"{precision}, the matrix kept in memory"

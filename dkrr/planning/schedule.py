@@ -1,20 +1,32 @@
 """What the tasks of a factorisation cost, and the wall time of all of them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
-from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_steps
+from dkrr.linalg.tile_steps import TileStep, n_update_parts
 from dkrr.planning.resources import Rates
-from dkrr.planning.simulation import Cluster, Schedule, TaskGraph, simulate
 from dkrr.tiles import TileGrid
 
-SIMULATED_TILES = 24
-"""Tiles per side up to which the schedule is simulated; beyond, it is estimated."""
 SHARPNESS = 4.0
-"""Exponent of the smooth maximum (among 2 to 10 the closest to 1,100 simulations with 12 to 100 tiles per side, parts
-of 1 to 24 tile columns and 2 to 1,024 slots: 0.84 to 1.12 of their time)."""
+"""Exponent of the smooth maximum (among 2 to 10 the closest to 1,100 runs of `benchmarks.simulation` with 12 to 100
+tiles per side, parts of 1 to 24 tile columns and 2 to 1,024 slots: 0.84 to 1.12 of their time; with 2 to 24 tiles per
+side in the order of submission, which the formula leaves out: 0.88 to 1.03 of nine in ten, 1.00 in the median)."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers of one thread each, and the driver that sends them tasks."""
+
+    slots: int
+    """Tasks that run at once."""
+    window_per_slot: int = 2
+    """Tasks on the scheduler for each slot (``dask_executor.WINDOW_PER_THREAD``)."""
+    round_trip_seconds: float = 0.010
+    """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
+    scheduler_seconds: float = 0.001
+    """Time of the scheduler for each task; it serves one after another (Dask's own figure: about 1 ms)."""
 
 
 @dataclass(frozen=True)
@@ -103,27 +115,8 @@ def factorisation_seconds(
     A full tile of the matrix is formed in `form_seconds`; `slots` tasks run at once, over all workers.
     """
     costs = TaskCosts.of_rates(rates, form_seconds / grid.tile**2)
-    cluster = Cluster.ideal(1)
-    if slots > 1:
-        cluster = Cluster(slots)
-        round_trip = max(0.0, rates.chain_seconds - cluster.scheduler_seconds)
-        cluster = replace(cluster, round_trip_seconds=round_trip)
-    if grid.n_tiles > SIMULATED_TILES:
-        return estimated_seconds(grid, columns_per_task, costs, cluster)
-    return simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
-
-
-def simulate_factorisation(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> Schedule:
-    """Schedule of the real graph of tasks on a cluster that exists on paper."""
-    steps, graph = factorisation_graph(grid.n_tiles, columns_per_task)
-    return simulate(graph, [costs.seconds(step, grid) for step in steps], cluster)
-
-
-@lru_cache(maxsize=4)
-def factorisation_graph(n_tiles: int, columns_per_task: int) -> tuple[tuple[TileStep, ...], TaskGraph]:
-    """Tasks of a factorisation and what they wait for."""
-    steps = tuple(tile_steps(n_tiles, columns_per_task))
-    return steps, TaskGraph.of(steps)
+    round_trip = max(0.0, rates.chain_seconds - Cluster.scheduler_seconds)
+    return estimated_seconds(grid, columns_per_task, costs, Cluster(slots, round_trip_seconds=round_trip))
 
 
 def estimated_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: Cluster) -> float:
@@ -143,12 +136,12 @@ def estimated_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, c
         return sum(column.whole for column in work)
     delay = cluster.round_trip_seconds + cluster.scheduler_seconds
     seconds, done, needed, released, n_tasks = 0.0, 0.0, 0.0, 0.0, 0
-    for column in work:
+    for j, column in enumerate(work):
         needed, released, n_tasks = needed + column.whole, released + column.released, n_tasks + column.n_tasks
         # With tasks shorter than the delay, a slot that has done those of its window waits for the next.
         speed = min(1.0, cluster.window_per_slot / (1.0 + delay * column.n_tasks / column.whole))
         parts = (
-            column.chain + 2 * delay,
+            column.chain + (2 * delay if j < len(work) - 1 else 0.0),  # nothing waits for the last column
             max(0.0, needed - done) / (cluster.slots * speed),
             max(0.0, n_tasks * cluster.scheduler_seconds - seconds),
         )

@@ -34,14 +34,6 @@ NOT_THE_REST = (
     "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
     "gradient solves for them"
 )
-FITS_OF_PARTS = (
-    "parts of the training rows, for the learning curve, have no formula: fits of their own, about {seconds}"
-)
-FITS_INSTEAD = (
-    "parts of the training rows, for the learning curve, are so few rows that fits of their own, about {seconds}, are "
-    "faster than further columns"
-)
-PRIMAL_PARTS = "the parts of the training rows, for the learning curve, have sums of their own"
 
 
 @dataclass(frozen=True)
@@ -58,15 +50,13 @@ class FoldSizes:
     """Scores are of all targets together, so that none can wait."""
     predicts: bool = False
     """Scores need the predictions of rows, not only the sums of their squared errors."""
-    curve: tuple[float, ...] = ()
-    """Fractions of the training rows on which every fold is trained as well, for a learning curve."""
     refit: bool = False
     """All rows are fitted as well."""
 
     @property
     def n_sets(self) -> int:
-        """Training sets of one run: those of the folds and of the learning curve, and all rows."""
-        return self.n_folds * (1 + len(self.curve)) + self.refit
+        """Training sets of one run: those of the folds, and all rows."""
+        return self.n_folds + self.refit
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,16 +77,12 @@ class SelectionPlan(Explained):
     """Projected highest memory of any process that works."""
     reasons: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
-    fits_parts: bool = False
-    """The parts of the training rows, for a learning curve, have fits of their own."""
-    n_kernels: int = 1
-    """Kernels of the run, this one among them, whose tiles are formed together; `seconds` is the part of this one."""
+    curve: tuple[float, ...] = ()
+    """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
 
     def summary(self) -> str:
         """Short description of the method."""
         folds = "leave-one-out" if self.sizes.is_loo else plural(self.sizes.n_folds, "fold")
-        if self.sizes.curve and not self.fits_parts:
-            folds += f" × {len(self.sizes.curve) + 1} sizes"
         alphas = f"{self.n_alphas} λ" if self.n_alphas > 1 else "1 λ"
         how = {
             "sweep": f"all {folds} × {alphas} in one run",
@@ -104,9 +90,8 @@ class SelectionPlan(Explained):
             "primal": f"{folds} × {alphas} from one pass over the rows",
             "refits": f"a fit of all {alphas} for each of {folds}",
         }[self.method]
-        parts = f", and a fit for each of {len(self.sizes.curve)} parts" if self.fits_parts else ""
-        together = f", with {plural(self.n_kernels - 1, 'other kernel')}" if self.n_kernels > 1 else ""
-        return f"{how}{parts}{together}; {self.plan.chosen.summary()}"
+        parts = f", and a fit for each of {plural(len(self.curve), 'part')}" if self.curve else ""
+        return f"{how}{parts}; {self.plan.chosen.summary()}"
 
     def _memory(self) -> str:
         if self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
@@ -119,8 +104,8 @@ class SelectionPlan(Explained):
             "method": self.method,
             "name": self.summary(),
             "n_alphas": self.n_alphas,
-            "n_kernels": self.n_kernels,
             "folds": asdict(self.sizes),
+            "curve": list(self.curve),
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
             "reasons": list(self.reasons),
@@ -182,7 +167,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
             return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
     found, against = list[SelectionPlan](), list[str]()
     dual = replace(problem, form="dual")
-    for make in (plan_sweep, _sweep_and_fits, _factors):
+    for make in (plan_sweep, _factors):
         try:
             found.extend(make(dual, sizes, resources))
         except (DiskSpaceError, MemoryLimitError) as error:
@@ -192,6 +177,43 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
     best = min(found, key=lambda plan: plan.seconds)
     rejected = [f"{p.summary()}: slower (about {format_seconds(p.seconds)})" for p in found if p is not best]
     return replace(best, rejected=(*rejected, *against))
+
+
+def with_parts(
+    plan: SelectionPlan, problem: Problem, fractions: tuple[float, ...], resources: Resources
+) -> SelectionPlan:
+    """The plan with the fits of all λ to parts of the training rows of every fold, for a learning curve.
+
+    Parameters
+    ----------
+    plan : SelectionPlan
+    problem : Problem
+        As for `plan_selection`.
+    fractions : tuple of float
+        Rows of the parts over those of a training set.
+    resources : Resources
+
+    Raises
+    ------
+    PlanError
+        If no plan of a part stays within the limits.
+    """
+    seconds, peak, every = 0.0, plan.peak_bytes, replace(problem, n_targets=problem.n_targets * len(problem.alphas))
+    for fraction in fractions:
+        part = every
+        if problem.x_in_memory or plan.plan.form == "dual":  # else all rows are read, with weights of 0
+            rows = max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds)))
+            part = replace(
+                every, n=rows, n_counting=None, heaviest_bytes=(), x_bytes=None, x_in_memory=True, layout=None
+            )
+        one = make_plan(part, resources)
+        seconds, peak = seconds + plan.sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
+    reason = (
+        f"parts of the training rows, for the learning curve, have fits of their own, about {format_seconds(seconds)}"
+    )
+    return replace(
+        plan, curve=fractions, seconds=plan.seconds + seconds, peak_bytes=peak, reasons=(*plan.reasons, reason)
+    )
 
 
 def _none(problem: Problem, sizes: FoldSizes, against: list[str]) -> PlanError | InputError:
@@ -224,9 +246,6 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
         flops = p.n * side * (2.0 * t + (side if sizes.is_loo else 0.0)) * n_alphas
         passing = next(stage.seconds for stage in one.chosen.stages if stage.name == "normal matrix")
         seconds += passing + one.resources.rates.seconds(Cost(gemm_flops=flops), threads)
-    if sizes.curve:
-        of_curve = one.resources.rates.seconds(_of_primal_curve(p, sizes), threads)
-        seconds += len(sizes.curve) * one.seconds + of_curve
     peak = max(_primal_bytes(p, sizes, one.resources, side), one.peak_bytes)
     place = one.chosen.place
     limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes
@@ -236,8 +255,7 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
             raise MemoryLimitError(f"{what}that are allowed: increase memory_limit")
         return _refits(problem, sizes, resources, f"{what}that are allowed")
     reason = "the features are no more than the rows: sums over all rows less those that a fold leaves out"
-    reasons = (reason, *((PRIMAL_PARTS,) if sizes.curve else ()))
-    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, reasons)
+    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
 def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int) -> int:
@@ -254,58 +272,10 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
 
 
-def _of_primal_curve(p: Problem, sizes: FoldSizes) -> Cost:
-    """Cost of the sums, solutions and predictions of the parts of a learning curve, without the passes."""
-    side, n_alphas = p.side("primal") + 1, len(p.alphas)
-    rows = p.n * (sizes.n_folds - 1) * sum(sizes.curve)  # of all folds
-    solves = n_alphas * sizes.n_folds * len(sizes.curve) * side**3 / 3
-    predicting = 2.0 * p.n * side * p.n_targets * n_alphas * len(sizes.curve)
-    return Cost(gemm_flops=rows * side**2 + solves + predicting)
-
-
-def _fits_of_parts(problem: Problem, sizes: FoldSizes, resources: Resources) -> tuple[float, int]:
-    """Time of the fits of all λ to the parts of a learning curve, in every fold, and the highest memory of any."""
-    seconds, peak = 0.0, 0
-    for fraction in sizes.curve:
-        rows = max(1, int(fraction * problem.n * (1 - 1 / max(2, sizes.n_folds))))
-        part = replace(
-            problem,
-            n=rows,
-            n_counting=None,
-            n_targets=problem.n_targets * len(problem.alphas),
-            heaviest_bytes=(),
-            x_bytes=None,
-            x_in_memory=True,
-            layout=None,
-        )
-        one = make_plan(part, resources)
-        seconds, peak = seconds + sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
-    return seconds, peak
-
-
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: str) -> SelectionPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    more, peak = _fits_of_parts(problem, sizes, resources)
-    seconds = sizes.n_folds * one.seconds + more
-    return SelectionPlan("refits", one, sizes, n_alphas, seconds, max(peak, one.peak_bytes), (reason,))
-
-
-def _sweep_and_fits(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
-    """The same, and fits of the parts of a learning curve."""
-    if not sizes.curve:
-        return
-    more, of_parts = _fits_of_parts(problem, sizes, resources)
-    reason = FITS_INSTEAD.format(seconds=format_seconds(more))
-    for plan in plan_sweep(problem, replace(sizes, curve=()), resources):
-        yield replace(
-            plan,
-            sizes=sizes,
-            seconds=plan.seconds + more,
-            peak_bytes=max(plan.peak_bytes, of_parts),
-            reasons=(*plan.reasons, reason),
-            fits_parts=True,
-        )
+    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
 
 
 def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
@@ -332,8 +302,6 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     reasons = ["products with K serve all folds and all λ, and hold the predictions of the rows that are left out"]
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)
-    if sizes.curve:
-        reasons.append("parts of the training rows, for the learning curve, are columns of the same run")
     peak = max(plan.peak_bytes, own)
     yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, peak, tuple(reasons))
 
@@ -380,16 +348,9 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     reason = "errors follow from a factor of all rows" + (
         ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
     )
-    reasons = [reason]
-    more, of_parts = _fits_of_parts(problem, sizes, resources)
-    if sizes.curve:
-        reasons.append(FITS_OF_PARTS.format(seconds=format_seconds(more)))
     errors = resources.rates.seconds(_error_cost(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
-    seconds = len(problem.alphas) * (one.seconds + inverse + errors) + more
-    peak = max(peak, of_parts)
-    yield SelectionPlan(
-        "factors", one, sizes, len(problem.alphas), seconds, peak, tuple(reasons), fits_parts=bool(sizes.curve)
-    )
+    seconds = len(problem.alphas) * (one.seconds + inverse + errors)
+    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))
 
 
 def _error_cost(n: int, n_targets: int, n_folds: int) -> Cost:

@@ -23,7 +23,7 @@ from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram
 from dkrr.rows.tables import TableTargets, table_rows
 from dkrr.rows.zarr_arrays import zarr_rows
-from dkrr.tables import Table, as_table, is_pandas_like, matrix_in, table_at
+from dkrr.tables import Table, as_table, is_pandas_like, table_at
 from dkrr.tiles.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
 from dkrr.values import is_existing_folder, location
@@ -66,9 +66,6 @@ def open_path(path: str, name: str = "X") -> Any:
     table = table_at(path, name)
     if table is not None:
         return table
-    matrix = matrix_in(path)
-    if matrix is not None:
-        return unlabelled(matrix)
     file, _, member = path.partition("::")
     try:
         return _opened_file(file, member, name)

@@ -32,7 +32,6 @@ class TableRows(Rows):
     def __init__(self, table: Table, name: str = "X") -> None:
         table.check_numeric(name)
         self.table, self._name = table, name
-        self.is_computed = table.source.is_costly
 
     @cached_property
     def shape(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Learning curves: the scores of models that are trained on parts of the training rows of every fold.
 
 The parts are nested, and those of all folds follow one order of the rows: from one size to the next only the number of
-rows changes. They are training sets like those of the folds, with the same rows held out.
+rows changes. Every part has a fit of its own, and the rows that its fold holds out are scored.
 """
 
 from dataclasses import dataclass
@@ -86,11 +86,6 @@ class LearningCurve:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
-    def fractions(self) -> tuple[float, ...]:
-        """Mean fractions of the training rows."""
-        return tuple((self.sizes / self.n_training).mean(axis=1).tolist())
-
     def of_size(self, size: int) -> Folds:
         """The parts of one size as training sets of the folds."""
         parts = tuple(self.training(size, f) for f in range(len(self.folds)))
@@ -102,31 +97,6 @@ class LearningCurve:
         is_eligible[self.folds.training(fold)] = True
         is_eligible &= self.is_counting
         return np.sort(self.order[is_eligible[self.order]][: self.sizes[size, fold]])
-
-    def with_folds(self) -> "CurveFolds":
-        """The folds, and behind them the parts, size by size."""
-        return CurveFolds(self.folds.n, self.folds.test * (1 + len(self)), curve=self)
-
-
-@dataclass(frozen=True)
-class CurveFolds(Folds):
-    """Folds that choose λ, and behind them those of a learning curve, size by size."""
-
-    curve: LearningCurve | None = None
-
-    @property
-    def n_choosing(self) -> int:
-        assert self.curve is not None
-        return len(self.curve.folds)
-
-    @property
-    def train_on_the_rest(self) -> bool:
-        return False
-
-    def training(self, fold: int) -> Numbers:
-        assert self.curve is not None
-        size, f = divmod(fold, self.n_choosing)
-        return self.curve.folds.training(f) if size == 0 else self.curve.training(size - 1, f)
 
 
 def _order(folds: Folds, groups: Any, random_state: int) -> Numbers:

@@ -59,9 +59,9 @@ class FoldSystems:
         first = (a * self.n_sets + fold) * self.width
         return slice(first, first + self.width)
 
-    def choosing_columns_of(self, a: int) -> slice:
-        """Columns of a λ, of the folds that choose."""
-        return slice(self.columns(a, 0).start, self.columns(a, self.folds.n_choosing - 1).stop)
+    def columns_of_folds(self, a: int) -> slice:
+        """Columns of a λ, of all folds."""
+        return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
 
     def right_sides(self) -> Array:
         """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""

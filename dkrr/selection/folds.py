@@ -46,11 +46,6 @@ class Folds:
     def __len__(self) -> int:
         return self.n if self.is_loo else len(self.test)
 
-    @property
-    def n_choosing(self) -> int:
-        """Number of folds whose scores choose λ: the first ones; those of a learning curve follow."""
-        return len(self)
-
     def training(self, fold: int) -> Numbers:
         """Numbers of the training rows of a fold, not of leave-one-out."""
         if self.train is not None:

@@ -154,7 +154,6 @@ class HeldOutError:
             if kernel == before:
                 return matrix
             self._context.executor.forget(self._context.run)
-            self._context.storage.delete("gram")
             self._data = replace(self._data, rows=matrix.rows)  # those in the store, if they were copied
         matrix = LengthGram(replace(self._data, kernel=kernel), self._strategy, self._context, None)
         self._kept = kernel, matrix

@@ -40,8 +40,7 @@ class Race:
         self.n_kept = len(systems.alphas)
         """λ that go on, the largest ones."""
         self._n_alphas, self._n_sets, self._width = len(systems.alphas), systems.n_sets, systems.width
-        self._n_choosing = systems.folds.n_choosing
-        self._tests = systems.folds.test[: self._n_choosing]
+        self._tests = systems.folds.test
         self._sums = np.zeros(len(systems.shift))
         self._held_out = [np.zeros((len(rows), self._n_alphas * self._width)) for rows in self._tests]
         self._norms = column_norms(iteration.right_sides / systems.sizes)
@@ -87,7 +86,7 @@ class Race:
         sets, product = self._systems.sets, self._operator.last_product
         self._sums[columns] += step * (sets.scale(columns) * direction).sum(axis=0)
         of_column = sets.of_column[columns]
-        for f in np.unique(of_column[of_column < self._n_choosing]):
+        for f in np.unique(of_column[of_column < len(self._tests)]):
             here = np.flatnonzero(of_column == f)
             numbers = columns[here]
             places = numbers // (self._n_sets * self._width) * self._width + numbers % self._width
@@ -100,7 +99,7 @@ class Race:
         reached = np.zeros(len(self._systems.shift))
         norms = np.linalg.norm(cycle.residual, axis=0)
         reached[cycle.columns] = np.where(norms > cycle.goal, norms / self._norms[cycle.columns], 0.0)
-        worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : self._n_choosing].max(axis=(1, 2))
+        worst = reached.reshape(self._n_alphas, self._n_sets, -1)[:, : len(self._tests)].max(axis=(1, 2))
         for a in range(self.n_kept):
             if worst[a] > (MOST_RESIDUAL if self._systems.is_squared_error else 0.0):
                 break
@@ -151,7 +150,7 @@ class Race:
     def _score(self, a: int) -> Array:
         """Mean scores of a λ, of shape (t' or 1,)."""
         systems, each = self._systems, []
-        for f in range(self._n_choosing):
+        for f in range(len(self._tests)):
             where = systems.columns(a, f)
             part = self._held_out[f][:, a * self._width : (a + 1) * self._width] * systems.sizes[where]
             each.append(systems.score(f, systems.predictions(part, self._sums[where] * systems.sizes[where])))

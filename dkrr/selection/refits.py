@@ -1,6 +1,5 @@
 """A fit of all λ for each fold: where nothing is shared between folds."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,18 +26,22 @@ def score_by_refits(
     sheet: ScoreSheet,
     report: Report,
     progress: bool | None,
-    numbers: Iterable[int],
+    *,
+    in_place: bool,
 ) -> None:
-    """Score every λ, or the first ones, by fits to the training rows of some folds, all λ as targets of their own."""
+    """Score every λ by fits to the training rows of each fold, all λ as targets of their own.
+
+    Rows that are not in memory stay where they are (`in_place`), the others with weight 0; or the training rows are
+    read, where the cost of a fit depends on their number more than on reading them.
+    """
     targets = request.outputs
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
-    for f in numbers:
-        fitted = fit(_of_training_rows(request, folds, f, alphas), progress)
+    for f in range(len(folds)):
+        fitted = fit(_of_training_rows(request, folds, f, alphas, in_place=in_place), progress)
         (solved,) = fitted.solved
         predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
-        report.iterations[: len(alphas), f] = solved.result.iterations
-        report.residuals[: len(alphas), f] = solved.result.residual
+        report.iterations[:, f], report.residuals[:, f] = solved.result.iterations, solved.result.residual
         for a in range(len(alphas)):
             sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
 
@@ -49,7 +52,7 @@ def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:
     return taken[:, training] if request.settings.kernel.is_precomputed else taken
 
 
-def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array) -> FitRequest:
+def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array, *, in_place: bool) -> FitRequest:
     targets, settings = request.outputs, request.settings
     assert isinstance(targets, Targets)
     if settings.store is not None:
@@ -57,8 +60,7 @@ def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Arra
     request = replace(request, settings=settings)
     repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
     training, weights = folds.training(fold), request.weights
-    is_part = fold >= folds.n_choosing  # of a learning curve: the cost of all rows is not that of some
-    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or is_part:
+    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or not in_place:
         outputs = Targets(np.tile(targets.values[training], t), repeated)
         weights = None if weights is None else weights[training]
         return replace(request, rows=MemoryRows(_taken(request, training, training)), outputs=outputs, weights=weights)

@@ -17,7 +17,6 @@ class Report:
     Parameters
     ----------
     n_alphas, n_folds : int
-        The folds are those that choose λ, and behind them those of a learning curve.
     """
 
     n_alphas: int

@@ -45,7 +45,7 @@ class SelectionRequest:
     """Whether to give up λ whose scores become worse."""
     keeps_predictions: bool = False
     curve: LearningCurve | None = None
-    """Parts of the training rows that are scored as well."""
+    """Parts of the training rows that have fits of their own."""
     refit: bool = True
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None

@@ -32,7 +32,6 @@ class ScoreSheet:
     targets : ndarray of shape (n, t)
     weights : ndarray of shape (n,), optional
     folds : Folds
-        With those of a learning curve, if there is one.
     n_alphas : int
     is_vector : bool
         Targets are given as a vector, and so are they to `score`.
@@ -58,7 +57,7 @@ class ScoreSheet:
         self._is_vector, self.per_target = is_vector, per_target
         self._kept: dict[int, Array] | None = {} if keeps_predictions else None
         self._n_held_out = np.full(len(targets), 1 if folds.is_loo else 0)
-        for rows in folds.test[: folds.n_choosing]:
+        for rows in folds.test:
             self._n_held_out[rows] += 1
         n_scores = 1 if folds.is_loo else len(folds)
         self.values = np.full((n_alphas, n_scores, targets.shape[1] if per_target else 1), np.nan)
@@ -77,7 +76,7 @@ class ScoreSheet:
     def take(self, a: int, fold: int, predictions: Array, columns: slice = slice(None)) -> None:
         """Score predictions of a fold's rows, of shape (k, t'), by a model of one λ (by all of leave-one-out's)."""
         values = self.score(fold, predictions, columns)
-        if self._kept is not None and fold < self._folds.n_choosing:
+        if self._kept is not None:
             rows = self._rows(fold)
             total = self._kept.setdefault(a, np.zeros(self._targets.shape))
             total[rows, columns] += predictions
@@ -118,15 +117,6 @@ class ScoreSheet:
     def _rows(self, fold: int) -> Numbers:
         return np.arange(self._folds.n) if self._folds.is_loo else self._folds.test[fold]
 
-    def part(self, folds: Folds, first: int = 0) -> Self:
-        """The same scores, of some folds only: as many as these, from the number of one on."""
-        other = copy(self)
-        count = 1 if folds.is_loo else len(folds)
-        other._folds, other.values = folds, self.values[:, first : first + count]
-        if first:
-            other._kept = None
-        return other
-
     def in_order(self, order: Numbers) -> Self:
         """The same with the λ in another order."""
         other = copy(self)
@@ -147,5 +137,5 @@ class ScoreSheet:
             return np.asarray(found / np.where(self._n_held_out == 0, np.nan, self._n_held_out)[:, None])
 
     def means(self) -> Array:
-        """Mean scores of every λ over the folds that choose it, of shape (n_alphas, t or 1)."""
-        return np.asarray(self.values[:, : self._folds.n_choosing].mean(axis=1))
+        """Mean scores of every λ over the folds, of shape (n_alphas, t or 1)."""
+        return np.asarray(self.values.mean(axis=1))

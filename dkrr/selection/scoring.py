@@ -2,31 +2,29 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from math import log
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import ConvergenceWarning
-from dkrr.fitting.context import Context, open_context
-from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.context import open_context
+from dkrr.fitting.data import shared_fields
 from dkrr.fitting.repair import with_repairs
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.kernels.families import families
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
+from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
-from dkrr.planning.several_kernels import plan_together
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
 from dkrr.runtime import Progress, make_progress
+from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
+from dkrr.selection.folds import Folds
 from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.refit import Refit
 from dkrr.selection.refits import score_by_refits
@@ -34,7 +32,6 @@ from dkrr.selection.report import Report
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import ScoreSheet
 from dkrr.selection.sweep import sweep
-from dkrr.selection.together import OneOfSeveral, Together
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -49,8 +46,9 @@ class Candidate:
     sheet: ScoreSheet
     """Its λ are in the order of the request."""
     report: Report
-    all_scores: Array
-    """Scores of the folds, and behind them those of a learning curve; of shape (n_alphas, n_sets, t or 1)."""
+    parts: Array | None = None
+    """Scores of the parts of a learning curve, of shape (n_sizes, n_alphas, n_folds, t or 1); NaN for λ that were given
+    up."""
     start: DualStart | None = None
     """Solution for all rows with the best λ of this kernel, where the run has solved for it."""
 
@@ -64,8 +62,6 @@ class Candidate:
 class _Work:
     """What scores one kernel with every λ."""
 
-    number: int
-    """Number of the kernel."""
     settings: Settings
     """Its settings, with the accuracy of scores and a store of its own."""
     alphas: Array
@@ -78,21 +74,10 @@ class _Work:
     @classmethod
     def of(cls, request: SelectionRequest, number: int) -> Self:
         """Work on the kernel with this number."""
-        folds = request.folds if request.curve is None else request.curve.with_folds()
-        order = _descending(request)
-        loose = replace(_settings(request, number), tol=request.tol)
-        sheet = ScoreSheet(
-            request.score,
-            request.values,
-            request.weights,
-            folds,
-            len(order),
-            is_vector=request.is_vector,
-            per_target=request.per_target,
-            keeps_predictions=request.keeps_predictions,
-        )
+        order, folds = _descending(request), request.folds
+        sheet = _sheet(request, folds, len(order), keeps_predictions=request.keeps_predictions)
         report = Report(len(order), 1 if folds.is_loo else len(folds))
-        return cls(number, loose, request.alphas[order], sheet, report, request.last_fit())
+        return cls(_settings(request, number), request.alphas[order], sheet, report, request.last_fit())
 
     def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
@@ -100,14 +85,26 @@ class _Work:
         for message in _shortfalls(self.report, self.alphas):
             warnings.warn(message, ConvergenceWarning, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
-        found = self.sheet.in_order(back)
         start = None if self.refit is None else self.refit.start(request.values.shape[1])
-        return Candidate(plan, found.part(request.folds), self.report.in_order(back), found.values, start)
+        return Candidate(plan, self.sheet.in_order(back), self.report.in_order(back), start=start)
 
 
 def _settings(request: SelectionRequest, number: int) -> Settings:
-    """Settings of the kernel with this number, with a store of its own."""
-    return within_store(request.settings[number], f"kernel-{number}")
+    """Settings of the kernel with this number, with the accuracy of scores and a store of its own."""
+    return replace(within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
+
+
+def _sheet(request: SelectionRequest, folds: Folds, n_alphas: int, *, keeps_predictions: bool = False) -> ScoreSheet:
+    return ScoreSheet(
+        request.score,
+        request.values,
+        request.weights,
+        folds,
+        n_alphas,
+        is_vector=request.is_vector,
+        per_target=request.per_target,
+        keeps_predictions=keeps_predictions,
+    )
 
 
 def _descending(request: SelectionRequest) -> Numbers:
@@ -116,59 +113,51 @@ def _descending(request: SelectionRequest) -> Numbers:
 
 
 def all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
-    """Scores of every kernel, in runs of one kernel, or of several that share work."""
-    found = dict[int, Candidate]()
-    for numbers in families([settings.kernel for settings in request.settings], request.rows.shape[1]):
-        problems = [_problem(request, _Work.of(request, number)) for number in numbers]
-        plans = [plan_selection(*problem) for problem in problems]
-        runs = [([k], [plan]) for k, plan in enumerate(plans)]
-        if len(numbers) > 1:
-            _, sizes, resources = problems[0]
-            runs = plan_together([problem for problem, _, _ in problems], plans, sizes, resources)
-        for some, together in runs:
-            found |= _scored(request, [numbers[k] for k in some], together, show_progress)
-    return [found[number] for number in range(len(request.settings))]
+    """Scores of every kernel, one after the other."""
+    return [_scored(request, number, show_progress) for number in range(len(request.settings))]
 
 
-def _scored(
-    request: SelectionRequest, numbers: Sequence[int], plans: Sequence[SelectionPlan], show_progress: bool | None
-) -> dict[int, Candidate]:
-    """Scores of kernels in one run, by a plan for each; what is damaged in their stores is computed again."""
+def _scored(request: SelectionRequest, number: int, show_progress: bool | None) -> Candidate:
+    """Scores of one kernel; what is damaged in its store is computed again."""
+    plan = plan_selection(*_problem(request, _Work.of(request, number)))
     begun = time.perf_counter()
-    progress = _progress_of(sum(plan.seconds for plan in plans), show_progress)
+    progress = _progress_of(plan.seconds, show_progress)
 
-    def scored() -> list[_Work]:
-        works = [_Work.of(request, number) for number in numbers]
-        if len(works) == 1:
-            _carry_out(request, works[0], plans[0], progress, show_progress)
-        else:
-            _carry_out_together(request, works, plans, progress)
-        return works
+    def scored() -> _Work:
+        work = _Work.of(request, number)
+        _carry_out(request, work, plan, progress, show_progress)
+        return work
 
-    stores = [store for number in numbers if (store := _settings(request, number).store) is not None]
-    works, repairs = with_repairs(stores, scored)
+    store = _settings(request, number).store
+    work, repairs = with_repairs([] if store is None else [store], scored)
     for text in repairs:
         progress.note(text)
-    each = (time.perf_counter() - begun) / len(works)  # the time is divided equally
-    found = dict[int, Candidate]()
-    for work, plan in zip(works, plans, strict=True):
-        work.report.messages += repairs
-        found[work.number] = work.candidate(request, plan, each)
+    work.report.messages += repairs
+    found = work.candidate(request, plan, time.perf_counter() - begun)
+    if request.curve is None:
+        return found
+    return replace(found, parts=_scored_parts(request, request.curve, number, found, plan.plan.form, show_progress))
+
+
+def _scored_parts(
+    request: SelectionRequest,
+    curve: LearningCurve,
+    number: int,
+    candidate: Candidate,
+    form: Form,
+    show_progress: bool | None,
+) -> Array:
+    """Scores of the parts of a learning curve, by fits of all λ that the folds have not given up."""
+    settings, values = _settings(request, number), candidate.sheet.values
+    kept, found = ~candidate.report.stopped, np.full((len(curve), *values.shape), np.nan)
+    alphas = request.alphas[kept]
+    for size in range(len(curve)):
+        store = None if settings.store is None else f"{settings.store}-size-{size}"
+        fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
+        sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
+        score_by_refits(fits, parts, alphas, sheet, report, show_progress, in_place=form == "primal")
+        found[size, kept] = sheet.values
     return found
-
-
-def _carry_out_together(
-    request: SelectionRequest, works: Sequence[_Work], plans: Sequence[SelectionPlan], progress: Progress
-) -> None:
-    """Score kernels whose tiles are formed together."""
-    together = Together(len(works))
-
-    def sweep_of(k: int) -> Callable[[], None]:
-        own = OneOfSeveral(progress, "conjugate gradient")
-        return lambda: _carry_out(request, works[k], plans[k], own, False, partial(together.matrix, k))
-
-    with progress.stage("conjugate gradient", -len(works) * log(request.tol), detail=f"{len(works)} kernels"):
-        together.run([sweep_of(k) for k in range(len(works))])
 
 
 def _progress_of(seconds: float, show: bool | None) -> Progress:
@@ -196,7 +185,6 @@ def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes
     sizes = replace(
         request.sizes(settings),
         targets_together=not sheet.batches,
-        curve=() if request.curve is None else request.curve.fractions,
         refit=work.refit is not None,
         predicts=not sheet.takes_squares,
     )
@@ -209,51 +197,37 @@ def _carry_out(
     plan: SelectionPlan,
     progress: Progress,
     show_progress: bool | None,
-    matrix_of: Callable[[TrainingData, Iterative, Context], MultipliedGram] | None = None,
 ) -> None:
-    """Score one kernel; `matrix_of` makes its Gram matrix where the products are those of several."""
+    """Score one kernel."""
     settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
-    folds, fits = request.folds, request.fit_request(settings, float(alphas[0]))
-    sets = folds if request.curve is None else request.curve.with_folds()
-    in_run = folds if plan.fits_parts else sets
+    folds, fits, one = request.folds, request.fit_request(settings, float(alphas[0])), plan.plan
     if plan.method == "refits":
-        score_by_refits(fits, sets, alphas, sheet, report, show_progress, range(len(sets)))
+        score_by_refits(fits, folds, alphas, sheet, report, show_progress, in_place=one.form == "primal")
         return
-    one = plan.plan
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
-    fields = {"folds": in_run if plan.method == "sweep" else folds, "candidates": tuple(alphas.tolist())}
+    fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one) | fields)
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":
-        threads = one.resources.local_threads
-        PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
-        for size in range(len(request.curve or ())):
-            assert request.curve is not None
-            parts = request.curve.of_size(size)
-            PrimalFolds(data, parts, progress, threads).score(alphas, sheet.part(parts, len(folds) * (1 + size)))
+        PrimalFolds(data, folds, progress, one.resources.local_threads).score(alphas, sheet)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            matrix = None if matrix_of is None else matrix_of(data, one.chosen, context)
             sweep(
                 one.chosen,
                 data,
                 one,
                 context,
-                in_run,
+                folds,
                 alphas,
                 sheet,
                 report,
                 race=request.race,
                 refit=work.refit,
-                matrix=matrix,
             )
         else:
             assert isinstance(one.chosen, Direct)
             data = data.by_folds()
             score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
-    if plan.fits_parts:  # λ that the folds have given up are the last ones
-        kept = alphas[: 1 + np.flatnonzero(~report.stopped)[-1]]
-        score_by_refits(fits, sets, kept, sheet, report, show_progress, range(len(folds), len(sets)))

@@ -125,8 +125,7 @@ class FoldSweep:
             where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
             self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
-            known = where if f >= systems.folds.n_choosing else systems.choosing_columns_of(a)
-            if a < n_kept or outcome.residuals[known].max() <= STOPPED_RESIDUAL:
+            if a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL:
                 self._sheet.take(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
@@ -193,7 +192,6 @@ def sweep(
     *,
     race: bool,
     refit: Refit | None = None,
-    matrix: MultipliedGram | None = None,
 ) -> None:
     """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
 
@@ -205,10 +203,8 @@ def sweep(
         Of a fit with as many targets as there are in one run, and with these folds.
     refit : Refit, optional
         Takes the solutions for all rows.
-    matrix : MultipliedGram, optional
-        K, where its products are shared with other kernels; None: one of its own.
     """
-    matrix = MultipliedGram(data, strategy, context, None) if matrix is None else matrix
+    matrix = MultipliedGram(data, strategy, context, None)
     batches = list(target_batches(data.targets.shape[1], plan.problem.n_targets))
     if len(batches) > 1 and not sheet.per_target:
         refit = None  # no run knows the scores of all targets
@@ -222,7 +218,7 @@ def sweep(
             preconditioner = preconditioner.for_columns(run.systems.sets, run.systems.shift)
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
-        report.stopped[:] = np.isnan(sheet.values[:, : len(folds)]).any(axis=(1, 2))
+        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2))
         if not sheet.per_target:
             sheet.values[report.stopped] = np.nan
 

@@ -2,21 +2,13 @@
 
 from dkrr.solvers.direct import Cholesky
 from dkrr.solvers.result import SolveResult, Status
-from dkrr.solvers.settings import (
-    ConjugateGradient,
-    Float32Cholesky,
-    GreedyCholesky,
-    RPCholesky,
-    UniformNystroem,
-)
+from dkrr.solvers.settings import ConjugateGradient, Float32Cholesky, RPCholesky
 
 __all__ = [
     "Cholesky",
     "ConjugateGradient",
     "Float32Cholesky",
-    "GreedyCholesky",
     "RPCholesky",
     "SolveResult",
     "Status",
-    "UniformNystroem",
 ]

@@ -1,18 +1,17 @@
 """Settings of the iterative solver: values that do no work."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.linalg.pivoted_cholesky import PivotRule
 from dkrr.values import MAX_WHOLE, choice, is_real, shown
 
 
 @dataclass(frozen=True)
-class Pivoted:
-    """Common settings of preconditioners by a partial Cholesky factor.
+class RPCholesky:
+    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices.
 
     Parameters
     ----------
@@ -21,8 +20,6 @@ class Pivoted:
     random_state : int, default=0
         Seed of the random pivots.
     """
-
-    pivots: ClassVar[PivotRule]
 
     rank: int | None = None
     random_state: int = 0
@@ -38,24 +35,6 @@ class Pivoted:
             )
 
 
-class RPCholesky(Pivoted):
-    """Preconditioner of randomly pivoted partial Cholesky: the most robust choice for kernel matrices."""
-
-    pivots = "rpcholesky"
-
-
-class UniformNystroem(Pivoted):
-    """Preconditioner of Nyström with pivots drawn uniformly."""
-
-    pivots = "uniform"
-
-
-class GreedyCholesky(Pivoted):
-    """Preconditioner of partial Cholesky with the largest remaining pivots."""
-
-    pivots = "greedy"
-
-
 @dataclass(frozen=True)
 class Float32Cholesky:
     """Preconditioner of a complete Cholesky factorisation in float32.
@@ -64,7 +43,7 @@ class Float32Cholesky:
     """
 
 
-PreconditionerSettings = Pivoted | Float32Cholesky
+PreconditionerSettings = RPCholesky | Float32Cholesky
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,7 @@ class ConjugateGradient:
 
     Parameters
     ----------
-    preconditioner : RPCholesky, UniformNystroem, GreedyCholesky, Float32Cholesky, "auto" or None
+    preconditioner : RPCholesky, Float32Cholesky, "auto" or None
         "auto": the planner chooses; None: none.
     precision : {"auto", "mixed", "float64"}
         "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
@@ -103,8 +82,8 @@ class ConjugateGradient:
         )
         if not (is_named or isinstance(self.preconditioner, PreconditionerSettings)):
             raise InputError(
-                f"preconditioner is {shown(self.preconditioner)}; expected 'auto', None, or one of RPCholesky(), "
-                f"UniformNystroem(), GreedyCholesky() and Float32Cholesky() of dkrr.solvers"
+                f"preconditioner is {shown(self.preconditioner)}; expected 'auto', None, or one of RPCholesky() "
+                f"and Float32Cholesky() of dkrr.solvers"
             )
         choice(self.precision, "precision", ("auto", "mixed", "float64"))
         if not _is_whole(self.max_iter, 1):
@@ -115,7 +94,7 @@ class ConjugateGradient:
     @property
     def rank(self) -> int | None:
         """Rank of the preconditioner's factor that was requested; None: left open."""
-        return self.preconditioner.rank if isinstance(self.preconditioner, Pivoted) else None
+        return self.preconditioner.rank if isinstance(self.preconditioner, RPCholesky) else None
 
 
 def _is_whole(value: object, least: int) -> bool:

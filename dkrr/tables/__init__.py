@@ -2,7 +2,7 @@
 
 from dkrr.tables.base import Table
 from dkrr.tables.names import selected_names
-from dkrr.tables.opening import as_table, is_table_path, matrix_in, open_table, table_at
+from dkrr.tables.opening import as_table, is_table_path, open_table, table_at
 from dkrr.tables.roles import in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.source import Column, Source
 
@@ -14,7 +14,6 @@ __all__ = [
     "in_memory",
     "is_pandas_like",
     "is_table_path",
-    "matrix_in",
     "open_table",
     "opened",
     "selected_names",

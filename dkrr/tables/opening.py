@@ -8,7 +8,6 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.tables.base import Table
-from dkrr.tables.names import selected_names
 from dkrr.tables.source import Source
 from dkrr.values import is_existing_folder, location, shown
 
@@ -18,6 +17,7 @@ ARROW = (".arrow", ".feather", ".ipc")
 FORMATS = PARQUET + CSV + ARROW
 """Ends of the names of files that are tables."""
 NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
+"""Ends of the names of files that are refused with what to use instead."""
 ZARR = ("zarr.json", ".zarray", ".zgroup")
 PACKAGES = "pip install 'dkrr[tables]'"
 
@@ -27,10 +27,10 @@ def open_table(path: Any, columns: Any = None) -> Table:
 
     Parameters
     ----------
-    path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table, xarray Dataset or Table
-        A file in Parquet, CSV, Arrow's format or netCDF (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``, ``.nc``), a
-        folder of such files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``),
-        or the URL of a Parquet file or folder; with ``::a,b`` behind it for some of the columns.
+    path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table or Table
+        A file in Parquet, CSV or Arrow's format (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``), a folder of such
+        files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``), or the URL of a
+        Parquet file or folder; with ``::a,b`` behind it for some of the columns.
         CSV and Arrow files and lazy frames are copied once to a temporary file in Parquet.
     columns : str or sequence of str, optional
         Names or patterns of the columns (`Table.select`); None: all.
@@ -60,7 +60,7 @@ def open_table(path: Any, columns: Any = None) -> Table:
         what = f"{shown(str(path))}" if isinstance(path, str | Path) else f"a {type(path).__qualname__}"
         raise (InputError if isinstance(path, str | Path) else InputTypeError)(
             f"path is {what}; expected a table: a file or folder of {', '.join(FORMATS[:1] + CSV[:1] + ARROW[:2])}, or "
-            f"a frame of pandas, polars, Arrow or xarray"
+            f"a frame of pandas, polars or Arrow"
         )
     return table if columns is None else table.select(columns)
 
@@ -73,10 +73,15 @@ def as_table(value: Any, name: str = "path") -> Table | None:
     Raises
     ------
     InputError
-        If it is a table that cannot be read.
+        If it is a table that cannot be read, or a Dataset of xarray.
     """
     if isinstance(value, Table):
         return value
+    if type(value).__module__.startswith("xarray.") and type(value).__name__ == "Dataset":
+        raise InputTypeError(
+            f"{name} is a Dataset of xarray; expected an array or a frame: one variable, dataset['a'], several along "
+            f"one dimension, dataset[['a', 'b']].to_dataarray().T, or dataset.to_dataframe()"
+        )
     if isinstance(value, str | Path):
         return table_at(str(value), name)
     source = _source_of(value)
@@ -86,7 +91,7 @@ def as_table(value: Any, name: str = "path") -> Table | None:
 def is_table_path(path: str) -> bool:
     """Whether a path is that of a table, told from its name and the files in a folder."""
     file = path.partition("::")[0]
-    if file.lower().endswith(FORMATS + NETCDF):
+    if file.lower().endswith(FORMATS):
         return True
     folder = Path(file)
     if "://" in file or not _is_folder(folder) or any((folder / zarr).exists() for zarr in ZARR):
@@ -96,19 +101,22 @@ def is_table_path(path: str) -> bool:
 
 def table_at(path: str, name: str = "path") -> Table | None:
     """Table at a path; None if the path is not that of a table."""
-    if not is_table_path(location(path, name)):
+    file, _, columns = location(path, name).partition("::")
+    if file.lower().endswith(NETCDF):
+        raise InputError(
+            f"{name}: {file} is a netCDF file; expected an array of it, from Python: "
+            f"xarray.open_dataset({file!r}, chunks={{}})['variable'], or a table in Parquet"
+        )
+    if not is_table_path(path):
         return None
-    if matrix_in(path) is not None:
-        return None
-    file, _, columns = path.partition("::")
     try:
-        table = Table.of(_opened(file, columns))
+        table = Table.of(_opened(file))
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     return table.select(columns, name) if columns else table
 
 
-def _opened(file: str, columns: str) -> Source:
+def _opened(file: str) -> Source:
     if "://" in file:
         if not file.lower().rstrip("/").endswith(PARQUET):
             raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
@@ -119,8 +127,6 @@ def _opened(file: str, columns: str) -> Source:
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
     suffix = paths[0].lower()
-    if suffix.endswith(NETCDF):
-        return _netcdf(file, columns)
     if suffix.endswith(PARQUET):
         return _parquet(file if Path(file).exists() else paths, file)
     try:
@@ -136,31 +142,6 @@ def _parquet(path: str | list[str], label: str) -> Source:
     except ImportError as error:
         raise _without_arrow(label, error) from error
     return ParquetSource(path, label)
-
-
-def matrix_in(path: str) -> Any:
-    """DataArray of the variable of two dimensions at ``file.nc::variable``; None if the path is another one."""
-    file, _, member = path.partition("::")
-    if not member or not file.lower().endswith(NETCDF) or not Path(file).is_file():
-        return None
-    from dkrr.tables.labelled import open_dataset
-
-    dataset = open_dataset(file)
-    found = dataset.data_vars.get(member)
-    if found is None or found.ndim == 1:
-        dataset.close()
-        return None
-    return found
-
-
-def _netcdf(file: str, columns: str) -> Source:
-    try:
-        from dkrr.tables.labelled import DatasetSource, open_dataset
-    except ImportError as error:
-        raise _without_arrow(file, error) from error
-    dataset = open_dataset(file)
-    names = [str(name) for name in dataset.data_vars]
-    return DatasetSource(dataset, file, selected_names(columns, names, "columns", file) if columns else None)
 
 
 def _without_arrow(what: str, error: ImportError) -> InputError:
@@ -207,10 +188,10 @@ def _is_folder(path: Path) -> bool:
 def _source_of(value: Any) -> Source | None:
     """Source of a frame in memory or a lazy one, told without importing what the value is not from."""
     package = type(value).__module__.partition(".")[0]
-    if package not in ("pandas", "polars", "pyarrow", "xarray") or package not in sys.modules:
+    if package not in ("pandas", "polars", "pyarrow") or package not in sys.modules:
         return None
     kind = type(value).__name__
-    if kind not in ("DataFrame", "LazyFrame", "Table", "RecordBatch", "Dataset"):
+    if kind not in ("DataFrame", "LazyFrame", "Table", "RecordBatch"):
         return None
     try:
         import pyarrow
@@ -219,10 +200,6 @@ def _source_of(value: Any) -> Source | None:
         from dkrr.tables.parquet import reading
     except ImportError as error:
         raise _without_arrow(f"the {kind} of {package}", error) from error
-    if kind == "Dataset":
-        from dkrr.tables.labelled import DatasetSource
-
-        return DatasetSource(value)
     if kind == "LazyFrame":
         from dkrr.tables.spooled import LazyFrameSource
 

@@ -35,8 +35,6 @@ class Source(ABC):
     """What messages call it."""
     is_in_memory: bool = False
     """True if its rows are in this process's memory already."""
-    is_costly: bool = False
-    """True if rows are computed, not only decoded, whenever they are read."""
 
     @property
     @abstractmethod

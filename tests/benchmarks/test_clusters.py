@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import simulation
 from benchmarks.clusters import TaskWork, WideCluster, promised_seconds, simulate, simulate_factorisation
+from benchmarks.simulation import SimulatedCluster, TaskGraph, factorisation_graph
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_cost
-from dkrr.planning import Rates, schedule
-from dkrr.planning.schedule import TaskCosts, factorisation_graph
-from dkrr.planning.simulation import Cluster, TaskGraph
+from dkrr.planning import Rates
+from dkrr.planning.schedule import TaskCosts
 from dkrr.runtime import Task
 from dkrr.tiles import TileGrid
 
@@ -178,11 +179,11 @@ def test_all_workers_lost():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 14), st.integers(0, 6), st.integers(1, 40), st.sampled_from(["submission", "priority"]))
-def test_without_trouble_it_is_the_schedule_of_the_planner(n_tiles, columns_per_task, slots, queue):
+def test_without_trouble_it_is_the_plain_simulation(n_tiles, columns_per_task, slots, queue):
     found = factorisation(n_tiles, columns_per_task, WideCluster(slots, queue=queue), COSTS)
     grid = TileGrid(n_tiles * 100, 100, 100)
-    planned = schedule.simulate_factorisation(grid, columns_per_task, COSTS, Cluster(slots, queue=queue))
-    assert (found.starts, found.ends) == (planned.starts, planned.ends)
+    plain = simulation.simulate_factorisation(grid, columns_per_task, COSTS, SimulatedCluster(slots, queue=queue))
+    assert (found.starts, found.ends) == (plain.starts, plain.ends)
 
 
 def test_estimate_counts_the_store():

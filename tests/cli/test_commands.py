@@ -259,7 +259,7 @@ class TestSelect:
         text = run("plan", *options).stdout
         assert "5 folds" in text and "10 λ" in text
         text = run("plan", *options, "--train-sizes", "0.25,0.5").stdout
-        assert "5 folds × 3 sizes" in text
+        assert "5 folds × 10 λ" in text and "a fit for each of 2 parts" in text
         result = run("plan", "--n", 5000, "--d", 16, "--cv", "few", code=2)
         assert "--cv is 'few'" in result.stderr
 

@@ -305,8 +305,10 @@ def test_centres_never_see_the_rows_that_are_held_out(data, y, make):
     assert_allclose(scores_of(search), expected, rtol=1e-6)
 
 
-def test_several_kernels(data, y):
-    search = KernelRidgeCV(ALPHAS, kernel=["rbf", "laplacian"], gamma=[0.1, 1.0], cv=3, **TIGHT).fit(data.X, y)
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_several_kernels(data, y, solver):
+    settings = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 1.0], "cv": 3, "solver": solver}
+    search = KernelRidgeCV(ALPHAS, **settings, **TIGHT).fit(data.X, y)
     assert len(search.cv_results_["params"]) == 12
     assert set(search.best_params_) == {"alpha", "kernel", "gamma"}
     row = search.best_index_

@@ -9,6 +9,7 @@ from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
+from dkrr.rows.mapped import NpyRows
 from dkrr.selection import Folds, LearningCurve
 from tests.conftest import Data
 from tests.selection.naive import naive_predictions, naive_scores
@@ -17,17 +18,10 @@ ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT = {"cv_tol": 1e-11, "race": False}
 WAYS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
-    "sweep and fits": {"kernel": "rbf", "solver": "cg"},
     "factors": {"kernel": "rbf", "solver": "cholesky"},
     "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
     "refits": {"kernel": Nystroem(RBF(gamma=0.2), 8)},
 }
-
-
-@pytest.fixture
-def in_run(monkeypatch):
-    """Parts are columns of the run, whatever fits of their own would cost."""
-    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (1e9, 0))
 
 
 def parts_of(data, cv, train_sizes, weights=None, groups=None, seed=0):
@@ -48,9 +42,7 @@ def expected_scores(data, Y, parts, weights=None, **settings):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("fit_intercept", "weighted"), [(False, False), (True, True)])
-def test_is_that_of_separate_fits(data, way, fit_intercept, weighted, monkeypatch):
-    if way.startswith("sweep"):
-        monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (1e9 * (way == "sweep"), 0))
+def test_is_that_of_separate_fits(data, way, fit_intercept, weighted):
     data = Data(data.X[:120], data.y[:120, :2], data.weights[:120], data.X_new)
     weights = data.weights if weighted else None
     cv = KFold(2, shuffle=True, random_state=1)
@@ -65,8 +57,7 @@ def test_is_that_of_separate_fits(data, way, fit_intercept, weighted, monkeypatc
     assert_allclose(curve["test_scores"], scores, rtol=1e-6)
     assert_array_equal(curve["alpha"], alphas)
     assert curve["mean_test_score"][-1] == pytest.approx(search.best_score_) and curve["alpha"][-1] == search.alpha_
-    assert search.selection_plan_.method == way.partition(" ")[0]
-    assert search.selection_plan_.fits_parts == (way in ("sweep and fits", "factors"))
+    assert search.selection_plan_.method == way
     plain = KernelRidgeCV(ALPHAS, cv=cv, fit_intercept=fit_intercept, refit=False, **TIGHT, **WAYS[way])
     plain.fit(data.X, data.y, sample_weight=weights)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-8)
@@ -74,7 +65,7 @@ def test_is_that_of_separate_fits(data, way, fit_intercept, weighted, monkeypatc
 
 
 @pytest.mark.parametrize("cv", [GroupKFold(3), ShuffleSplit(3, random_state=0), TimeSeriesSplit(3)])
-def test_splitters(data, cv, in_run):
+def test_splitters(data, cv):
     y = data.y[:, 0]
     groups = np.random.default_rng(0).integers(0, 30, 211) if isinstance(cv, GroupKFold) else None
     search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=[15, 40], random_state=3, refit=False, **TIGHT)
@@ -85,7 +76,7 @@ def test_splitters(data, cv, in_run):
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
-def test_precomputed(data, solver, in_run):
+def test_precomputed(data, solver):
     y, settings = data.y[:, 0], {"cv": 3, "train_sizes": (0.3,), "solver": solver, "refit": False} | TIGHT
     search = KernelRidgeCV(ALPHAS, kernel="precomputed", **settings).fit(RBF(gamma=0.2)(data.X), y)
     plain = KernelRidgeCV(ALPHAS, kernel=RBF(gamma=0.2), **settings).fit(data.X, y)
@@ -102,18 +93,16 @@ def test_every_target_has_its_own_alpha(data):
     assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1e9, 24), (0.0, 12)], ids=["columns", "fits"])
-def test_targets_in_several_runs(data, monkeypatch, seconds, most):
-    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (seconds, 0))
+def test_targets_in_several_runs(data, monkeypatch):
     settings = {"cv": 2, "train_sizes": (0.25,), "solver": "cg", "refit": False} | TIGHT
     whole = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", most)  # two of the three targets
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 12)  # two of the three targets
     search = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
     assert search.selection_plan_.plan.problem.n_targets == 2
     assert_allclose(search.learning_curve_["test_scores"], whole.learning_curve_["test_scores"], rtol=1e-8)
 
 
-def test_a_race_is_that_of_the_folds_alone(data, in_run):
+def test_a_race_is_that_of_the_folds_alone(data):
     noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
     alphas = np.geomspace(1e-9, 100, 12)
     plain = KernelRidgeCV(alphas, solver="cg", refit=False).fit(data.X, noisy)
@@ -127,15 +116,12 @@ def test_a_race_is_that_of_the_folds_alone(data, in_run):
     assert (np.diff(found["mean_test_score"]) > 0).all()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["fits", "columns"])
-def test_the_last_fit_continues_with_the_lambda_of_the_folds(monkeypatch, seconds):
-    monkeypatch.setattr("dkrr.planning.selection._fits_of_parts", lambda *_: (seconds, 0))
+def test_the_last_fit_continues_with_the_lambda_of_the_folds():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((300, 3))
     y = 2.0 * np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.5 * rng.standard_normal(300) + 3.0
     settings = {"alphas": np.geomspace(1e-3, 1e2, 8), "solver": "cg", "fit_intercept": True, "race": False}
     search = KernelRidgeCV(cv=3, train_sizes=(0.05, 0.1), **settings).fit(X, y)
-    assert search.selection_plan_.fits_parts == (seconds == 0)
     assert search.alpha_ == KernelRidgeCV(cv=3, **settings).fit(X, y).alpha_
     assert "continued from the solution for all rows" in search.solve_result_.messages[0]
 
@@ -147,7 +133,7 @@ def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
     search = KernelRidgeCV(np.geomspace(1e-9, 100, 12), cv=cv, train_sizes=(0.25, 0.5), refit=False)
     search.fit(data.X, noisy)
     stopped = search.cv_results_["stopped"]
-    assert search.selection_plan_.fits_parts and stopped.any()
+    assert stopped.any()
     assert np.isfinite(search.learning_curve_["test_scores"]).all()
     assert (search.learning_curve_["alpha"] > np.geomspace(1e-9, 100, 12)[stopped].max()).all()
 
@@ -190,7 +176,7 @@ def test_documents():
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
-def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver, in_run):
+def test_on_workers_and_in_a_store(data, ambient_workers, tmp_path, solver):
     X, y = data.X[:100], data.y[:100, 0]
     settings = {"cv": 2, "train_sizes": (0.25,), "solver": solver, "refit": False, "cv_tol": 1e-6}
     plain = KernelRidgeCV([0.3], **settings).fit(X, y).learning_curve_
@@ -204,7 +190,23 @@ def test_fits_of_folds_have_stores_of_their_own(data, tmp_path):
     plain = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y)
     stored = KernelRidgeCV(ALPHAS, store=str(tmp_path / "run"), **settings).fit(data.X, data.y)
     assert_allclose(stored.learning_curve_["test_scores"], plain.learning_curve_["test_scores"], rtol=1e-9)
-    assert {f"kernel-0-fold-{f}" for f in range(4)} <= {path.name for path in (tmp_path / "run").iterdir()}
+    folds = [f"{fits}-fold-{f}" for fits in ("kernel-0", "kernel-0-size-0") for f in range(2)]
+    assert set(folds) <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_parts_of_rows_that_stay_in_a_file(data, tmp_path, monkeypatch):
+    """In the primal form all rows are read, those of no part with weight 0; in the dual form a part is in memory."""
+    path, y = tmp_path / "x.npy", data.y[:, 0]
+    np.save(path, data.X)
+    taken, take = [], NpyRows.take
+    monkeypatch.setattr(NpyRows, "take", lambda self, rows: taken.append(len(rows)) or take(self, rows))
+    for form, is_read in (("primal", False), ("dual", True)):
+        settings = {"kernel": "linear", "form": form, "cv": 2, "train_sizes": (0.5,), "refit": False} | TIGHT
+        expected = KernelRidgeCV(ALPHAS, **settings).fit(data.X, y).learning_curve_
+        taken.clear()
+        found = KernelRidgeCV(ALPHAS, **settings).fit(str(path), y).learning_curve_
+        assert_allclose(found["test_scores"], expected["test_scores"], rtol=1e-6)
+        assert ((len(data.X) // 4 in taken) or (len(data.X) // 4 + 1 in taken)) == is_read
 
 
 @pytest.mark.parametrize(

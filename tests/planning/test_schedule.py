@@ -1,4 +1,4 @@
-"""The simulated schedule against bounds that hold for any schedule."""
+"""The closed formula for the time of a factorisation, against a simulation and bounds that hold for any schedule."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation import SimulatedCluster, simulate_factorisation
 from dkrr.linalg.tile_steps import tile_steps
-from dkrr.planning import Rates, schedule
-from dkrr.planning.schedule import (
-    TaskCosts,
-    estimated_seconds,
-    factorisation_seconds,
-    simulate_factorisation,
-    step_flops,
-)
-from dkrr.planning.simulation import Cluster
+from dkrr.planning import Rates
+from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_seconds, step_flops
 from dkrr.tiles import TileGrid
 
 RATES = Rates()
@@ -34,7 +28,7 @@ def work(grid, columns_per_task, rates=RATES, form=0.5):
 
 def ideal_seconds(grid, columns_per_task, slots, rates=RATES, form=0.5):
     costs = TaskCosts.of_rates(rates, form / grid.tile**2)
-    return simulate_factorisation(grid, columns_per_task, costs, Cluster.ideal(slots)).seconds
+    return simulate_factorisation(grid, columns_per_task, costs, SimulatedCluster.ideal(slots)).seconds
 
 
 def longest_chain(grid, columns_per_task, rates=RATES, form=0.5):
@@ -95,7 +89,7 @@ def test_dask_delays_many_slots_but_not_one(case, slots):
 def test_estimate_counts_all_work(case):
     grid, columns_per_task = case
     costs = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2)
-    assert estimated_seconds(grid, columns_per_task, costs, Cluster.ideal(1)) == pytest.approx(
+    assert estimated_seconds(grid, columns_per_task, costs, SimulatedCluster.ideal(1)) == pytest.approx(
         work(grid, columns_per_task)
     )
 
@@ -108,7 +102,7 @@ def test_estimate_meets_the_simulation(n_tiles, columns_per_task):
     for k, slots in enumerate((2, 4, 16, 128, 1024)):
         for tile, entry_seconds in kinds if n_tiles < 25 else (kinds[k % 4], kinds[(k + 2) % 4]):
             grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
-            costs, ideal = TaskCosts.of_rates(RATES, entry_seconds), Cluster.ideal(slots)
+            costs, ideal = TaskCosts.of_rates(RATES, entry_seconds), SimulatedCluster.ideal(slots)
             exact = simulate_factorisation(grid, columns_per_task, costs, ideal).seconds
             assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, ideal) <= 1.17 * exact
 
@@ -120,7 +114,7 @@ def test_estimate_meets_the_simulation_of_dask(n_tiles):
     costs = TaskCosts.of_rates(RATES, 1e-8)
     for columns_per_task in (0, 3, 8):
         for slots in (2, 8, 64, 512):
-            cluster = Cluster(slots, queue="priority")
+            cluster = SimulatedCluster(slots, queue="priority")
             exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
             assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, cluster) <= 1.17 * exact
 
@@ -128,18 +122,23 @@ def test_estimate_meets_the_simulation_of_dask(n_tiles):
 def test_estimate_counts_the_scheduler():
     grid, costs = TileGrid(30 * 64, 64, 64), TaskCosts.of_rates(RATES, 0.0)
     n_tasks = len(list(tile_steps(30, 2)))
-    slow = Cluster(1000, scheduler_seconds=1.0)
+    slow = SimulatedCluster(1000, scheduler_seconds=1.0)
     assert n_tasks <= estimated_seconds(grid, 2, costs, slow) <= 1.2 * n_tasks
     assert simulate_factorisation(grid, 2, costs, slow).seconds >= n_tasks
 
 
-def test_beyond_the_simulation(monkeypatch):
-    grid = TileGrid(60 * 1024, 1024, 512)
-    assert grid.n_tiles > schedule.SIMULATED_TILES
-    guess = factorisation_seconds(grid, 4, 16, RATES, 0.0)
-    monkeypatch.setattr(schedule, "SIMULATED_TILES", 100)
-    exact = factorisation_seconds.__wrapped__(grid, 4, 16, RATES, 0.0)
-    assert guess != exact and 0.85 * exact <= guess <= 1.15 * exact
+@pytest.mark.parametrize("n_tiles", [2, 3, 4, 6, 60])
+@pytest.mark.parametrize("chain_seconds", [0.01, 0.05])
+def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
+    """Also with few tiles, where delays between the columns are a large part of the time."""
+    rates = replace(RATES, chain_seconds=chain_seconds)
+    costs = TaskCosts.of_rates(rates, 0.0)
+    for tile, slots in ((512, 2), (1024, 4), (1024, 16)):
+        grid = TileGrid(n_tiles * tile, tile, tile // 2)
+        cluster = SimulatedCluster(slots, round_trip_seconds=chain_seconds - 0.001)
+        for columns_per_task in (0, 1, 4):
+            exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
+            assert 0.8 * exact <= factorisation_seconds(grid, columns_per_task, slots, rates, 0.0) <= 1.15 * exact
 
 
 def test_segments_keep_many_workers_busy():

@@ -37,7 +37,6 @@ KINDS = [
     "obstore",
     "parquet",
     "hdf5",
-    "netcdf",
     "xarray of dask",
     "staged",
     "staged csr",
@@ -175,15 +174,6 @@ def _hdf5(X, folder):
     return f"{folder}/x.h5::a/x"
 
 
-def _netcdf(X, folder):
-    pytest.importorskip("h5netcdf")
-    xarray = pytest.importorskip("xarray")
-    dimensions = ("row", "column")[: X.ndim]
-    other = ("row", X.reshape(len(X), -1)[:, 0])
-    xarray.Dataset({"x": (dimensions, X), "other": other}).to_netcdf(folder / "x.nc", engine="h5netcdf")
-    return f"{folder}/x.nc::x"
-
-
 def _xarray(X, folder):
     xarray = pytest.importorskip("xarray")
     return xarray.DataArray(X, dims=("row", "column")[: X.ndim]).chunk({"row": 5})
@@ -211,7 +201,6 @@ _MAKERS = {
     "obstore": _obstore,
     "parquet": _parquet,
     "hdf5": _hdf5,
-    "netcdf": _netcdf,
     "xarray of dask": _xarray,
     "npz": _npz,
     "sparse npz": _sparse_npz,

@@ -119,57 +119,45 @@ class TestHdf5:
 
 class TestXarray:
     @pytest.fixture
-    def dataset(self):
-        xarray = pytest.importorskip("xarray")
-        X = numbers()
-        return xarray.Dataset({"a": ("row", X[:, 0]), "b": ("row", X[:, 2]), "y": ("row", X[:, 3] + 1)})
+    def xarray(self):
+        return pytest.importorskip("xarray")
 
-    @pytest.mark.parametrize("kind", ["memory", "dask", "file"])
-    def test_variables_are_columns(self, dataset, kind, tmp_path):
-        given = dataset
-        if kind == "dask":
-            given = dataset.chunk({"row": 5})
-        if kind == "file":
-            pytest.importorskip("h5netcdf")
-            dataset.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
-            given = f"{tmp_path}/x.nc"
-        model = KernelRidge(0.1).fit(given, "y")
-        known = KernelRidge(0.1).fit(numbers()[:, [0, 2]], numbers()[:, 3] + 1)
-        np.testing.assert_allclose(model.predict(given), known.predict(numbers()[:, [0, 2]]), atol=1e-10)
-        assert list(model.feature_names_in_) == ["a", "b"]
-        assert model.plan_.problem.x_in_memory == (kind == "memory")
-        opened = dkrr.open_table(given)
-        assert list(opened.edges) == ([0, 5, 10, 15, 20, 23] if kind == "dask" else [0, 23])
-        assert_array_equal(opened.select("b").rows(np.array([22, 0, 7])), numbers()[[22, 0, 7], 2:3])
-
-    def test_arrays_stay_where_they_are(self, dataset, tmp_path):
-        pytest.importorskip("h5netcdf")
-        import xarray
-
+    def test_arrays_stay_where_they_are(self, xarray, tmp_path):
+        y = xarray.DataArray(numbers()[:, 3] + 1)
         lazy = xarray.DataArray(numbers()).chunk(5)
-        model = KernelRidge(0.1).fit(lazy, dataset["y"])
+        model = KernelRidge(0.1).fit(lazy, y)
         assert not model.plan_.problem.x_in_memory and isinstance(model.predict(lazy), da.Array)
-        xarray.Dataset({"x": xarray.DataArray(numbers(), dims=("r", "c"))}).to_netcdf(
-            tmp_path / "x.nc", engine="h5netcdf"
-        )
-        with xarray.open_dataset(tmp_path / "x.nc") as opened:
-            model = KernelRidge(0.1).fit(opened["x"], dataset["y"].chunk(7))
+        dataset = xarray.Dataset({"x": xarray.DataArray(numbers(), dims=("r", "c"))})
+        dataset.to_netcdf(tmp_path / "x.nc", engine="scipy")
+        with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
+            model = KernelRidge(0.1).fit(opened["x"], y.chunk(7))
             assert not model.plan_.problem.x_in_memory and not opened["x"].variable._in_memory
-        model = KernelRidge(0.1).fit(xarray.DataArray(numbers()), dataset["y"])
+        model = KernelRidge(0.1).fit(xarray.DataArray(numbers()), y)
         assert model.plan_.problem.x_in_memory
 
-    def test_other_dimensions_are_refused(self, dataset, tmp_path):
-        pytest.importorskip("h5netcdf")
-        wrong = dataset.assign(grid=(("lat", "lon"), np.ones((2, 3))))
-        with pytest.raises(InputError, match=r"a along \(row\), .*grid along \(lat, lon\); expected columns"):
-            dkrr.open_table(wrong)
-        wrong.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
-        assert dkrr.open_table(f"{tmp_path}/x.nc::a,b").names == ("a", "b")
-        with pytest.raises(InputError, match="columns has 'c', and .*x.nc has no such column"):
-            dkrr.open_table(f"{tmp_path}/x.nc::c")
-        (tmp_path / "y.nc").write_bytes(b"nothing")
-        with pytest.raises(InputError, match="cannot read .*y.nc"):
-            as_rows(f"{tmp_path}/y.nc")
+    def test_what_to_give_instead_of_a_dataset(self, xarray):
+        X = numbers()
+        dataset = xarray.Dataset({"a": ("row", X[:, 0]), "b": ("row", X[:, 2]), "y": ("row", X[:, 3] + 1)})
+        expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
+        columns = dataset[["a", "b"]].to_dataarray().T
+        for given in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
+            np.testing.assert_allclose(KernelRidge(0.1).fit(given, dataset["y"]).predict(given), expected, atol=1e-10)
+        for rows, y in ((dataset, "y"), (X, dataset)):
+            with pytest.raises(InputTypeError, match=r"[Xy] is a Dataset of xarray; expected .*to_dataarray\(\)\.T"):
+                KernelRidge(0.1).fit(rows, y)
+        with pytest.raises(InputTypeError, match="path is a Dataset of xarray"):
+            dkrr.open_table(dataset)
+
+    @pytest.mark.parametrize("member", ["", "::x"])
+    def test_netcdf_files_are_refused(self, tmp_path, member):
+        (tmp_path / "x.nc").write_bytes(b"CDF")
+        message = (
+            r"X: .*x\.nc is a netCDF file; expected .*xarray\.open_dataset\('.*x\.nc', chunks=\{\}\)\['variable'\]"
+        )
+        with pytest.raises(InputError, match=message):
+            as_rows(f"{tmp_path}/x.nc{member}")
+        with pytest.raises(InputError, match=message):
+            KernelRidge(0.1).fit(f"{tmp_path}/x.nc{member}", "y")
 
 
 def test_partitions_of_a_dask_frame_are_counted_by_one_column():

@@ -32,7 +32,7 @@ from dkrr.solvers.conjugate_gradient import (
 from dkrr.solvers.eigenvalues import ritz_values
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.result import Status
-from dkrr.solvers.settings import ConjugateGradient, GreedyCholesky, RPCholesky, UniformNystroem
+from dkrr.solvers.settings import ConjugateGradient, RPCholesky
 from dkrr.tiles import TileGrid
 from tests.linalg.systems import positive_definite
 from tests.oracles import naive_conjugate_gradient
@@ -784,18 +784,12 @@ class TestState:
 
 class TestSettings:
     @pytest.mark.parametrize("rank", [0, -1, 2.5, True, "many"])
-    @pytest.mark.parametrize("kind", [RPCholesky, UniformNystroem, GreedyCholesky])
-    def test_rank(self, kind, rank):
+    def test_rank(self, rank):
         with pytest.raises(InputError, match=f"rank is {rank!r}; expected a whole number of at least 1, or None"):
-            kind(rank=rank)
+            RPCholesky(rank=rank)
 
-    def test_ranks_that_are_fine(self):
-        assert [k(rank=np.int64(7)).rank for k in (RPCholesky, UniformNystroem, GreedyCholesky)] == [7] * 3
-        assert [k().pivots for k in (RPCholesky, UniformNystroem, GreedyCholesky)] == [
-            "rpcholesky",
-            "uniform",
-            "greedy",
-        ]
+    def test_a_rank_of_numpy(self):
+        assert RPCholesky(rank=np.int64(7)).rank == 7
 
     @pytest.mark.parametrize("value", ["rpcholesky", 3, RPCholesky, ConjugateGradient()])
     def test_preconditioner(self, value):

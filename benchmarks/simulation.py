@@ -2,14 +2,20 @@
 
 The tasks, what they wait for and their priorities are those of the real graph (``tile_steps``); the driver is that of
 ``runtime.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that
-a task is done. ``benchmarks.clusters`` adds what wide clusters have besides: a shared store, stragglers, lost workers.
+a task is done. The closed formula of ``dkrr.planning.schedule`` is compared with it; ``benchmarks.clusters`` adds what
+wide clusters have besides: a shared store, stragglers, lost workers.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol, Self
+
+from dkrr.linalg.tile_steps import TileStep, tile_steps
+from dkrr.planning.schedule import Cluster, TaskCosts
+from dkrr.tiles import TileGrid
 
 Queue = Literal["submission", "priority"]
 """Order of the tasks on the scheduler: Dask's own rule for equal priorities, or our priorities."""
@@ -61,19 +67,11 @@ class TaskGraph:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Workers of one thread each, and the driver that sends them tasks."""
+class SimulatedCluster(Cluster):
+    """A cluster with the order in which its scheduler serves tasks."""
 
-    slots: int
-    """Tasks that run at once."""
-    window_per_slot: int = 2
-    """Tasks on the scheduler for each slot (``dask_executor.WINDOW_PER_THREAD``)."""
     queue: Queue = "submission"
     """Order of the tasks on the scheduler."""
-    round_trip_seconds: float = 0.010
-    """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
-    scheduler_seconds: float = 0.001
-    """Time of the scheduler for each task; it serves one after another (Dask's own figure: about 1 ms)."""
 
     @classmethod
     def ideal(cls, slots: int) -> Self:
@@ -94,15 +92,30 @@ class Schedule:
         return max(self.ends, default=0.0)
 
 
-def simulate(graph: TaskGraph, seconds: Sequence[float], cluster: Cluster) -> Schedule:
+def simulate(graph: TaskGraph, seconds: Sequence[float], cluster: SimulatedCluster) -> Schedule:
     """Schedule of tasks that take so many seconds each."""
     return Simulation(graph, seconds, cluster).run()
+
+
+def simulate_factorisation(
+    grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: SimulatedCluster
+) -> Schedule:
+    """Schedule of the real graph of tasks on a cluster that exists on paper."""
+    steps, graph = factorisation_graph(grid.n_tiles, columns_per_task)
+    return simulate(graph, [costs.seconds(step, grid) for step in steps], cluster)
+
+
+@lru_cache(maxsize=4)
+def factorisation_graph(n_tiles: int, columns_per_task: int) -> tuple[tuple[TileStep, ...], TaskGraph]:
+    """Tasks of a factorisation and what they wait for."""
+    steps = tuple(tile_steps(n_tiles, columns_per_task))
+    return steps, TaskGraph.of(steps)
 
 
 class Simulation:
     """State of one simulation."""
 
-    def __init__(self, graph: TaskGraph, seconds: Sequence[float], cluster: Cluster) -> None:
+    def __init__(self, graph: TaskGraph, seconds: Sequence[float], cluster: SimulatedCluster) -> None:
         self.graph, self.seconds, self.cluster = graph, seconds, cluster
         n = self.unfinished = len(seconds)
         self.by_rank = [0] * n
