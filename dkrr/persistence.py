@@ -14,7 +14,6 @@ from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of, try_given
-from dkrr.fit_summary import summary_of
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
@@ -30,6 +29,7 @@ from dkrr.model_description import (
     named_objects,
     patterns_of,
     stored_rows,
+    summary_of,
 )
 from dkrr.rows import MemoryRows, Rows, write_rows
 from dkrr.rows.staging import StoredCopy

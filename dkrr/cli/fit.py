@@ -8,7 +8,7 @@ import click
 from dkrr.cli.batch import Required, job_command
 from dkrr.cli.common import check_store, cluster, quiet_option, readable_errors
 from dkrr.cli.options import checked_settings, model_options
-from dkrr.cli.reports import fit_facts, fit_report
+from dkrr.cli.reports import fit_report
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import DkrrError, InputError
@@ -76,7 +76,8 @@ class FitTask:
             save_with_origin(model, arguments["model_path"], overwrite=overwrite, origin=origin)
         plan = model.plan_
         short = {"form": plan.form, "solver": plan.solver, "execution": plan.execution, "seconds": plan.seconds}
-        facts = {"model": arguments["model_path"] if is_saved else None} | fit_facts(model) | {"plan": short}
+        path = arguments["model_path"] if is_saved else None
+        facts: dict[str, Any] = {"model": path} | model.solve_result_.to_dict() | {"plan": short}
         if not is_saved:
             raise UnusableModelError(_unusable(model), facts)
         return facts

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,30 +12,11 @@ from dkrr.transformers.words import in_words
 from dkrr.units import format_bytes, format_seconds
 
 
-def fit_facts(model: Any) -> dict[str, Any]:
-    """Result of a fit as values of JSON, without its plan."""
-    result = model.solve_result_
-    return {
-        "status": result.status.name,
-        "residual": result.residual,
-        "condition": result.condition if math.isfinite(result.condition) else None,
-        "iterations": result.iterations,
-        "rank": result.rank,
-        "messages": list(result.messages),
-        "steps": [asdict(step) for step in result.steps],
-        "seconds": result.seconds,
-        "bytes_read": result.bytes_read,
-        "bytes_written": result.bytes_written,
-        "peak_bytes": result.peak_bytes,
-        "stages": [asdict(stage) for stage in result.stages],
-    }
-
-
 def fit_report(model: Any, path: str | None, *, as_json: bool, is_short: bool = False) -> str:
     """Plan and result of a fit, or only the result in a line, and the path of its model; None: not saved."""
     result = model.solve_result_
     if as_json:
-        return json.dumps({"model": path} | fit_facts(model) | {"plan": model.plan_.to_dict()})
+        return json.dumps({"model": path} | result.to_dict() | {"plan": model.plan_.to_dict()})
     if is_short:
         return (
             f"{path or 'not saved'}: {result.status.name}, {'gradient' if result.steps else 'residual'} "

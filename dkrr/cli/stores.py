@@ -6,7 +6,7 @@ import sys
 import click
 
 from dkrr.cli.common import cluster, named, readable_errors
-from dkrr.cli.pictures import check_picture_path, draw_convergence
+from dkrr.cli.pictures import check_picture_path, write_picture
 from dkrr.cli.reports import convergence_report, info_report, machine_report
 from dkrr.errors import InputError
 from dkrr.values import location
@@ -59,7 +59,7 @@ def status(path: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("model_path", metavar="MODEL")
-@click.option("--out", "out_path", metavar="PNG", help="Draw the history as well (needs matplotlib).")
+@click.option("--out", "out_path", metavar="PNG", help="Draw the history as well (needs 'dkrr[report]').")
 @click.option("--json", "as_json", is_flag=True, help="Print the history as JSON.")
 def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
     """Show the residual of a saved model at each iteration."""
@@ -71,6 +71,8 @@ def convergence(model_path: str, out_path: str | None, as_json: bool) -> None:
         if not (found["solve"] or {}).get("history"):
             raise InputError(f"{model_path} does not have a convergence history: its solver was not iterative")
         if out_path is not None:
+            from dkrr.reports import pictures
+
             check_picture_path(out_path)
-            draw_convergence(found, out_path)
+            write_picture(out_path, pictures.convergence(found["solve"]["history"], found["solve"]["tol"]))
         click.echo(convergence_report(found, as_json=as_json))

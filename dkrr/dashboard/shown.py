@@ -11,6 +11,7 @@ from typing import Any
 
 from dask.utils import key_split
 
+from dkrr.dashboard import figures
 from dkrr.dashboard.states import (
     COMPLETE,
     DONE,
@@ -24,9 +25,8 @@ from dkrr.dashboard.states import (
     FitState,
     Tiles,
 )
+from dkrr.dashboard.style import style
 from dkrr.markup import escape
-from dkrr.pictures import figures
-from dkrr.pictures.style import style
 from dkrr.units import format_bytes, format_seconds
 
 MAX_FITS = 20

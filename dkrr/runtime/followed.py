@@ -126,7 +126,7 @@ class FollowedProgress(Progress):
     def __init__(self, shown: Progress, client: str, outline: Outline) -> None:
         super().__init__()
         self._shown, self._client, self._outline = shown, client, outline
-        self._seconds, self._spans = shown._seconds, shown._spans  # one account of the time
+        self._seconds = shown._seconds  # one account of the time
         self._fit, self._began, self._lock = uuid.uuid4().hex, time.monotonic(), Lock()
         owner = this_owner()
         self._who = f"{owner.user}@{owner.host}"

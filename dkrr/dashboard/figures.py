@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.markup import escape
-from dkrr.pictures.svg import (
+from dkrr.dashboard.svg import (
     BOTTOM,
     CHARACTER,
     HEIGHT,
@@ -22,6 +21,7 @@ from dkrr.pictures.svg import (
     plain,
     rows_of_bars,
 )
+from dkrr.markup import escape
 from dkrr.units import format_bytes, format_seconds
 
 X_RANGE, Y_RANGE = (LEFT, WIDTH - RIGHT), (HEIGHT - BOTTOM, TOP)
