@@ -119,37 +119,20 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
     ]
     if not measured:
         lines.append("            `dkrr calibrate` measures them here, or a moment of the first long fit")
-    if measured and measured["is_quick"]:
+    if measured:
+        how = "before a long fit (`dkrr calibrate` takes longer)" if measured["is_quick"] else "by `dkrr calibrate`"
+        lines.append(f"            in {format_seconds(measured['seconds'])} {how}; task, chain, round trip,")
         of_store = "" if measured["folder"] else ", read, write"
-        lines.append(
-            f"            in {format_seconds(measured['seconds'])} before a long fit; task, chain, round trip,"
-        )
-        lines.append(f"            cluster start, network, fresh{of_store} are defaults: `dkrr calibrate` measures all")
+        lines.append(f"            cluster start, network, fresh{of_store} are defaults")
     if measured and (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
         lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if v and key.endswith(f"_{name}")}
         lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
-    lines += [f"  store     {_storage_line(s)}" for s in (measured or {}).get("stores", ())]
     if rates["kernels"]:
         lines.append("  ns per kernel entry, float64 / float32, by number of columns")
         lines += _kernel_lines(rates["kernels"])
     return "\n".join(lines)
-
-
-def _storage_line(storage: dict[str, Any]) -> str:
-    """Speed of a bucket or another file system."""
-    from dkrr.planning.storage import format_speed
-
-    rates = f"{storage['place']}: "
-    rates += ", ".join(
-        f"{name} {format_speed(storage[f'{name}_bytes'])} (alone {format_speed(storage[f'alone_{name}_bytes'])})"
-        for name in ("read", "write")
-    )
-    requests = [storage[f"{name}_request_seconds"] * 1e3 for name in ("read", "write")]
-    if any(requests):
-        rates += f", {requests[0]:.3g} and {requests[1]:.3g} ms per request"
-    return f"{rates}; {storage['n_tasks']} tasks at once, measured {storage['time']}"
 
 
 def _origin(description: dict[str, Any]) -> str:
