@@ -39,12 +39,12 @@ ROWS = "rows"
 FEATURES = "features-"
 """Beginning of the names of the arrays of feature maps, before their checksums."""
 
-TRANSFORMER = "transformer-"
-"""Beginning of the names of the arrays of a transformer, before their numbers."""
+TRANSFORMER = "transformer"
+"""Name of the bytes of a transformer."""
 
-_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}|{TRANSFORMER}[0-9]{{1,6}}")
-ASKED = (None, "standardize")
-"""What `transformer` may have been, besides a transformer, which is described as it was fitted."""
+_STORED = re.compile(f"{'|'.join((*ARRAYS, ROWS))}|{FEATURES}[0-9a-f]{{64}}|{TRANSFORMER}")
+ASKED = (None, "fitted", "standardize")
+"""What `transformer` may have been: an unfitted one (None), a fitted one, or a name."""
 _ID = re.compile("[0-9a-f]{32}")
 
 MAX_TARGETS = 4
@@ -59,7 +59,7 @@ MAX_TEXT = 200
 def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[str, Any] | None) -> dict[str, Any]:
     """Description of a fitted model, but for the arrays that its store has (``stored``, by name).
 
-    That of its transformer is given: `dkrr.transformers.descriptions.described` finds it with its arrays.
+    What `transformer` was and its text are given; its bytes are an array of the store.
     """
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
@@ -217,8 +217,9 @@ def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
     for name, rows in _described(url, found):
         for array in rows.arrays:
             array.check_metadata()
-        if name != ROWS and rows.dtype != np.float64 and not name.startswith((FEATURES, TRANSFORMER)):
-            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
+        expected = {ROWS: rows.dtype, TRANSFORMER: np.dtype(np.uint8)}.get(name, np.dtype(np.float64))
+        if rows.dtype != expected and not name.startswith(FEATURES):
+            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected {expected}: the model is damaged")
         stored[name] = rows
     return stored
 
@@ -250,7 +251,7 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
     kernel, n_features, names = found.get("kernel"), found.get("n_features"), found.get("feature_names")
     n_samples = found.get("n_samples")
     transformer = found.get("transformer")
-    is_transformer = isinstance(transformer, dict) and set(transformer) == {"asked", "fitted", "n_features_in"}
+    is_transformer = isinstance(transformer, dict) and set(transformer) == {"asked", "text", "n_features_in"}
     given_width = n_features
     if transformer is not None:
         given_width = transformer["n_features_in"] if is_transformer and transformer["asked"] in ASKED else None

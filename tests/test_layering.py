@@ -42,7 +42,8 @@ GATEWAYS = {
     "zarr": {"tiles"},
     "distributed": {"dashboard", "runtime", "preload"},
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
-    "sklearn": {"estimators", "kernels", "transformers"},
+    "sklearn": {"estimators", "kernels", "persistence", "transformers"},
+    "skops": {"transformers"},
     "click": {"cli"},
     "pandas": {"tables", "transformers"},
     "pyarrow": {"tables"},

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dkrr.cost import STAGE_NAMES, Stage
-from dkrr.transformers.words import in_words
 from dkrr.units import format_bytes, format_seconds
 
 
@@ -79,12 +78,10 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         f"  versions    {json.dumps(description['versions'])}",
     ]
     if description.get("transformer") is not None:
-        words = in_words(description["transformer"]["fitted"])
         given = description["transformer"]["n_features_in"]
         lines[2:3] = [
             f"  columns     {given}, and {description['n_features']} behind the transformer",
-            f"  transformer {words[0]}",
-            *(f"              {line}" for line in words[1:]),
+            f"  transformer {description['transformer']['text']}",
         ]
     if description.get("target_names") is not None:
         lines.insert(2, f"  targets     {', '.join(description['target_names'])}")
