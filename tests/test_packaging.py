@@ -53,7 +53,7 @@ def test_the_index_takes_both(built):
 
 def test_the_wheel_has_the_package_its_data_and_the_recipes(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
-    data = {"dkrr/py.typed", "dkrr/dkrr.yaml"}
+    data = {"dkrr/py.typed", "dkrr/dkrr.yaml", "dkrr/reports/page.html"}
     found = {name for name in wheel if not name.startswith(("dkrr/recipes/", "dkrr-"))}
     assert found == modules | data
     assert {name.removeprefix("dkrr/recipes/"): wheel[name] for name in wheel if "/recipes/" in name} == RECIPES
