@@ -235,7 +235,6 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("verify", "path"): NOTHING,
     ("calibrate", "folder"): NONE,
     ("calibrate", "seconds"): POSITIVE,
-    ("calibrate", "store"): NONE,
     ("Chi2", "gamma"): POSITIVE,
     ("Columns", "columns"): NONE | COUNT | {"0"} | {"[1, 2]", "['a']"} | TEXT,
     ("ColumnsMap", "base"): MAP,

@@ -82,7 +82,6 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
     ("", "workers"): COUNT,
     ("", "worker_memory"): frozenset({"1", "1.5"}),
     ("calibrate", "folder"): frozenset({"folder"}),
-    ("calibrate", "store"): frozenset({"folder"}),
     ("plan", "alphas"): COUNT,
     ("predict", "out_path"): frozenset({"missing array"}),
     ("select", "store"): NEW,

@@ -1,7 +1,7 @@
 """One factorisation beside another: with its tiles in a folder of this machine, and in a bucket.
 
 One command starts a server of the S3 interface on this machine (moto's, in a process of its own, on the loopback
-interface), calibrates the machine, the folder's disk and the bucket, and fits the same rows with a store in each; one
+interface), calibrates the machine and the folder's disk, and fits the same rows with a store in each; one
 line of JSON on stdout for each run, and a table on stderr::
 
     python -m benchmarks.factor_stores [--n 6144] [--tile 1024] [--workers 2] [--repeat 1] [--no-calibrate]
@@ -133,7 +133,7 @@ def table(found: list[dict[str, Any]]) -> Table:
 @click.option("--workers", type=int, default=count_cores, show_default="all cores", help="Worker processes.")
 @click.option("--memory-limit", default="2GiB", show_default=True, help="Memory of all workers.")
 @click.option("--repeat", default=1, show_default=True, help="Runs with each store.")
-@click.option("--calibrate/--no-calibrate", default=True, help="Measure machine and bucket first, or use defaults.")
+@click.option("--calibrate/--no-calibrate", default=True, help="Measure the machine first, or use defaults.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append the lines here too.")
 def main(
     n: int, tile: int, workers: int, memory_limit: str, repeat: int, calibrate: bool, json_path: Path | None
@@ -144,7 +144,7 @@ def main(
         settings = {"dkrr.profile-directory": f"{folder}/profiles", "dkrr.local.workers": workers}
         with dask.config.set({**settings, "dkrr.quick-measurement": False}):
             if calibrate:
-                dkrr.calibrate(store=f"s3://{BUCKET}")
+                dkrr.calibrate()
             for k in range(repeat):
                 for where, store in (("folder", f"{folder}/run-{k}.zarr"), ("bucket", f"s3://{BUCKET}/run-{k}.zarr")):
                     facts = measure(where, store, n, tile or None, workers, memory)

@@ -55,17 +55,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Span:
-    """One time at which a stage ran."""
-
-    name: str
-    """Name of the stage."""
-    start: float
-    """Seconds since the epoch."""
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Cost:
     """Projected work of a stage, summed over its tasks."""
 

@@ -1,10 +1,12 @@
 """What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
@@ -12,7 +14,6 @@ from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import PLAN, WORK
 from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
-from dkrr.pictures.figures import TileMap
 from dkrr.plain_text import one_line
 from dkrr.rows.staging import described_rows
 from dkrr.tiles import ChunkedArray, RunStore
@@ -26,6 +27,8 @@ SHADES = "░▒▓█"
 """Cells of a map in text: none of the chunks is written, fewer than half, more, all."""
 MAX_LINES = 40
 """Lines of a map in text."""
+MAX_CELLS = 84
+"""Cells on a side of a map of tiles; one stands for several tiles where there are more."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,19 @@ class ArrayContents:
     """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
     n_bytes: int
     """Bytes of those that are there."""
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Which tiles of an array of a run are written."""
+
+    name: str
+    present: int
+    """Chunks that are there."""
+    expected: int
+    """Chunks of the complete array; of a triangle those on and below the diagonal."""
+    shares: NDArray[np.float64]
+    """Fraction of the chunks that are there, by row and column of cells; NaN where the array has none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,19 +272,8 @@ def tile_maps(path: str | Path) -> list[TileMap]:
     """
     run, maps = RunStore(resolved_place(location(path, "path", "the path or URL of a run"))), []
     for name, array in run.arrays():
-        is_triangle = isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name)
-        if not isinstance(array, ChunkedArray) or not is_triangle:
-            continue
-        rows, columns = array.grid
-        per_tile = max(1, array.chunks[0] // array.chunks[1])
-        expected: dict[tuple[int, int], int] = {}
-        for i in range(rows):
-            for j in range(min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns):
-                expected[i, j // per_tile] = expected.get((i, j // per_tile), 0) + 1
-        present: dict[tuple[int, int], int] = {}
-        for i, j in array.present():
-            present[i, j // per_tile] = present.get((i, j // per_tile), 0) + 1
-        maps.append(TileMap(name, rows, -(-columns // per_tile), present, expected))
+        if isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name):
+            maps.append(_tile_map(name, array))
     return maps
 
 
@@ -279,25 +284,37 @@ def map_in_text(found: TileMap, width: int) -> str:
     ----------
     found : TileMap
     width : int
-        Characters of a line. One cell, two characters wide, stands for several tiles where there are many.
+        Characters of a line. One character pair stands for several tiles where there are many.
     """
+    n_rows, n_columns = found.shares.shape
     most = max(1, min(width // 2 - 1, MAX_LINES))
-    step = -(-max(found.n_rows, found.n_columns) // most)
-    wanted, present = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    for cells, counts in ((wanted, found.expected), (present, found.present)):
-        for (i, j), count in counts.items():
-            cells[i // step, j // step] += count
-    lines = [""] * -(-found.n_rows // step)
-    for i, j in sorted(wanted):
-        share = present[i, j] / wanted[i, j]
-        lines[i] += 2 * SHADES[int(share > 0) + int(share >= 0.5) + int(share == 1)]
-    side = f"; a cell is {step} × {step} tiles" if step > 1 else ""
-    title = f"  {found.name}: {present.total():,} of {wanted.total():,} chunks{side}"
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    step = -(-max(n_rows, n_columns) // most)
+    lines = []
+    for row in range(0, n_rows, step):
+        cells = [found.shares[row : row + step, column : column + step] for column in range(0, n_columns, step)]
+        shares = [cell[np.isfinite(cell)] for cell in cells]
+        shades = [SHADES[int(s.any()) + int(s.mean() >= 0.5) + int((s == 1).all())] for s in shares if s.size]
+        lines.append("  " + "".join(2 * shade for shade in shades))
+    return "\n".join([f"  {found.name}: {found.present:,} of {found.expected:,} chunks", *lines])
+
+
+def _tile_map(name: str, array: ChunkedArray) -> TileMap:
+    rows, columns = array.grid
+    per_tile = max(1, array.chunks[0] // array.chunks[1])
+    n_rows, n_columns = min(rows, MAX_CELLS), min(-(-columns // per_tile), MAX_CELLS)
+    expected, present = np.zeros((n_rows, n_columns)), np.zeros((n_rows, n_columns))
+    cells = np.arange(columns) * n_columns // columns
+    for i in range(rows):
+        n_chunks = min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns
+        expected[i * n_rows // rows] += np.bincount(cells[:n_chunks], minlength=n_columns)
+    for i, j in array.present():
+        present[i * n_rows // rows, cells[j]] += 1
+    with np.errstate(invalid="ignore"):
+        return TileMap(name, int(present.sum()), int(expected.sum()), present / expected)
 
 
 def notes_of_run(path: str | Path) -> dict[str, Any]:
-    """Plan of a run, what it did (once it has ended), and the history of its checkpoint; None where not known.
+    """Text of the plan of a run, its result (once it has ended), and the history of its checkpoint.
 
     Raises
     ------
@@ -306,7 +323,7 @@ def notes_of_run(path: str | Path) -> dict[str, Any]:
     """
     run = RunStore(resolved_place(location(path, "path", "the path or URL of a run")))
     plain = Snapshots(run).plain() or {}
-    return {"plan": run.note(PLAN) or None, "work": run.note(WORK), "history": plain.get("history") or []}
+    return {"plan": run.note(PLAN), "work": run.note(WORK), "history": plain.get("history") or []}
 
 
 def _read(url: str) -> dict[str, Any] | None:

@@ -57,11 +57,11 @@ def card(title: object, *content: str) -> str:
     )
 
 
-def card_of_text(text: str) -> str:
+def card_of_text(text: str, *, is_open: bool = False) -> str:
     """HTML of a text as `str` of plans and results gives it.
 
     Its first line is the title. A line ``  label       text`` is a row of a table. A line ``  label`` without text
-    begins a list of lines ``    - text``, which is behind a line that opens it.
+    begins a list of lines ``    - text``, which is behind a line that opens it, unless `is_open`.
     """
     title, *lines = text.splitlines()
     rows = list[list[str]]()
@@ -78,7 +78,7 @@ def card_of_text(text: str) -> str:
             rows[-1][1] += f"\n{words}"
         else:
             rows.append([label, words])
-    return card(title, table(rows), *(details(name, texts(items)) for name, items in lists.items()))
+    return card(title, table(rows), *(details(name, texts(items), is_open=is_open) for name, items in lists.items()))
 
 
 class Explained:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dkrr.errors import StoreError
+from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
+from dkrr.estimators.base import KernelEstimator
 from dkrr.features import CallableMap, FeatureMap, Nystroem
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
+from dkrr.requests import Targets
 from dkrr.rows import described_rows
 from dkrr.rows.staging import StoredCopy
 from dkrr.solvers.result import Status
@@ -29,6 +32,7 @@ from dkrr.values import MAX_SHOWN, MAX_WHOLE, shown
 from dkrr.versions import VERSIONS
 
 Estimator = KernelRidge | KernelLogisticRegression
+Array = NDArray[np.float64]
 
 MODEL_FORMAT = 2
 
@@ -39,22 +43,30 @@ ROWS = "rows"
 FEATURES = "features-"
 """Beginning of the names of the arrays of feature maps, before their checksums."""
 
-TRANSFORMER = "transformer-"
-"""Beginning of the names of the arrays of a transformer, before their numbers."""
+TRANSFORMER = "transformer"
+"""Name of the bytes of a transformer."""
 
-_NAMES = (*ARRAYS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", f"{TRANSFORMER}[0-9]{{1,6}}")
+_NAMES = (*ARRAYS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", TRANSFORMER)
 _STORED = re.compile("|".join(_NAMES))
 FILES = arrays_below(_NAMES)
 """Paths of the files of a saved model; it has no others."""
-ASKED = (None, "standardize")
-"""What `transformer` may have been, besides a transformer, which is described as it was fitted."""
+ASKED = (None, "fitted", "standardize")
+"""What `transformer` may have been: an unfitted one (None), a fitted one, or a name."""
 _ID = re.compile("[0-9a-f]{32}")
+
+MAX_TARGETS = 4
+"""Targets whose residuals a summary has."""
+N_BINS = 41
+MAX_CANDIDATES = 1000
+"""Candidates of a search that a summary has; the best ones."""
+MAX_TEXT = 200
+"""Characters of a parameter in a summary."""
 
 
 def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[str, Any] | None) -> dict[str, Any]:
     """Description of a fitted model, but for the arrays that its store has (``stored``, by name).
 
-    That of its transformer is given: `dkrr.transformers.descriptions.described` finds it with its arrays.
+    What `transformer` was and its text are given; its bytes are an array of the store.
     """
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
@@ -75,7 +87,7 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
         "target_names": getattr(model, "_target_names", None),
         "transformer": None if transformer is None else transformer | {"n_features_in": model.n_features_in_},
         **model._description(),
-        "solve": _outcome_of(model) if hasattr(model, "solve_result_") else None,
+        "solve": outcome_of(model) if hasattr(model, "solve_result_") else None,
         "versions": VERSIONS,
     }
 
@@ -87,20 +99,88 @@ def _n_samples(model: Estimator, fitted: FittedFunction) -> int | None:
     return None if fitted.rows is None else int(fitted.rows.shape[0])
 
 
-def _outcome_of(model: Estimator) -> dict[str, Any]:
-    """Outcome of the fit."""
-    result = model.solve_result_
+def outcome_of(model: KernelEstimator) -> dict[str, Any]:
+    """Outcome of the fit, as values of JSON."""
+    form = model.plan_.form if hasattr(model, "plan_") else None
+    return {"form": form, "tol": model.tol, **model.solve_result_.to_dict()}
+
+
+def summary_of(model: KernelEstimator) -> dict[str, Any]:
+    """What a report shows of an estimator that was fitted here besides its outcome, as values of JSON."""
     return {
-        "form": model.plan_.form if hasattr(model, "plan_") else None,
-        "status": result.status.name,
-        "residual": result.residual,
-        "seconds": result.seconds,
-        "peak_bytes": result.peak_bytes,
-        "tol": model.tol,
-        "iterations": result.iterations,
-        "rank": result.rank,
-        "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in result.history],
+        "call": repr(model),
+        "plan": str(model.plan_),
+        "result": str(model.solve_result_),
+        "residuals": _residuals(model),
+        "search": search_summary(model) if hasattr(model, "cv_results_") else None,
     }
+
+
+def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
+    """Distribution of y − f(x) = λ α / w at the training rows, of the first targets; empty where it is not known."""
+    processes, alpha = getattr(model, "_known_processes", None), getattr(model, "dual_coef_", None)
+    if processes is None or alpha is None:
+        return []
+    try:
+        request = processes.request
+    except InputError:  # y was changed: what it was is not known
+        return []
+    outputs, weights = request.outputs, request.weights
+    assert isinstance(outputs, Targets)
+    alpha = alpha.reshape(len(alpha), -1)
+    counting = slice(None) if weights is None else weights > 0
+    found = []
+    for k in range(min(alpha.shape[1], MAX_TARGETS)):
+        residuals: Array = outputs.alphas[k] * alpha[counting, k] / (1.0 if weights is None else weights[counting])
+        edge = float(np.quantile(np.abs(residuals), 0.999)) or 1.0
+        counts, _ = np.histogram(np.clip(residuals, -edge, edge), bins=N_BINS, range=(-edge, edge))
+        found.append(
+            {
+                "n": len(residuals),
+                "root_mean_square": float(np.sqrt(np.mean(residuals**2))),
+                "largest": float(np.abs(residuals).max()),
+                "edge": edge,
+                "counts": counts.tolist(),
+            }
+        )
+    return found
+
+
+def search_summary(search: Any) -> dict[str, Any]:
+    """Choice of a search, scores of its best candidates, its learning curve and its way to the optimum."""
+    results, best = search.cv_results_, np.atleast_1d(search.best_index_)
+    curve, optimum = getattr(search, "learning_curve_", None), getattr(search, "optimum_", None)
+    ranked = np.argsort(results["rank_test_score"], kind="stable")[:MAX_CANDIDATES]
+    means, spreads = results["mean_test_score"], np.nan_to_num(results["std_test_score"])
+    candidates = []
+    for k in np.union1d(ranked[np.isfinite(means[ranked])], best).tolist():
+        parameters = dict(results["params"][k])
+        alpha = float(parameters.pop("alpha"))
+        candidates.append([_named(parameters), alpha, float(means[k]), float(spreads[k]), bool(k in best)])
+    return {
+        "best": _named(search.best_params_),
+        "score": np.atleast_1d(search.best_score_)[:MAX_TARGETS].tolist(),
+        "plan": str(search.selection_plan_) if hasattr(search, "selection_plan_") else None,
+        "candidates": candidates,
+        "n_candidates": len(means),
+        "curve": None
+        if curve is None
+        else {
+            "sizes": np.asarray(curve["train_sizes"]).tolist(),
+            "scores": np.asarray(curve["mean_test_score"]).tolist(),
+            "spreads": np.asarray(curve["std_test_score"]).tolist(),
+            "conclusion": str(curve["conclusion"]),
+        },
+        "optimum": None if optimum is None else str(optimum),
+    }
+
+
+def _named(parameters: dict[str, Any]) -> str:
+    """Parameters with their values, each as text of a bounded length."""
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in parameters.items()}
+    return ", ".join(
+        f"{name}={text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + '...'}" for name, text in shown.items()
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -146,8 +226,9 @@ def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
     for name, rows in _described(url, found):
         for array in rows.arrays:
             array.check_metadata()
-        if name != ROWS and rows.dtype != np.float64 and not name.startswith((FEATURES, TRANSFORMER)):
-            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected float64: the model is damaged")
+        expected = {ROWS: rows.dtype, TRANSFORMER: np.dtype(np.uint8)}.get(name, np.dtype(np.float64))
+        if rows.dtype != expected and not name.startswith(FEATURES):
+            raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected {expected}: the model is damaged")
         stored[name] = rows
     return stored
 
@@ -191,7 +272,7 @@ def _check_description(url: str, found: dict[str, Any]) -> None:
 
 def _check_entries(url: str, found: dict[str, Any], checks: dict[str, Callable[[Any], bool]], where: str = "") -> None:
     for entry, is_right in checks.items():
-        if not is_right(found.get(entry)) or (entry not in found and entry not in OPTIONAL):
+        if entry not in found or not is_right(found[entry]):
             value = shown({entry: found.get(entry)}) if where else f"{entry}={shown(found.get(entry))}"
             missing = "" if entry in found else f", without {entry}"
             raise StoreError(f"the model {url} is damaged: its description has {where}{value}{missing}")
@@ -230,8 +311,12 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
+def _is_dict_of_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(number is None or _is_real(number) for number in value.values())
+
+
 def _is_line_of_history(value: Any) -> bool:
-    checks = (_is_whole, _is_finite, _is_real, _is_one_of(True, False))
+    checks = (_is_whole, _is_finite, _or_none(_is_real), _is_one_of(True, False))
     return (
         isinstance(value, list) and len(value) == len(checks) and all(c(v) for c, v in zip(checks, value, strict=True))
     )
@@ -245,7 +330,8 @@ def _is_kernel(value: Any) -> bool:
 def _is_transformer(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and set(value) == {"asked", "fitted", "n_features_in"}
+        and set(value) == {"asked", "text", "n_features_in"}
+        and _is_text(value["text"])
         and _is_one_of(*ASKED)(value["asked"])
         and _is_whole(value["n_features_in"], 1)
     )
@@ -270,11 +356,8 @@ DESCRIPTION: dict[str, Callable[[Any], bool]] = {
     "solve": _or_none(_is_dict),
     "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     "report": _or_none(_is_dict),
-    "origin": _or_none(_is_dict),
 }
 """Entries of a description, and what is true of those that `save` writes."""
-OPTIONAL = ("origin",)
-"""Entries that `save` does not always write."""
 LABELS: dict[str, Callable[[Any], bool]] = {
     "classes": _is_list_of(lambda value: isinstance(value, str | int | float), 2),
     "class_dtype": _is_dtype_of_labels,
@@ -285,13 +368,19 @@ LABELS: dict[str, Callable[[Any], bool]] = {
 SOLVE: dict[str, Callable[[Any], bool]] = {
     "form": _is_one_of("primal", "dual", None),
     "status": _is_one_of(*Status.__members__),
-    "residual": _is_real,
+    "residual": _or_none(_is_real),
+    "condition": _or_none(_is_real),
     "seconds": _is_finite,
     "peak_bytes": _is_whole,
     "tol": _is_finite,
     "iterations": _is_whole,
     "rank": _is_whole,
     "history": _is_list_of(_is_line_of_history),
+    "messages": _is_list_of(_is_text),
+    "steps": _is_list_of(_is_dict_of_numbers),
+    "stages": _is_list_of(_is_dict),
+    "bytes_read": _is_whole,
+    "bytes_written": _is_whole,
 }
 """Entries of `solve`."""
 

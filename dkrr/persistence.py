@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of, try_given
-from dkrr.fit_summary import summary_of
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
@@ -31,6 +31,7 @@ from dkrr.model_description import (
     named_objects,
     patterns_of,
     stored_rows,
+    summary_of,
 )
 from dkrr.rows import MemoryRows, Rows, write_rows
 from dkrr.rows.staging import StoredCopy
@@ -102,12 +103,12 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
         parts[ROWS] = fitted.rows
     transformer = None
     if "transformer_" in vars(model):
-        from dkrr.transformers.descriptions import described
+        from dkrr.transformers.saving import saved_transformer
 
-        found_transformer, its_arrays = described(model.transformer_)
         asked = model.transformer if isinstance(model.transformer, str) else None
-        transformer = {"asked": asked, "fitted": found_transformer}
-        parts |= {f"{TRANSFORMER}{name}": MemoryRows(array) for name, array in its_arrays.items()}
+        asked = "fitted" if model.transformer is model.transformer_ else asked
+        transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
+        parts[TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
     description = description_of(model, fitted, transformer) | {"report": summary}
     json.dumps(description)  # fails before anything is written
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
@@ -154,7 +155,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     transformer : transformer, class or function, optional
         What `fit` was given as transformer, or a list of its classes and functions, for a model whose transformer has
         some that a file cannot hold: your own, and those of scikit-learn whose work is not bounded by what the file
-        holds. What they have learned is read from the file.
+        holds (`dkrr.transformers.saving.CLASSES` has the others). What they have learned is read from the file.
 
     Returns
     -------
@@ -204,8 +205,8 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     model._target_names = found.get("target_names")
     if fitted_transformer is not None:
         described = found["transformer"]
-        asked = described["asked"]
-        model.transformer = fitted_transformer if asked is None else asked  # each fit takes an unfitted copy
+        as_given = {None: clone(fitted_transformer), "fitted": fitted_transformer}
+        model.transformer = as_given.get(described["asked"], described["asked"])
         model.transformer_ = fitted_transformer
         model.n_features_in_ = model._n_inputs = described["n_features_in"]
     return model
@@ -229,26 +230,17 @@ def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCop
         if given is not None:
             raise InputError(f"transformer is {shown(given)}, and the model {url} has none; expected None")
         return None
-    from dkrr.transformers.descriptions import given_names, named_parts, transformer_from
+    from dkrr.transformers.saving import loaded_transformer
 
-    known = named_parts(given)
-    missing = [name for name in given_names(description["fitted"]) if name not in known]
-    if missing:
-        raise InputError(
-            f"transformer is {shown(given)}, and that of the model has {missing[0]!r}, which a file cannot hold; "
-            f"expected the transformer that fit was given, or a list of {sorted(set(missing))}"
-        )
+    if TRANSFORMER not in stored:
+        raise StoreError(f"the model {url} is damaged: its transformer is missing")
+    data = _whole(stored[TRANSFORMER]).tobytes()
+    try:
+        found_transformer = loaded_transformer(data, given)
+    except StoreError as error:
+        raise StoreError(f"the model {url} is damaged: {error}") from error
     _warn_of_version(url, found.get("versions"))
-    with _damage_reported(url):
-        arrays = {
-            name.removeprefix(TRANSFORMER): _whole(rows)
-            for name, rows in stored.items()
-            if name.startswith(TRANSFORMER)
-        }
-        try:
-            return transformer_from(description["fitted"], known, arrays)
-        except InputError as error:
-            raise StoreError(f"the model {url} is damaged: {error}") from error
+    return found_transformer
 
 
 def _loaded(

@@ -293,16 +293,3 @@ class TestHdf5:
             file.write(bytes(100))
         with pytest.raises(InputError, match=r"cannot read .*y\.h5::/?d"):
             dkrr.KernelRidge(kernel="linear").fit(f"{tmp_path}/y.h5::d", np.ones(4000))
-
-    def test_netcdf(self, tmp_path):
-        h5py, xarray = pytest.importorskip("h5py"), pytest.importorskip("xarray")
-        xarray.Dataset({"a": ("row", X[:, 0])}).to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
-        assert as_rows(f"{tmp_path}/x.nc").shape == (3, 1)
-        (tmp_path / "y.nc").write_bytes((tmp_path / "x.nc").read_bytes())
-        (tmp_path / "cut.nc").write_bytes((tmp_path / "x.nc").read_bytes()[:2000])
-        for make in (lambda: h5py.ExternalLink("x.nc", "/a"), lambda: h5py.SoftLink("/a")):
-            with h5py.File(tmp_path / "y.nc", "a") as file:
-                del file["a"]
-                file["a"] = make()
-            refused(tmp_path / "y.nc", "'a', which is a link", [as_rows])
-        refused(tmp_path / "cut.nc", "expected a netCDF file", [as_rows])

@@ -9,8 +9,8 @@ import pytest
 
 HEAVY = {
     "IPython", "bokeh", "click", "cryptography", "dask.array", "dask.dataframe", "distributed", "fsspec", "h5py",
-    "matplotlib", "networkx", "numba", "obstore", "pandas", "polars", "pyarrow", "rich", "scipy", "sklearn", "sparse",
-    "xarray", "zarr",
+    "matplotlib", "networkx", "numba", "obstore", "pandas", "polars", "pyarrow", "rich", "scipy", "skops", "sklearn",
+    "sparse", "xarray", "zarr",
 }  # fmt: skip
 OF_SCIKIT_LEARN = {"pandas", "pyarrow"}
 """What scikit-learn itself imports where it is installed."""

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
-from dkrr.inspection import map_in_text
-from dkrr.pictures.figures import TileMap
+from dkrr.inspection import TileMap, map_in_text
 from dkrr.tiles import RunStore
 from dkrr.tiles.lock import LOCK_NAME, owned
 
@@ -112,21 +111,22 @@ def test_a_map_in_the_terminal(made, tmp_path):
 
 @pytest.mark.parametrize(("width", "side"), [(80, 39), (20, 9), (4, 1), (0, 1), (1000, 40)])
 def test_a_map_fits_into_the_terminal(width, side):
-    """Against a naive count of the tiles of each cell."""
-    n, rng = 101, np.random.default_rng(3)
-    expected = {(i, j): 2 for i in range(n) for j in range(i + 1)}
-    present = {tile: int(k) for tile in expected if (k := rng.integers(0, 3)) and tile[0] > 20 and tile[1] < 90}
-    present |= {(i, j): 2 for i in range(40, 60) for j in range(20)}
-    title, *lines = map_in_text(TileMap("factor", n, n, present, expected), width).splitlines()
+    """Against a naive look at the cells that a pair of characters stands for."""
+    n, rng = 83, np.random.default_rng(3)
+    shares = rng.choice([0.0, 0.5, 1.0], (n, n))
+    shares[40:60, :20] = 1.0
+    shares[:20] = 0.0
+    shares[np.triu_indices(n, 1)] = np.nan
+    title, *lines = map_in_text(TileMap("factor", 1234, 6972, shares), width).splitlines()
     step = -(-n // side)
-    assert title == f"  factor: {sum(present.values()):,} of 10,302 chunks; a cell is {step} × {step} tiles"
+    assert title == "  factor: 1,234 of 6,972 chunks"
     assert len(lines) == -(-n // step) and all(len(line) <= max(width, 4) for line in lines)
     for a, line in enumerate(lines):
         cells = line[2:]
         assert cells[::2] == cells[1::2] and len(cells) == 2 * (a + 1)
         for b, shade in enumerate(cells[::2]):
-            tiles = [(i, j) for i, j in expected if (i // step, j // step) == (a, b)]
-            share = sum(present.get(tile, 0) for tile in tiles) / (2 * len(tiles))
+            some = [shares[i, j] for i in range(n) for j in range(i + 1) if (i // step, j // step) == (a, b)]
+            share = sum(some) / len(some)
             assert shade == ("░" if share == 0 else "▒" if share < 0.5 else "▓" if share < 1 else "█")
 
 

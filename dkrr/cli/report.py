@@ -12,8 +12,8 @@ from dkrr.values import location
 def report(path: str, out_path: str) -> None:
     """Write a report of a saved model, or of the store of a run, which may be unfinished: one self-contained HTML file.
 
-    It has the plan and its reasons, planned beside measured times, a time line of the workers, memory, tiles,
-    convergence, residuals, and of a search its scores.
+    It has the plan and its reasons, the result, convergence, residuals or tiles, and of a search its scores and its
+    learning curve. Needs 'dkrr[report]'.
     """
     import dkrr as library
 

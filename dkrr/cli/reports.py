@@ -2,40 +2,19 @@
 
 import json
 import math
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from dkrr.plain_text import one_line
-from dkrr.transformers.words import in_words
 from dkrr.units import format_bytes, format_seconds
-
-
-def fit_facts(model: Any) -> dict[str, Any]:
-    """Result of a fit as values of JSON, without its plan."""
-    result = model.solve_result_
-    return {
-        "status": result.status.name,
-        "residual": result.residual,
-        "condition": result.condition if math.isfinite(result.condition) else None,
-        "iterations": result.iterations,
-        "rank": result.rank,
-        "messages": list(result.messages),
-        "steps": [asdict(step) for step in result.steps],
-        "seconds": result.seconds,
-        "bytes_read": result.bytes_read,
-        "bytes_written": result.bytes_written,
-        "peak_bytes": result.peak_bytes,
-        "stages": [asdict(stage) for stage in result.stages],
-    }
 
 
 def fit_report(model: Any, path: str | None, *, as_json: bool, is_short: bool = False) -> str:
     """Plan and result of a fit, or only the result in a line, and the path of its model; None: not saved."""
     result = model.solve_result_
     if as_json:
-        return json.dumps({"model": path} | fit_facts(model) | {"plan": model.plan_.to_dict()})
+        return json.dumps({"model": path} | result.to_dict() | {"plan": model.plan_.to_dict()})
     if is_short:
         return (
             f"{path or 'not saved'}: {result.status.name}, {'gradient' if result.steps else 'residual'} "
@@ -59,12 +38,10 @@ def info_report(description: dict[str, Any], path: str, *, as_json: bool) -> str
         f"  versions    {json.dumps(description['versions'])}",
     ]
     if description.get("transformer") is not None:
-        words = in_words(description["transformer"]["fitted"])
         given = description["transformer"]["n_features_in"]
         lines[2:3] = [
             f"  columns     {given}, and {description['n_features']} behind the transformer",
-            f"  transformer {words[0]}",
-            *(f"              {line}" for line in words[1:]),
+            f"  transformer {description['transformer']['text']}",
         ]
     if description.get("target_names") is not None:
         lines.insert(2, f"  targets     {', '.join(description['target_names'])}")
@@ -99,37 +76,20 @@ def machine_report(description: dict[str, Any], *, as_json: bool) -> str:
     ]
     if not measured:
         lines.append("            `dkrr calibrate` measures them here, or a moment of the first long fit")
-    if measured and measured["is_quick"]:
+    if measured:
+        how = "before a long fit (`dkrr calibrate` takes longer)" if measured["is_quick"] else "by `dkrr calibrate`"
+        lines.append(f"            in {format_seconds(measured['seconds'])} {how}; task, chain, round trip,")
         of_store = "" if measured["folder"] else ", read, write"
-        lines.append(
-            f"            in {format_seconds(measured['seconds'])} before a long fit; task, chain, round trip,"
-        )
-        lines.append(f"            cluster start, network, fresh{of_store} are defaults: `dkrr calibrate` measures all")
+        lines.append(f"            cluster start, network, fresh{of_store} are defaults")
     if measured and (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
         lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if v and key.endswith(f"_{name}")}
         lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
-    lines += [f"  store     {_storage_line(s)}" for s in (measured or {}).get("stores", ())]
     if rates["kernels"]:
         lines.append("  ns per kernel entry, float64 / float32, by number of columns")
         lines += _kernel_lines(rates["kernels"])
     return "\n".join(lines)
-
-
-def _storage_line(storage: dict[str, Any]) -> str:
-    """Speed of a bucket or another file system."""
-    from dkrr.planning.storage import format_speed
-
-    rates = f"{storage['place']}: "
-    rates += ", ".join(
-        f"{name} {format_speed(storage[f'{name}_bytes'])} (alone {format_speed(storage[f'alone_{name}_bytes'])})"
-        for name in ("read", "write")
-    )
-    requests = [storage[f"{name}_request_seconds"] * 1e3 for name in ("read", "write")]
-    if any(requests):
-        rates += f", {requests[0]:.3g} and {requests[1]:.3g} ms per request"
-    return f"{rates}; {storage['n_tasks']} tasks at once, measured {storage['time']}"
 
 
 def _origin(description: dict[str, Any]) -> str:

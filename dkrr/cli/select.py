@@ -8,7 +8,7 @@ from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
 from dkrr.cli.common import check_folder, cluster, echo, quiet_option, readable_errors
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import kernel_param_option, kernel_params
-from dkrr.cli.pictures import check_picture_path, draw_selection
+from dkrr.cli.pictures import check_picture_path, write_picture
 from dkrr.cli.reports import selection_report
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
@@ -42,7 +42,7 @@ from dkrr.cli.transformers import chosen_transformer, transformer_options
 @click.option("--memory-limit", help="Memory on one machine, for example 4GiB.")
 @click.option("--store", help="Folder for the stores of the run, kept and resumed from.")
 @click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786.")
-@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ (and rows) as well (needs matplotlib).")
+@click.option("--out", "out_path", metavar="PNG", help="Draw the scores over λ (and rows) as well ('dkrr[report]').")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
 def select(
@@ -63,7 +63,9 @@ def select(
 ) -> None:
     """Choose λ, the kernel and its parameters by cross-validation, and fit with the best."""
     import dkrr as library
+    from dkrr.model_description import search_summary
     from dkrr.persistence import check_model_path
+    from dkrr.reports import pictures
     from dkrr.tiles.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
@@ -101,5 +103,7 @@ def select(
         if model_path is not None:
             library.save(search, model_path, overwrite=overwrite)
         if out_path is not None:
-            draw_selection(search, out_path, overwrite=overwrite)
+            found = search_summary(search)
+            curve = [pictures.learning_curve(found["curve"])] if found["curve"] else []
+            write_picture(out_path, pictures.scores(found["candidates"]), *curve, overwrite=overwrite)
         echo(selection_report(search, model_path, as_json=as_json))

@@ -45,14 +45,14 @@ def chosen_transformer(X: Any, y: Any, sample_weight: Any, settings: dict[str, A
         return None
     if X is None:
         raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
-    from dkrr.transformers.common import for_columns
+    from dkrr.transformers.learning import ColumnSteps
 
-    numbers, encoded = _columns(X, y, sample_weight, one_hot)
-    return for_columns(numbers, encoded, standardize=standardize, impute=impute, takes_unknown=unknown == "zeros")
+    encoded = _encoded(X, y, sample_weight, one_hot)
+    return ColumnSteps(encoded, standardize, impute, takes_unknown=unknown == "zeros")
 
 
-def _columns(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Columns of numbers, and those that --one-hot names; none of an array."""
+def _encoded(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[str, ...]:
+    """Columns that --one-hot names; none of an array."""
     table = opened(X)
     if not isinstance(table, Table):
         if one_hot is not None:
@@ -60,11 +60,11 @@ def _columns(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[t
                 f"--one-hot is {shown(one_hot)}, and --x is not a table with named columns; expected a file or folder "
                 f"in Parquet, CSV or Arrow's format"
             )
-        return (), ()
+        return ()
     table = with_columns(table, y, sample_weight)[0]
     encoded = () if one_hot is None else table.select(one_hot, "--one-hot").names
     rest = table.without(encoded)
     for column in rest.columns:
         if column.kind != "number":
             raise InputTypeError(not_numbers("--x", column.name, column.kind, column.dtype, rest.names))
-    return rest.names, encoded
+    return encoded

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cost import Span, Stage
+from dkrr.cost import Stage
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
@@ -51,8 +51,8 @@ class Context:
     """Cores of the calling process."""
     cluster_is_running: bool = False
     """The workers are those of the user's client."""
-    explained: Callable[[], dict[str, Any]] = dict
-    """Returns the plan for people who look at the store, as values of JSON."""
+    explained: Callable[[], str] = str
+    """Returns the text of the plan, for people who look at the store."""
     layout: dict[str, Any] = field(default_factory=dict)
     """How the run cuts its matrix, for the runs that resume it."""
     temporary: TemporaryFolder | None = None
@@ -86,11 +86,6 @@ class Context:
     def stages(self) -> tuple[Stage, ...]:
         """Stages of the work that is done, with the time that each took."""
         return self.progress.take_stages()
-
-    @cached_property
-    def spans(self) -> tuple[Span, ...]:
-        """When the stages ran."""
-        return self.progress.take_spans()
 
     @property
     def bytes_read(self) -> int:
@@ -328,7 +323,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots_per_process=slots_per_process,
         threads=resources.local_threads,
         cluster_is_running=resources.cluster_is_running,
-        explained=plan.outline,
+        explained=plan.__str__,
         layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
     )
 

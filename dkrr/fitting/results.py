@@ -25,7 +25,6 @@ from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.solvers.objective import Point
 from dkrr.solvers.result import caution, direct_status
-from dkrr.solvers.work import measured_work
 
 Array = NDArray[np.float64]
 
@@ -94,13 +93,12 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
         messages=caution(solution.condition, plan.form) + messages,
         stages=context.stages,
-        spans=context.spans,
         record=record,
         **reported,
     )
     if context.storage.keeps:
         with suppress(StoreError, OSError):  # the fit is complete without it
-            context.stored.store.set_note(WORK, measured_work(result))
+            context.stored.store.set_note(WORK, result.to_dict() | {"text": str(result)})
     return result
 
 

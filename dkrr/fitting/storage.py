@@ -13,7 +13,7 @@ from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.lock import check_owned
 
 PLAN, WORK = "plan", "work"
-"""Names of the notes in a store that say what its run planned and what it did, for `dkrr report`."""
+"""Names of the notes in a store with the text of its plan and, once it has ended, its result, for `dkrr report`."""
 
 
 class Storage(ABC):

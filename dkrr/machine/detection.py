@@ -340,7 +340,7 @@ def rates_at(fingerprint: Fingerprint, store: str | None, rows: str | None) -> d
         Path or URL of X; None: in memory, or read by the calling process.
     """
     rates, rates_from = known_rates(fingerprint)
-    return {"rates_from": rates_from} | rates_of_stores(rates, load_profile(fingerprint), store, rows)
+    return {"rates_from": rates_from} | rates_of_stores(rates, store, rows)
 
 
 def _free_bytes(store: str | None) -> int | None:

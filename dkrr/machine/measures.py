@@ -4,55 +4,42 @@ Rates are those of the fastest half of the repetitions, so that interruptions by
 """
 
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dkrr import blas
 from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
 from dkrr.planning import KernelRate
-from dkrr.planning.resources import DENSE_SIDE
-from dkrr.runtime.limits import usable_cores
 from dkrr.tiles import ChunkedArray
 
-SIDE, PANEL = 1536, 512
+SIDE, PANEL = 1024, 512
 """Rows of a tile and columns of its panels, which are multiplied."""
 KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
-FEATURES = (4, 16, 64, 256)
+FEATURES = (8, 64)
 """Numbers of columns at which kernels are measured."""
-MEMORY_SIDE = 5120
-"""Rows of a matrix that no cache holds: 200 MiB."""
-QUICK_SIDE = 1024
-"""Rows of a tile where there is little time."""
-QUICK_FEATURES = (8, 64)
-QUICK_MEMORY_SIDE = 2048
+MEMORY_SIDE = 2048
 """Rows of a matrix of 32 MiB, which a core's share of a cache does not hold."""
 QUICK_SECONDS = 0.02
-"""Time of each measurement, of which there are at least three repetitions."""
-QUICK_BYTES = 64 * 2**20
-"""Memory of one quick measurement."""
-QUICK_CHUNKS = 12
+"""Time of each measurement before a fit, of which there are at least three repetitions."""
+CORE_BYTES = 64 * 2**20
+"""Memory of the measurements of one core."""
 CHUNK = (1024, 512)
+QUICK_CHUNKS = 12
+"""Chunks of 4 MiB that are written and read before a fit."""
 N_CHUNKS = 96
-"""Chunks of 4 MiB that are written and read: fewer would stay in memory."""
+"""Chunks that `dkrr calibrate` writes and reads: fewer would stay in memory."""
 
 FROM_A_DISK = 2.0
 """Least time of a read from the disk over that from the system's cache, whose copying and checking it includes."""
 
 Measured = dict[str, float]
-Clock = Callable[[], float]
-
-
-def wall_clock() -> float:
-    """Seconds, also those in which other programs had the core."""
-    return time.perf_counter()
 
 
 def own_clock() -> float:
@@ -63,37 +50,18 @@ def own_clock() -> float:
 _THREAD_TIME_IS_FINE = time.get_clock_info("thread_time").resolution < 1e-4  # not on Windows
 
 
-def measure_process(folder: str, start: float, seconds: float) -> tuple[Measured, list[KernelRate]]:
-    """Task: all measurements of one worker, on one thread; the first by fields of Rates.
+def measure_cores(seconds: float = QUICK_SECONDS) -> tuple[Measured, list[KernelRate]]:
+    """Task: what most plans depend on, on one thread, in about thirty times so many seconds; first by fields of Rates.
 
-    Parameters
-    ----------
-    folder : str
-        Where to write files.
-    start : float
-        Seconds since the epoch at which to start: all workers at once, since they share memory, disk and clock.
-    seconds : float
-        Time of each measurement.
+    All threads or workers are at it at the same time, since they share memory, caches and clock.
     """
     with blas.one_thread():
-        _multiply(SIDE, "float64")()  # pages in memory, clock up
-        time.sleep(max(0.0, start - time.time()))
-        measured = measure_blas(seconds) | measure_memory(seconds) | measure_store(folder)
-        return measured, measure_kernels(seconds / 4)
+        return measure_blas(seconds) | measure_memory(seconds), measure_kernels(seconds / 4)
 
 
-def measure_quickly() -> tuple[Measured, list[KernelRate]]:
-    """Task: what most plans depend on, on one thread, in well under a second."""
-    with blas.one_thread():
-        measured = measure_blas(QUICK_SECONDS, QUICK_SIDE, own_clock)
-        measured |= measure_memory(QUICK_SECONDS, QUICK_MEMORY_SIDE, own_clock)
-        del measured["fresh_bytes"]  # of so little memory, which the process may have had before
-        return measured, measure_kernels(QUICK_SECONDS / 4, QUICK_FEATURES, own_clock)
-
-
-def measure_blas(seconds: float, side: int = SIDE, clock: Clock = wall_clock) -> Measured:
+def measure_blas(seconds: float) -> Measured:
     """Rates of the products and factorisations of tiles."""
-    rng = np.random.default_rng(0)
+    rng, side = np.random.default_rng(0), SIDE
     tile, panel = rng.standard_normal((side, side)), rng.standard_normal((side, PANEL))
     # Numbers that are divided repeatedly must neither grow nor shrink: those near zero are slow.
     triangle = np.tril(rng.standard_normal((PANEL, PANEL)), -1) * 1e-6 + np.eye(PANEL)
@@ -101,13 +69,13 @@ def measure_blas(seconds: float, side: int = SIDE, clock: Clock = wall_clock) ->
     columns = tile[:, :PANEL]
 
     def best(function: Callable[[], None]) -> float:
-        return best_seconds(function, seconds, clock)
+        return best_seconds(function, seconds)
 
     def factor() -> None:
         np.copyto(tile, definite)
         blas.cholesky_in_place(tile)
 
-    copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2, clock)
+    copying = best_seconds(lambda: np.copyto(tile, definite), seconds / 2)
     return {
         "gemm_flops": 2.0 * side**2 * PANEL / best(_multiply(side, "float64")),
         "float32_gemm_flops": 2.0 * side**2 * PANEL / best(_multiply(side, "float32")),
@@ -124,31 +92,10 @@ def _multiply(side: int, dtype: str) -> Callable[[], None]:
     return lambda: blas.gemm(c, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
 
 
-def other_cores_busy(seconds: float) -> float:
-    """Mean number of cores that are busy while this process waits."""
-    return float(usable_cores() * psutil.cpu_percent(interval=seconds) / 100.0)
-
-
-def measure_threads(seconds: float) -> Measured:
-    """Rate of the factorisation in memory for each thread of this process, all of them at work."""
-    side = DENSE_SIDE
-    definite, matrix = np.eye(side) * 2.0 + 1.0, np.empty((side, side))
-
-    def factor() -> None:
-        np.copyto(matrix, definite)
-        blas.cholesky_in_place(matrix)
-
-    copying = best_seconds(lambda: np.copyto(matrix, definite), seconds / 2)
-    threads = usable_cores()
-    return {"dense_flops": side**3 / 3 / max(best_seconds(factor, seconds) - copying, 1e-9) / threads}
-
-
-def measure_memory(seconds: float, side: int = MEMORY_SIDE, clock: Clock = wall_clock) -> Measured:
+def measure_memory(seconds: float) -> Measured:
     """Rate at which a tile in memory is multiplied by a vector, from both sides."""
-    start = clock()
-    tile = np.empty((side, side))
-    tile[...] = 1.0
-    filled = max(clock() - start, 1e-9)
+    side = MEMORY_SIDE
+    tile = np.ones((side, side))
     left, right = np.zeros((side, 1)), np.zeros((side, 1))
     rows, columns = slice(0, side), slice(side, 2 * side)
 
@@ -158,13 +105,13 @@ def measure_memory(seconds: float, side: int = MEMORY_SIDE, clock: Clock = wall_
             blas.gemm(left[r], piece, right[across], beta=1.0)
             blas.gemm(right[across], piece, left[r], transpose_a=True)
 
-    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds, clock), "fresh_bytes": tile.nbytes / filled}
+    return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
 
 
-def measure_kernels(seconds: float, features: Sequence[int] = FEATURES, clock: Clock = wall_clock) -> list[KernelRate]:
+def measure_kernels(seconds: float) -> list[KernelRate]:
     """Time for an entry of every kernel, in blocks as they are formed."""
     rng, rates = np.random.default_rng(0), []
-    for d in features:
+    for d in FEATURES:
         rows = rng.standard_normal((2, KERNEL_BLOCK, d))
         for kernel in KERNELS:
             for precision in Precision.__args__:  # type: ignore[attr-defined]
@@ -174,15 +121,14 @@ def measure_kernels(seconds: float, features: Sequence[int] = FEATURES, clock: C
                 def form(value: Kernel = value, x: Any = x, z: Any = z, out: Any = out) -> None:
                     value(x, z, out=out)
 
-                each = best_seconds(form, seconds, clock) / out.size
+                each = best_seconds(form, seconds) / out.size
                 rates.append(KernelRate(type(kernel).__name__, d, precision, each))
     return rates
 
 
 def measure_store(folder: str, n_chunks: int = N_CHUNKS) -> Measured:
     """Bandwidth of chunks as tiles have them: written, read from the system's cache, and read from the disk."""
-    name = f"{os.getpid()}-{threading.get_ident()}.zarr"
-    chunks = ChunkedArray.create(f"{folder}/{name}", (n_chunks * CHUNK[0], CHUNK[1]), CHUNK)
+    chunks = ChunkedArray.create(f"{folder}/{uuid.uuid4().hex}.zarr", (n_chunks * CHUNK[0], CHUNK[1]), CHUNK)
     block = np.random.default_rng(0).standard_normal(CHUNK)
 
     def read_all() -> None:
@@ -216,18 +162,18 @@ def _forget(path: Path) -> bool:
     return True
 
 
-def best_seconds(function: Callable[[], None], seconds: float, clock: Clock = wall_clock) -> float:
+def best_seconds(function: Callable[[], None], seconds: float) -> float:
     """Median time of the faster half of the calls that fit in a time: at least three, unless fewer take thrice as long.
 
     The first of several calls is often the slowest: a call that takes longer than `seconds` is still repeated.
     """
     times: list[float] = []
     while sum(times) < seconds or (len(times) < 3 and sum(times) < 3 * seconds):
-        times.append(_timed(function, clock))
+        times.append(_timed(function, own_clock))
     return float(np.median(sorted(times)[: max(1, len(times) // 2)]))
 
 
-def _timed(function: Callable[[], None], clock: Clock = wall_clock) -> float:
+def _timed(function: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
     start = clock()
     function()
     return clock() - start

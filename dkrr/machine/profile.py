@@ -16,11 +16,10 @@ from dkrr import blas
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates
-from dkrr.planning.storage import Storage
 from dkrr.runtime.limits import usable_cores
 from dkrr.tiles.files import write_file
 
-FORMAT = 1
+FORMAT = 2
 WHERE_PROFILES_GO = (
     "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
     "configuration, to a folder that can be written to"
@@ -49,13 +48,6 @@ class Profile:
     """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
     is_quick: bool = False
     """Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it."""
-    stores: tuple[Storage, ...] = ()
-    """Buckets and other file systems that ``dkrr calibrate --store`` measured from here."""
-
-    def with_storage(self, storage: Storage) -> "Profile":
-        """The same with the speed of a store, in place of an earlier one of its place."""
-        others = (s for s in self.stores if s.place != storage.place)
-        return replace(self, stores=tuple(sorted((*others, storage), key=lambda s: s.place)))
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -226,18 +218,15 @@ def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file
         if values.pop("format") != FORMAT:
             return None
         rates = values.pop("rates")
-        if "cold_read_bytes" in values:  # where the first profiles had it
-            rates.setdefault("cold_read_bytes", values.pop("cold_read_bytes"))
         kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
         workers = tuple(values.pop("workers"))
-        values["stores"] = tuple(Storage(**s) for s in values.get("stores", ()))  # the first profiles had none
         return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # another version's, or damaged: dkrr calibrate replaces it
 
 
-def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]], **shared: float) -> Rates:
-    """Medians of what workers measured, by fields of Rates and by kernels; `shared` are fields that no worker has.
+def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]]) -> Rates:
+    """Medians of what workers measured, by fields of Rates and by kernels.
 
     A rate that only some could measure, as that of a disk, is the median of theirs.
     """
@@ -247,4 +236,4 @@ def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate
         replace(same[0], entry_seconds=float(np.median([k.entry_seconds for k in same])))
         for same in zip(*kernels, strict=True)
     )
-    return Rates(**(found | shared), kernels=median)
+    return Rates(**found, kernels=median)

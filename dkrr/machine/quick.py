@@ -1,8 +1,8 @@
 """The quick measurement: what a long plan depends on, measured once for each machine and kept as its profile.
 
 dkrr's default rates are those of one kind of machine. So before the first long fit the calling process measures for
-about half a second, with all its cores at work; a short fit does not pay for it. ``dkrr calibrate`` measures for
-longer, and also what needs workers: it replaces the result.
+about half a second, with all its cores at work; a short fit does not pay for it. ``dkrr calibrate`` measures the same
+for longer: it replaces the result.
 """
 
 import time
@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import psutil
 from dkrr import blas
 from dkrr.config import setting
 from dkrr.machine.detection import ambient_client, fingerprint_of, rates_at, resident_bytes
-from dkrr.machine.measures import QUICK_BYTES, QUICK_CHUNKS, Measured, measure_quickly, measure_store
+from dkrr.machine.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
 from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
 from dkrr.runtime.folders import private_folder
@@ -80,13 +81,11 @@ def _newly_measured(plan: Plan) -> Resources | None:
 def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> Profile | None:
     """Profile of this machine with what this plan needs; None if that is known, or cannot be measured."""
     resources, profile = plan.resources, known
-    threads = min(
-        resources.local_threads, (resources.local_limit_bytes - resources.local_baseline_bytes) // QUICK_BYTES
-    )
+    threads = min(resources.local_threads, (resources.local_limit_bytes - resources.local_baseline_bytes) // CORE_BYTES)
     if known is None and threads > 0:
-        profile = _measured(fingerprint, lambda: on_threads(threads, measure_quickly))
+        profile = measured_profile(fingerprint, lambda: on_threads(threads, measure_cores))
     if profile is not None and not profile.folder and _uses_store(plan):
-        profile = _with_store(profile, resources.local_threads)
+        profile = _with_disk(profile, resources.local_threads)
     return None if profile is known else profile
 
 
@@ -94,10 +93,12 @@ def _of_workers(fingerprint: Fingerprint, client: Any) -> Profile:
     """Profile of a client's workers on other machines, all measured at the same time."""
     from dkrr.runtime.dask_client import on_every_worker
 
-    return _measured(fingerprint, lambda: on_every_worker(client, measure_quickly))
+    return measured_profile(fingerprint, lambda: on_every_worker(client, measure_cores))
 
 
-def _measured(fingerprint: Fingerprint, measure: Callable[[], list[tuple[Measured, list[KernelRate]]]]) -> Profile:
+def measured_profile(
+    fingerprint: Fingerprint, measure: Callable[[], list[tuple[Measured, list[KernelRate]]]]
+) -> Profile:
     """Profile of the medians of what all threads or workers measured."""
     begun = time.perf_counter()
     with other_load() as load:
@@ -117,26 +118,49 @@ def _measured(fingerprint: Fingerprint, measure: Callable[[], list[tuple[Measure
     )
 
 
-def _with_store(profile: Profile, cores: int) -> Profile:
+def _with_disk(profile: Profile, cores: int) -> Profile:
     """The same with the rates of the store that fits use by default.
 
     Unchanged if nothing can be written there, or where other programs are busy: reading and writing wait for the disk,
     so that the clock of the thread does not tell what their share is.
     """
-    begun = time.perf_counter()
     writers = min(cores, MAX_WRITERS)
     try:
         with private_folder("quick") as scratch, other_load() as load:
-            results = on_threads(writers, lambda: measure_store(scratch, QUICK_CHUNKS))
+            found = with_store(profile, scratch, partial(on_threads, writers), QUICK_CHUNKS, writers / cores)
     except OSError:
         return profile
-    if load[0] > MAX_BUSY_CORES:
-        return profile
+    return profile if load[0] > MAX_BUSY_CORES else found
+
+
+def with_store(
+    profile: Profile,
+    scratch: str,
+    run: Callable[[Callable[[], Measured]], list[Measured]],
+    n_chunks: int = N_CHUNKS,
+    share: float = 1.0,
+) -> Profile:
+    """The same with the rates of a store.
+
+    Parameters
+    ----------
+    profile : Profile
+    scratch : str
+        Private folder in the folder whose file system is measured.
+    run : callable
+        Results of a function on several threads or workers at the same time.
+    n_chunks : int
+        Chunks that each of them writes and reads.
+    share : float
+        Number of them over the number of tasks that will use the disk at the same time.
+    """
+    begun = time.perf_counter()
+    results = run(partial(measure_store, scratch, n_chunks))
     # The slowest, as the disk is shared; reads from the system's cache are limited by the core.
     names = {name for r in results for name in r}
     found: dict[str, Any] = {name: min(r[name] for r in results if name in r) for name in names}
     for name in {"write_bytes", "cold_read_bytes"} & set(found):
-        found[name] *= writers / cores
+        found[name] *= share
     seconds = profile.seconds + time.perf_counter() - begun
     rates = replace(profile.rates, **found)
     return replace(profile, rates=rates, time=_now(), seconds=seconds, folder=str(Path(scratch).parent))

@@ -1,120 +1,71 @@
-"""Rates of a store: those of its bucket or file system, if it was measured, or defaults for object stores."""
+"""Rates of runs and rows in a bucket: Dask's configuration, else documented defaults for object stores."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from dkrr.config import setting, temporary_directory
-from dkrr.errors import StoreError
-from dkrr.machine.profile import Profile
+from dkrr.config import setting
 from dkrr.planning import Rates
-from dkrr.planning.storage import Storage, unmeasured_bucket
+from dkrr.planning.resources import STORAGE_CHUNK_BYTES
 from dkrr.tiles.paths import local_path
 
-IN_PROCESS = "memory"
-"""Protocol of stores in the memory of one process, which no request leaves."""
+DEFAULT_BYTES = 90e6
+"""Bytes per second of one connection to an object store (AWS's performance guidelines for S3: 85 to 90 MB/s)."""
+DEFAULT_REQUEST_SECONDS = 0.03
+"""Time of a request besides that of its bytes (Durner, Leis, Neumann, Exploiting cloud object storage for
+high-performance analytics, PVLDB 16, 2023: about 30 ms within a region)."""
 
 
-def place_of(url: str) -> str:
-    """Bucket and server of a URL, without anything secret; mount point of the file system of a path.
-
-    Buckets of one name on two servers are different ones: ``s3://data at http://minio:9000``.
-    """
-    path = local_path(url)
-    if path is not None:
-        return _mount_point(path)
-    protocol, _, rest = url.rpartition("::")[2].partition("://")
-    bucket = f"{protocol}://{rest.partition('/')[0].rpartition('@')[2]}"
-    server = _server(protocol)
-    return f"{bucket} at {server}" if server else bucket
-
-
-def _server(protocol: str) -> str:
-    """Server or account that the environment names for a protocol; empty: the service's own."""
-    if protocol == "az":
-        return os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") if protocol == "s3" else None
-    if not endpoint:
-        return ""
-    parts = urlsplit(endpoint)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _mount_point(path: Path) -> str:
-    """Mount point of the file system that a path is on, or would be."""
-    found = os.path.realpath(path)
-    while not os.path.ismount(found):
-        found = os.path.dirname(found)  # noqa: PTH120 (no Path for each folder)
-    return found
-
-
-def storage_of(url: str | None, profile: Profile | None) -> Storage | None:
-    """Speed of a store; None: that of this machine's own disk, as its rates have it.
-
-    Parameters
-    ----------
-    url : str or None
-        Path or URL; None: the temporary folder.
-    profile : Profile or None
-        What was measured on this machine or cluster.
-    """
-    measured = () if profile is None else profile.stores
-    is_local = url is None or local_path(url) is not None
-    if is_local and not any(not storage.is_bucket for storage in measured):
-        return None  # as nearly always, and a mount point takes calls of the system
-    if url is None:
-        try:
-            url = str(temporary_directory())
-        except StoreError:  # which fits in memory do not need
-            return None
-    if url.startswith(f"{IN_PROCESS}://"):
-        return None
-    place = place_of(url)
-    storage = next((s for s in measured if s.place == place), None)
-    return unmeasured_bucket(place) if storage is None and not is_local else storage
-
-
-def rates_of_stores(rates: Rates, profile: Profile | None, store: str | None, rows: str | None) -> dict[str, Any]:
+def rates_of_stores(rates: Rates, store: str | None, rows: str | None) -> dict[str, Any]:
     """Fields of Resources that follow from where the run's store and X are.
 
     Parameters
     ----------
     rates : Rates
         Those of the machine or cluster, with its own disk.
-    profile : Profile or None
     store : str or None
         Path or URL; None: the temporary folder.
     rows : str or None
         Path or URL of X; None: in memory, or read by the calling process.
     """
-    storage = _configured(storage_of(store, profile), rates)
-    row_storage = None if rows is None else _configured(storage_of(rows, profile), rates)
-    reasons = []
-    if storage is not None:
-        reasons.append(storage.reason("store and X" if row_storage == storage else "store"))
-    if row_storage is not None and row_storage != storage:
-        reasons.append(row_storage.reason("X"))
+    stored, read = _bucket_of(store), _bucket_of(rows)
+    places = {"store and X": stored} if stored is not None and stored == read else {"store": stored, "X": read}
+    in_bucket = rates if stored is None and read is None else bucket_rates(rates)
     return {
         "store": store,
         "rows": rows,
-        "rates": rates if storage is None else storage.applied(rates),
-        "disk_rates": None if storage is None else rates,
-        "row_rates": None if row_storage is None else row_storage.applied(rates),
-        "storage_reasons": tuple(reasons),
+        "rates": rates if stored is None else in_bucket,
+        "disk_rates": None if stored is None else rates,
+        "row_rates": None if read is None else in_bucket,
+        "storage_reasons": tuple(_reason(what, place, in_bucket) for what, place in places.items() if place),
     }
 
 
-def _configured(storage: Storage | None, rates: Rates) -> Storage | None:
-    """The same with the rates that Dask's configuration has, which come before measured ones."""
-    given = setting("rates") or {}
-    if storage is None or not {"read-gbytes", "write-gbytes", "cold-read-gbytes"} & set(given):
-        return storage
-    if "read-gbytes" in given:
-        storage = replace(storage, read_bytes=rates.read_bytes, read_request_seconds=0.0)
-    if "cold-read-gbytes" in given:
-        storage = replace(storage, cold_read_bytes=rates.cold_read_bytes)
-    if "write-gbytes" in given:
-        storage = replace(storage, write_bytes=rates.write_bytes, write_request_seconds=0.0)
-    return replace(storage, is_configured=True)
+def _bucket_of(url: str | None) -> str | None:
+    """Scheme and bucket of a URL, without anything secret; None of a path, or of a store in this process's memory."""
+    if url is None or local_path(url) is not None or url.startswith("memory://"):
+        return None
+    protocol, _, rest = url.rpartition("::")[2].partition("://")
+    return f"{protocol}://{rest.partition('/')[0].rpartition('@')[2]}"
+
+
+def bucket_rates(rates: Rates) -> Rates:
+    """Rates of the same cores with a bucket in place of the disk; what Dask's configuration has comes first."""
+    given = setting("rates")
+    each = STORAGE_CHUNK_BYTES / (DEFAULT_REQUEST_SECONDS + STORAGE_CHUNK_BYTES / DEFAULT_BYTES)
+    found: dict[str, Any] = {}
+    for name in ("read", "write"):
+        if f"{name}-gbytes" not in given:
+            found |= {f"{name}_bytes": each, f"{name}_request_seconds": DEFAULT_REQUEST_SECONDS}
+    if "cold-read-gbytes" not in given:  # no system's cache has a bucket's objects
+        found["cold_read_bytes"] = found.get("read_bytes", rates.read_bytes)
+    return replace(rates, **found)
+
+
+def _reason(what: str, place: str, rates: Rates) -> str:
+    speed = f"{rates.read_bytes / 1e6:,.0f} MB/s read, {rates.write_bytes / 1e6:,.0f} MB/s written by each task"
+    if {"read-gbytes", "write-gbytes"} & set(setting("rates")):
+        return f"{what}: rates of {place} from Dask's configuration ({speed})"
+    return (
+        f"{what}: {place} is priced with defaults for object stores ({speed}); set dkrr.rates.read-gbytes and "
+        f"write-gbytes in Dask's configuration to its own"
+    )

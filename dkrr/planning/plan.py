@@ -80,16 +80,6 @@ class Plan(Explained):
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
 
-    def outline(self) -> dict[str, Any]:
-        """What a report shows of the plan, as values of JSON."""
-        return {
-            "text": str(self),
-            "seconds": self.seconds,
-            "peak_bytes": self.peak_bytes,
-            "limit_bytes": self.chosen.limit_bytes,
-            "stages": [[s.name, s.seconds, s.read_bytes, s.written_bytes, s.peak_bytes] for s in self.chosen.stages],
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         problem = {

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import os
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import numpy as np
 import psutil
 from distributed import Client
 from distributed.comm import resolve_address
@@ -155,27 +153,6 @@ def on_every_worker(client: Client, function: Callable[..., Any], *arguments: An
     addresses = _addresses(client)
     futures = [client.submit(function, *arguments, workers=[address], pure=False) for address in addresses]
     return list(Watch(client).call(client.gather, futures, needs=addresses))
-
-
-def on_one_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function on a thread of one worker."""
-    address = _addresses(client)[0]
-    future = client.submit(function, *arguments, workers=[address], pure=False)
-    return Watch(client).call(client.gather, future, needs=[address])
-
-
-def seconds_between_workers(client: Client, n_bytes: int) -> float | None:
-    """Time for an array of so many bytes to get from one worker to another; None if there is only one."""
-    first, *others = _addresses(client)
-    if not others:
-        return None
-    watch, last = Watch(client), others[-1]
-    array = client.submit(np.ones, n_bytes // 8, workers=[first], pure=False)
-    made = client.submit(len, array, workers=[first], pure=False)
-    watch.call(client.gather, made, needs=[first])
-    start = time.perf_counter()
-    watch.call(client.gather, client.submit(len, array, workers=[last], pure=False), needs=[first, last])
-    return time.perf_counter() - start
 
 
 def _addresses(client: Client) -> list[str]:

@@ -199,7 +199,7 @@ class Several(Progress):
     def __init__(self, *displays: Progress) -> None:
         super().__init__()
         self._displays = displays
-        self._seconds, self._spans = displays[0]._seconds, displays[0]._spans
+        self._seconds = displays[0]._seconds
 
     def begin(self, name: str, total: float, done: float) -> None:
         for display in self._displays:

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from dkrr.cost import Span, Stage
-
-MAX_SPANS = 10_000
-"""Times of stages that are kept; a fit with more of them has thousands of short ones."""
+from dkrr.cost import Stage
 
 
 class Progress:
@@ -23,7 +20,6 @@ class Progress:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._spans: list[Span] = []
 
     def stage(self, name: str, total_flops: float, done_flops: float = 0.0, detail: str = "") -> Self:
         """Begin a stage of work.
@@ -45,26 +41,18 @@ class Progress:
     @contextmanager
     def measured(self, name: str) -> Iterator[None]:
         """Measure a stage that is not displayed; stages within it are not counted twice."""
-        within, began, started = sum(self._seconds.values()), time.monotonic(), time.time()
+        within, began = sum(self._seconds.values()), time.monotonic()
         try:
             yield
         finally:
             inside, passed = sum(self._seconds.values()) - within, time.monotonic() - began
             self._seconds[name] = self._seconds.get(name, 0.0) + passed - inside
-            if len(self._spans) < MAX_SPANS:
-                self._spans.append(Span(name, started, passed))
 
     def take_stages(self) -> tuple[Stage, ...]:
         """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
         taken = dict(self._seconds)
         self._seconds.clear()  # other displays of the same work may count here
         return tuple(Stage(name, seconds) for name, seconds in taken.items())
-
-    def take_spans(self) -> tuple[Span, ...]:
-        """Times of the stages that ended since the last call, in the order of their ends; they are forgotten."""
-        taken = tuple(self._spans)
-        self._spans.clear()
-        return taken
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""

@@ -3,11 +3,12 @@
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from math import nan
+from typing import Any
 
-from dkrr.cost import STAGE_NAMES, Span, Stage
+from dkrr.cost import STAGE_NAMES, Stage
 from dkrr.markup import Explained
 from dkrr.runtime import RunRecord
 from dkrr.units import format_bytes, format_seconds
@@ -135,10 +136,26 @@ class SolveResult(Explained):
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     """Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
     alphas those of the whole path."""
-    spans: tuple[Span, ...] = field(default=(), repr=False)
-    """When the stages ran; some within others."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
     """Every task: when, where, how long."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Result as values of JSON, without `record`; None in place of a number that is not finite."""
+        return {
+            "status": self.status.name,
+            "residual": _finite(self.residual),
+            "condition": _finite(self.condition),
+            "iterations": self.iterations,
+            "rank": self.rank,
+            "messages": list(self.messages),
+            "steps": [{name: _finite(value) for name, value in asdict(step).items()} for step in self.steps],
+            "history": [[h.iteration, h.seconds, _finite(h.largest), h.is_true] for h in self.history],
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "peak_bytes": self.peak_bytes,
+            "stages": [asdict(stage) for stage in self.stages],
+        }
 
     def __repr__(self) -> str:
         what = "gradient" if self.steps else "residual"
@@ -192,6 +209,10 @@ class SolveResult(Explained):
         if not self.iterations:
             return ""
         return f", {self.iterations:,} iterations" + (f", preconditioner of rank {self.rank:,}" if self.rank else "")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def caution(condition: float, form: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from sklearn.utils import get_tags
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
+from dkrr.transformers.learning import ColumnSteps, is_fitted
 from dkrr.values import shown
 
 STANDARDIZE = "standardize"
@@ -26,7 +27,7 @@ def refuse_kernel(transformer: Any, kernel: Kernel) -> None:
 
 
 def as_transformer(transformer: Any) -> Any:
-    """Unfitted copy of a transformer; None without one.
+    """Fitted transformer as it is, or an unfitted copy of an unfitted one; None without one.
 
     Raises
     ------
@@ -39,6 +40,8 @@ def as_transformer(transformer: Any) -> Any:
         if transformer != STANDARDIZE:
             raise InputError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
         return StandardScaler()
+    if isinstance(transformer, ColumnSteps):
+        return transformer
     if isinstance(transformer, type):
         raise InputTypeError(
             f"transformer is the class {transformer.__name__}; expected {EXPECTED}: write {transformer.__name__}()"
@@ -50,4 +53,4 @@ def as_transformer(transformer: Any) -> Any:
             f"transformer is {shown(transformer)}, which learns from the targets; expected one of X alone: put it "
             f"before the estimator in a sklearn.pipeline.Pipeline"
         )
-    return clone(transformer)
+    return transformer if is_fitted(transformer) else clone(transformer)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 
 import dask
@@ -19,7 +19,10 @@ from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
 from tests.runtime.clients import all_released
 
-REQUESTS = {"read_request_seconds", "write_request_seconds"}
+DEFAULTS = {
+    "fresh_bytes", "task_seconds", "chain_seconds", "round_trip_seconds", "network_bytes", "cluster_start_seconds",
+    "read_request_seconds", "write_request_seconds",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +32,17 @@ def folder(tmp_path):
 
 
 def check(profile):
+    defaults = asdict(Rates())
+    same = {name for name, value in asdict(profile.rates).items() if value == defaults[name]}
+    assert same - {"cold_read_bytes"} == DEFAULTS, "that of a disk which a host caches cannot be measured"
     for name, value in asdict(profile.rates).items():
-        if name in REQUESTS:
-            assert value == 0.0, "a folder is not asked over a network"
-        elif name != "kernels":
-            assert value > 0 and np.isfinite(value), name
+        assert name in DEFAULTS | {"kernels"} or (value > 0 and np.isfinite(value)), name
     assert all(k.entry_seconds > 0 for k in profile.rates.kernels)
     kernels = {(k.kernel, k.n_features, k.precision) for k in profile.rates.kernels}
     assert len(kernels) == len(profile.rates.kernels) == 2 * len(KERNELS) * len(FEATURES)
     assert detect("1GiB", None).rates == profile.rates, "plans use it"
-    assert len(profile.workers) == 2 and profile.rates.cold_read_bytes > 0
+    assert detect("1GiB", None).rates_from == "calibration" and not profile.is_quick
+    assert len(profile.workers) == 2
 
 
 def run(*arguments):
@@ -62,11 +66,6 @@ def test_this_machine(tmp_path, folder, monkeypatch):
     assert list(scratch.iterdir()) == [], "nothing is left behind"
     assert description["profile"] == str(next(folder.iterdir()))
     assert description["measured"]["folder"] == str(scratch)
-    defaults = asdict(Rates())
-    same = [f.name for f in fields(Rates) if getattr(profile.rates, f.name) == defaults[f.name]]
-    assert set(same) - REQUESTS <= {"cold_read_bytes"}, (
-        "every rate was measured, but that of a disk which a host caches"
-    )
 
 
 @pytest.mark.slow
@@ -76,7 +75,12 @@ def test_workers_of_a_client(tmp_path, workers):
         check(profile)
         assert load_profile(machine_fingerprint()) is None, "a cluster on this machine is not the machine"
         assert all_released(workers)
-    assert profile.rates.cluster_start_seconds == Rates().cluster_start_seconds, "they had started already"
+
+
+def test_a_bucket_is_not_measured():
+    result = CliRunner().invoke(command, ["calibrate", "--store", "s3://data"])
+    assert result.exit_code == 2 and "give yours as dkrr.rates in" in result.output
+    assert "--store" not in CliRunner().invoke(command, ["calibrate", "--help"]).output
 
 
 def test_a_missing_folder():
@@ -111,7 +115,7 @@ def test_nowhere_to_keep_it_is_said_before_the_work(tmp_path, monkeypatch):
 
 def test_a_slow_call_now_and_then_does_not_count(monkeypatch):
     clock, taken = [0.0], iter([1.0, 1.0, 50.0, 1.0, 60.0, 1.0, 1.0, 70.0])
-    monkeypatch.setattr("dkrr.machine.measures.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dkrr.machine.measures.own_clock", lambda: clock[0])
 
     def work():
         clock[0] += next(taken)
@@ -122,7 +126,7 @@ def test_a_slow_call_now_and_then_does_not_count(monkeypatch):
 @pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
 def test_long_calls_are_repeated_within_three_times_the_time(monkeypatch, each, calls):
     clock, made = [0.0], []
-    monkeypatch.setattr("dkrr.machine.measures.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dkrr.machine.measures.own_clock", lambda: clock[0])
 
     def work():
         made.append(1)

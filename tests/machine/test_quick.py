@@ -31,7 +31,7 @@ def measured(monkeypatch):
     """Measurements that take no time: the number of those made, of the processor and of the store."""
     made = {"processor": 0, "store": 0}
 
-    def measure_quickly():
+    def measure_cores():
         made["processor"] += 1
         kernels = [KernelRate("RBF", 8, "float64", 5e-9)]
         return {"gemm_flops": 70e9, "potrf_flops": 60e9, "memory_bytes": 3e9}, kernels
@@ -41,7 +41,7 @@ def measured(monkeypatch):
         return {"write_bytes": 1e6 * made["store"], "read_bytes": 4e6, "cold_read_bytes": 2e6}
 
     monkeypatch.setattr(quick, "_busy_seconds", lambda: 0.0)
-    monkeypatch.setattr(quick, "measure_quickly", measure_quickly)
+    monkeypatch.setattr(quick, "measure_cores", measure_cores)
     monkeypatch.setattr(quick, "measure_store", measure_store)
     return made
 

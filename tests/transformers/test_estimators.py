@@ -44,7 +44,7 @@ def test_a_table_in_memory(name, tmp_path):
     assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
     dkrr.save(model, tmp_path / "m.zarr")
     joblib.dump(model, tmp_path / "m.joblib")
-    for again in (dkrr.load(tmp_path / "m.zarr"), joblib.load(tmp_path / "m.joblib")):
+    for again in (dkrr.load(tmp_path / "m.zarr", transformer=of_columns()), joblib.load(tmp_path / "m.joblib")):
         np.testing.assert_allclose(outputs(again, X), outputs(model, X), rtol=1e-10, atol=1e-12)
         with pytest.raises(InputError, match="feature names should match"):
             again.predict(X[list(X)[::-1]])

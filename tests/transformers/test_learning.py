@@ -4,140 +4,185 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA, IncrementalPCA
+from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, OneHotEncoder, OrdinalEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, OneHotEncoder, PolynomialFeatures, StandardScaler
 
+import dkrr
 from dkrr.errors import InputError
-from dkrr.transformers.learning import fitted_to_blocks
-from tests.transformers.cases import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights
+from dkrr.transformers.inputs import Inputs, MemoryInputs
+from dkrr.transformers.learning import ColumnSteps, fitted_transformer, is_fitted
+from tests.transformers.cases import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
 
 PLENTY = 2**30
 
 
-def blocks_of(table, height=13):
-    rows = table.iloc if hasattr(table, "iloc") else table
+class Blocks(Inputs):
+    """Rows of a table that are read in blocks, and counted."""
 
-    def begin():
-        begin.passes += 1
-        return (rows[k : k + height] for k in range(0, table.shape[0], height))
+    def __init__(self, table, height=13):
+        self._rows = MemoryInputs(table)
+        self.height, self.passes = height, 0
+        self.shape, self.names = self._rows.shape, self._rows.names
 
-    begin.passes = 0
-    return begin
+    shape = names = None
+
+    def blocks(self, start, stop, height):
+        self.passes += start == 0
+        yield from self._rows.blocks(start, stop, self.height)
 
 
 def dense(found):
     return found.toarray() if sp.issparse(found) else np.asarray(found, float)
 
 
-@pytest.mark.parametrize("name", OF_THE_TABLE)
-def test_of_tables(name):
-    table, make = flights(), OF_THE_TABLE[name]
-    expected, found = make().fit(table), fitted_to_blocks(make(), blocks_of(table), PLENTY)
-    assert sp.issparse(found.transform(table)) == sp.issparse(expected.transform(table))
-    np.testing.assert_allclose(dense(found.transform(table)), dense(expected.transform(table)), rtol=1e-9, atol=1e-9)
-    assert list(found.get_feature_names_out()) == list(expected.get_feature_names_out())
-    assert [column for *_, column in found.transformers_] == [column for *_, column in expected.transformers_]
-
-
-@pytest.mark.parametrize("name", OF_NUMBERS)
-@pytest.mark.parametrize("is_frame", [True, False])
-def test_of_numbers(name, is_frame):
-    table, make = flights()[NUMBERS], OF_NUMBERS[name]
-    table = table if is_frame else table.to_numpy(float)
-    expected, found = make().fit(table), fitted_to_blocks(make(), blocks_of(table), PLENTY)
+@pytest.mark.parametrize("name", [*OF_THE_TABLE, *OF_NUMBERS])
+def test_without_partial_fit_rows_are_put_together(name):
+    make, table = {**OF_THE_TABLE, **OF_NUMBERS}[name], flights() if name in OF_THE_TABLE else flights()[NUMBERS]
+    inputs = Blocks(table)
+    found, expected = fitted_transformer(make(), inputs, PLENTY), make().fit(table)
     np.testing.assert_allclose(dense(found.transform(table)), dense(expected.transform(table)), rtol=1e-12, atol=1e-12)
+    assert list(found.get_feature_names_out()) == list(expected.get_feature_names_out()) and inputs.passes == 1
 
 
-@pytest.mark.parametrize("encoder", [OneHotEncoder, OrdinalEncoder])
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [["b", "a", "b", "ccc"], [1, 2, 1, 3]],
-        [["a", None, "b", np.nan], [3.0, np.nan, 1.0, np.nan]],
-        [[True, False, True, False], ["x", "y", "x", "x"]],
-    ],
-)
-def test_the_union_of_categories(encoder, columns):
-    table = np.array(columns, object).T
-    found = fitted_to_blocks(encoder(), blocks_of(table, 1), PLENTY)
-    expected = encoder().fit(table)
-    assert list(map(repr, found.categories_)) == list(map(repr, expected.categories_))
-    np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
+@pytest.mark.parametrize("make", [StandardScaler, MinMaxScaler, MaxAbsScaler])
+@pytest.mark.parametrize("is_frame", [True, False])
+def test_partial_fit_needs_no_memory(make, is_frame):
+    table = flights()[NUMBERS] if is_frame else flights()[NUMBERS].to_numpy(float)
+    found, expected = fitted_transformer(make(), Blocks(table), 1), make().fit(table)
+    np.testing.assert_allclose(found.transform(table), expected.transform(table), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["category", "string"])
-def test_categories_of_types_of_pandas(kind):
-    table = flights()[TEXT].astype(kind)
-    found = fitted_to_blocks(OneHotEncoder(), blocks_of(table), PLENTY)
-    expected = OneHotEncoder().fit(table)
-    np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
-
-
-@pytest.mark.parametrize("missing", [np.nan, -1.0])
-def test_means_of_known_values(missing):
-    table = np.random.default_rng(0).normal(size=(40, 3))
-    table[::3, 0], table[:30, 1], table[:, 2] = missing, missing, missing
-    found = fitted_to_blocks(SimpleImputer(missing_values=missing), blocks_of(table, 7), PLENTY)
-    with pytest.warns(UserWarning, match="Skipping features"):
-        expected = SimpleImputer(missing_values=missing).fit_transform(table)
-    with pytest.warns(UserWarning, match="Skipping features"):
-        np.testing.assert_allclose(found.transform(table), expected, rtol=1e-14)
+def test_the_last_block_may_be_small():
+    table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
+    for height in (6, 13, 96, 97):
+        found = fitted_transformer(IncrementalPCA(4), Blocks(table, height), PLENTY)
+        assert found.n_samples_seen_ == 97
+        np.testing.assert_allclose(found.mean_, table.mean(axis=0), rtol=1e-10)
 
 
 def test_a_block_without_values():
     table = np.random.default_rng(0).normal(size=(20, 2))
     table[:5, 1] = np.nan
-    with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*SimpleImputer before"):
-        fitted_to_blocks(StandardScaler(), blocks_of(table, 5), PLENTY)
-    fitted = fitted_to_blocks(make_pipeline(SimpleImputer(), StandardScaler()), blocks_of(table, 5), PLENTY)
-    expected = make_pipeline(SimpleImputer(), StandardScaler()).fit_transform(table)
-    np.testing.assert_allclose(fitted.transform(table), expected, rtol=1e-12)
-
-
-def test_whole_numbers_that_are_missing_later():
-    table = pd.DataFrame({"a": [1, 2, 1, 3, 2], "b": [4.0, 5.0, 4.0, 5.0, 4.0]})
-
-    def blocks():
-        yield table[:2]
-        yield table[2:].astype({"a": float}).replace({"a": {3.0: np.nan}})
-
-    found = fitted_to_blocks(OneHotEncoder(), blocks, PLENTY)
-    assert str(found.categories_[0].tolist()) == "[1.0, 2.0, nan]"
-
-
-def test_batches_are_not_too_small():
-    table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
-    for height in (3, 13, 97):
-        found = fitted_to_blocks(IncrementalPCA(4), blocks_of(table, height), PLENTY)
-        assert found.n_samples_seen_ == 97
-        np.testing.assert_allclose(found.explained_variance_, PCA(4).fit(table).explained_variance_, rtol=1e-10)
+    with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*fit it first on a sample"):
+        fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
 
 
 def test_sparse_rows():
     table = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
-    for make in (MaxAbsScaler, lambda: StandardScaler(with_mean=False), lambda: RobustScaler(with_centering=False)):
-        found = fitted_to_blocks(make(), blocks_of(table), PLENTY)
+    for make in (MaxAbsScaler, lambda: StandardScaler(with_mean=False)):
+        found = fitted_transformer(make(), Blocks(table), PLENTY)
         np.testing.assert_allclose(dense(found.transform(table)), dense(make().fit_transform(table)), rtol=1e-13)
 
 
-def test_parts_share_passes():
-    table = flights()
-    for name, passes in (("columns", 3), ("selector", 1), ("infrequent", 1)):
-        blocks = blocks_of(table)
-        fitted_to_blocks(OF_THE_TABLE[name](), blocks, PLENTY)
-        assert blocks.passes == passes, name
+@pytest.mark.parametrize("is_text", [True, False])
+def test_what_needs_all_rows_needs_memory_for_them(is_text):
+    table = flights(2000)[TEXT] if is_text else flights(2000)[NUMBERS].to_numpy(float)
+    make = OneHotEncoder if is_text else lambda: PCA(1)
+    size = table.memory_usage(deep=True).sum() if is_text else table.nbytes
+    assert is_fitted(fitted_transformer(make(), Blocks(table), 4 * size))
+    inputs = Blocks(table)
+    with pytest.raises(
+        InputError, match=r"learns from all rows at once.*fit it first on a sample, and give the fitted"
+    ):
+        fitted_transformer(make(), inputs, size)
+    assert is_text or inputs.passes == 0, "of numbers it is known before any are read"
 
 
-def test_what_needs_all_rows_needs_memory_for_its_columns():
-    table = flights(2000)[NUMBERS].to_numpy(float)
-    assert fitted_to_blocks(PCA(1), blocks_of(table), 4 * table.nbytes).n_samples_ == 2000
-    with pytest.raises(InputError, match=r"PCA\(n_components=1\), which learns from all rows at once.*memory limit"):
-        fitted_to_blocks(PCA(1), blocks_of(table), table.nbytes)
-    assert fitted_to_blocks(StandardScaler(), blocks_of(table), 1).n_samples_seen_ == 2000
+def test_a_fitted_one_is_used_as_it_is():
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample)
+    for given in (scaler, FrozenEstimator(scaler), make_pipeline(scaler, "passthrough")):
+        assert is_fitted(given) and fitted_transformer(given, Blocks(table), 1) is given
+        model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
+        assert model.transformer_ is given
+        expected = dkrr.KernelRidge(kernel="rbf").fit(scaler.transform(table), targets())
+        np.testing.assert_allclose(model.predict(table), expected.predict(scaler.transform(table)), rtol=1e-9)
+    for unfitted in (StandardScaler(), make_pipeline(StandardScaler(), "passthrough"), PolynomialFeatures()):
+        assert not is_fitted(unfitted)
+        model = dkrr.KernelRidge(kernel="rbf", transformer=unfitted).fit(table, targets())
+        assert model.transformer_ is not unfitted and not is_fitted(unfitted)
+
+
+@pytest.mark.parametrize("asked", ["fitted", "unfitted"])
+def test_a_loaded_model_learns_as_the_saved_one_did(tmp_path, asked):
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample) if asked == "fitted" else StandardScaler()
+    dkrr.save(dkrr.KernelRidge(transformer=scaler).fit(sample, targets(50)), tmp_path / "m.zarr")
+    loaded = dkrr.load(tmp_path / "m.zarr").fit(table, targets())
+    expected = sample if asked == "fitted" else table
+    np.testing.assert_allclose(loaded.transformer_.mean_, expected.mean(), rtol=1e-12)
 
 
 def test_errors_name_the_part():
     with pytest.raises(InputError, match="transformer cannot be fitted: StandardScaler: .*could not convert string"):
-        fitted_to_blocks(StandardScaler(), blocks_of(flights()), PLENTY)
+        fitted_transformer(StandardScaler(), Blocks(flights()), PLENTY)
+
+
+class TestColumnSteps:
+    """The steps of the command line are those of scikit-learn, learned from statistics of the blocks."""
+
+    @pytest.mark.parametrize("height", [13, 97])
+    def test_one_hot_impute_and_standardize(self, height):
+        table, inputs = flights(), Blocks(flights(), height)
+        found = fitted_transformer(ColumnSteps(TEXT, standardize=True, impute="mean"), inputs, 1)
+        rest = [name for name in table if name not in TEXT]
+        expected = make_column_transformer(
+            (OneHotEncoder(), TEXT),
+            (make_pipeline(SimpleImputer(), StandardScaler()), rest),
+            verbose_feature_names_out=False,
+        ).fit(table)
+        np.testing.assert_allclose(dense(found.transform(table)), dense(expected.transform(table)), atol=1e-8)
+        assert list(found.get_feature_names_out()) == list(expected.get_feature_names_out())
+
+    @pytest.mark.parametrize(
+        ("steps", "expected"),
+        [
+            (ColumnSteps(standardize=True), StandardScaler()),
+            (ColumnSteps(impute="mean"), SimpleImputer()),
+            (ColumnSteps(impute="median"), SimpleImputer(strategy="median")),
+            (ColumnSteps(standardize=True, impute="mean"), make_pipeline(SimpleImputer(), StandardScaler())),
+        ],
+    )
+    @pytest.mark.parametrize("is_frame", [True, False])
+    def test_of_numbers(self, steps, expected, is_frame):
+        table = flights()[["distance", "hour", "delay"] if steps.impute else NUMBERS].astype(float)
+        table = table if is_frame else table.to_numpy()
+        found = fitted_transformer(steps, Blocks(table), PLENTY)
+        np.testing.assert_allclose(found.transform(table), expected.fit(table).transform(table), rtol=1e-9, atol=1e-9)
+
+    def test_medians_need_memory(self):
+        with pytest.raises(InputError, match="strategy='median'.*more than half of the memory limit"):
+            fitted_transformer(ColumnSteps(impute="median"), Blocks(flights(2000)[NUMBERS]), 1000)
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            [["b", "a", "b", "ccc"], [1, 2, 1, 3]],
+            [["a", None, "b", np.nan], [3.0, np.nan, 1.0, np.nan]],
+            [[True, False, True, False], ["x", "y", "x", "x"]],
+        ],
+    )
+    def test_the_union_of_categories(self, columns):
+        table = pd.DataFrame(dict(zip("ab", columns, strict=True)) | {"c": np.arange(4.0)})
+        found = fitted_transformer(ColumnSteps(["a", "b"]), Blocks(table, 1), PLENTY)
+        expected = make_column_transformer((OneHotEncoder(), ["a", "b"]), ("passthrough", ["c"])).fit(table)
+        np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
+
+    @pytest.mark.parametrize("kind", ["category", "string"])
+    def test_types_of_pandas(self, kind):
+        table = flights().astype(dict.fromkeys(TEXT, kind))[[*TEXT, *NUMBERS]]
+        found = fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY)
+        expected = make_column_transformer((OneHotEncoder(), TEXT), remainder="passthrough").fit(table)
+        np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
+
+    def test_unknown_values(self):
+        table = flights()[[*TEXT, *NUMBERS]]
+        new = table.replace({"carrier": {"UA": "ZZ"}})
+        found = fitted_transformer(ColumnSteps(TEXT, takes_unknown=True), Blocks(table), PLENTY)
+        assert dense(found.transform(new))[:, 3:6].sum() == (new["carrier"] != "ZZ").sum()
+        with pytest.raises(ValueError, match="unknown categories"):
+            fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY).transform(new)

@@ -1,1 +1,0 @@
-"""Pictures as SVG and the style of pages that load nothing: for reports, and the page on Dask's dashboard."""
