@@ -19,7 +19,10 @@ from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.lock import who_owns
 from dkrr.tiles.paths import resolved_place
 from dkrr.units import format_bytes
-from dkrr.values import location
+from dkrr.values import location, shown
+
+MAX_TILES = 2**23
+"""Chunks of an array of which a map is made."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ def status(path: str | Path) -> RunStatus:
     arrays, _ = _contents(run)
     kind = _kind(description, of_run="fit")
     layout, left = description.get("layout") or {}, run.note(N_BATCHES) or 0
+    if not isinstance(fingerprint.get("shape", []), list):
+        raise StoreError(f"the run in {run.url} is damaged: its X has the shape {shown(fingerprint['shape'])}")
     if type(left) is not int:
         raise StoreError(f"the run in {run.url} is damaged: it has {left!r} batches of targets")
     if left:
@@ -254,6 +259,8 @@ def tile_maps(path: str | Path) -> list[TileMap]:
         if not isinstance(array, ChunkedArray) or not is_triangle:
             continue
         rows, columns = array.grid
+        if rows * columns > MAX_TILES:  # of an array that may only claim them
+            continue
         per_tile = max(1, array.chunks[0] // array.chunks[1])
         expected: dict[tuple[int, int], int] = {}
         for i in range(rows):
@@ -309,7 +316,8 @@ def _content(name: str, array: ChunkedArray) -> ArrayContents:
         n_expected = len(present)
     elif len(array.shape) == 2 and array.shape[0] == array.shape[1] and _is_triangle(name):
         per_tile = array.chunks[0] // array.chunks[1]
-        n_expected = sum(min((i + 1) * per_tile, grid[1]) for i in range(grid[0]))
+        n_short = min(grid[0], grid[1] // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
+        n_expected = per_tile * n_short * (n_short + 1) // 2 + (grid[0] - n_short) * grid[1]
     return ArrayContents(name, array.shape, array.dtype, len(present), n_expected, len(present) * array.chunk_bytes)
 
 
