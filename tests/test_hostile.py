@@ -633,6 +633,13 @@ class TestNames:
             dkrr.load(named[0]).predict(frame)
         assert r"\u001b[31m" in str(caught.value) and str(caught.value).isprintable()
 
+    def test_where_text_in_zarr_cannot_hold_them(self, named, tmp_path):
+        model = dkrr.load(named[1])
+        with pytest.raises(InputError, match="not text in Unicode"):
+            dkrr.predict_to(model, X, tmp_path / "p.zarr")
+        assert not (tmp_path / "p.zarr").exists()
+        assert dkrr.predict_to(model, X, tmp_path / "q.zarr", probabilities=True) == (60, 2)
+
     @pytest.mark.parametrize("end", [".csv", ".parquet", ".arrow"])
     def test_where_a_table_cannot_hold_them(self, named, tmp_path, end):
         for path, options in ((named[0], {}), (named[1], {}), (named[1], {"probabilities": True})):
