@@ -21,7 +21,10 @@ from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.lock import who_owns
 from dkrr.tiles.paths import resolved_place
 from dkrr.units import format_bytes
-from dkrr.values import location
+from dkrr.values import location, shown
+
+MAX_TILES = 2**23
+"""Chunks of an array of which a map is made."""
 
 SHADES = "░▒▓█"
 """Cells of a map in text: none of the chunks is written, fewer than half, more, all."""
@@ -255,6 +258,8 @@ def status(path: str | Path) -> RunStatus:
     arrays, _ = _contents(run)
     kind = _kind(description, of_run="fit")
     layout, left = description.get("layout") or {}, run.note(N_BATCHES) or 0
+    if not isinstance(fingerprint.get("shape", []), list):
+        raise StoreError(f"the run in {run.url} is damaged: its X has the shape {shown(fingerprint['shape'])}")
     if type(left) is not int:
         raise StoreError(f"the run in {run.url} is damaged: it has {left!r} batches of targets")
     if left:
@@ -272,7 +277,9 @@ def tile_maps(path: str | Path) -> list[TileMap]:
     """
     run, maps = RunStore(resolved_place(location(path, "path", "the path or URL of a run"))), []
     for name, array in run.arrays():
-        if isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name):
+        is_triangle = isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name)
+        # An array may only claim more tiles than that.
+        if isinstance(array, ChunkedArray) and is_triangle and prod(array.grid) <= MAX_TILES:
             maps.append(_tile_map(name, array))
     return maps
 
@@ -356,7 +363,8 @@ def _content(name: str, array: ChunkedArray) -> ArrayContents:
         n_expected = len(present)
     elif len(array.shape) == 2 and array.shape[0] == array.shape[1] and _is_triangle(name):
         per_tile = array.chunks[0] // array.chunks[1]
-        n_expected = sum(min((i + 1) * per_tile, grid[1]) for i in range(grid[0]))
+        n_short = min(grid[0], grid[1] // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
+        n_expected = per_tile * n_short * (n_short + 1) // 2 + (grid[0] - n_short) * grid[1]
     return ArrayContents(name, array.shape, array.dtype, len(present), n_expected, len(present) * array.chunk_bytes)
 
 

@@ -126,6 +126,8 @@ def predict_to(
     blocks = _predicted(model, rows, X, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
+    if path.endswith(".zarr") and columns.dtype.kind == "O":
+        _check_unicode(model.classes_.tolist())
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
         if path.endswith(TABLES):
             from dkrr.tables.writing import write_table
@@ -216,6 +218,18 @@ def _label_type(classes: NDArray[Any]) -> Any:
         f"the labels are of type {type(classes.tolist()[0]).__name__}; expected numbers or text: give "
         f"probabilities=True (--proba)"
     )
+
+
+def _check_unicode(labels: list[str]) -> None:
+    """Refuse labels that text in Zarr's format does not hold; tables refuse them by themselves."""
+    for label in labels:
+        try:
+            label.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the label {shown(label)} is not text in Unicode; expected labels that .zarr can hold: write .npy, or "
+                f"give probabilities=True (--proba)"
+            ) from error
 
 
 def _free_name(name: str, kept: tuple[str, ...]) -> str:

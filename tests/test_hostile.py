@@ -262,6 +262,24 @@ class TestRuns:
         found = fit()
         assert np.allclose(found.predict(X), self.expected)
 
+    @pytest.mark.parametrize("shape", [5, 0.5, "60 x 3", {"n": 60}, None], ids=str)
+    def test_shapes(self, fit, tmp_path, shape):
+        run = RunStore(str(tmp_path / "run")).description()
+        edit(tmp_path / "run", fingerprint={**run["fingerprint"], "shape": shape})
+        result = CliRunner().invoke(cli.dkrr, ["status", str(tmp_path / "run")])
+        assert result.exit_code == 2 and "damaged: its X has the shape" in result.output
+
+    @pytest.mark.parametrize("n", [10**7, 10**11, 2**52])
+    def test_tiles_that_are_only_claimed(self, tmp_path, n):
+        dkrr.KernelRidge(kernel="rbf", store=str(tmp_path / "run"), tile=20, solver="cholesky").fit(X, Y)
+        place = tmp_path / "run" / "system-0" / "factor" / "zarr.json"
+        place.write_text(json.dumps({**json.loads(place.read_text()), "shape": [n, n]}))
+        start = time.monotonic()
+        for use in (dkrr.status, dkrr.verify, dkrr.report):
+            with contextlib.suppress(StoreError):  # or only what exists is shown
+                use(tmp_path / "run")
+        assert time.monotonic() - start < 5
+
     @pytest.mark.parametrize(
         "layout", [{"tile": -5}, {"tile": "x"}, {"panel": 7}, {"form": "cubic"}, {"more": 1}], ids=str
     )
@@ -513,6 +531,13 @@ class TestNames:
         with pytest.raises(InputError) as caught:
             dkrr.load(named[0]).predict(frame)
         assert r"\u001b[31m" in str(caught.value) and str(caught.value).isprintable()
+
+    def test_where_text_in_zarr_cannot_hold_them(self, named, tmp_path):
+        model = dkrr.load(named[1])
+        with pytest.raises(InputError, match="not text in Unicode"):
+            dkrr.predict_to(model, X, tmp_path / "p.zarr")
+        assert not (tmp_path / "p.zarr").exists()
+        assert dkrr.predict_to(model, X, tmp_path / "q.zarr", probabilities=True) == (60, 2)
 
     @pytest.mark.parametrize("end", [".csv", ".parquet", ".arrow"])
     def test_where_a_table_cannot_hold_them(self, named, tmp_path, end):

@@ -6,7 +6,7 @@ import pickle
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkrr.errors import DamagedChunkError, InputError, NotFiniteError, StoreError
@@ -18,6 +18,7 @@ from dkrr.values import location, shown
 ANY = st.text(st.characters(codec=None))
 
 
+@settings(deadline=None)
 @given(ANY)
 def test_only_shown_characters_are_left(text):
     found = printable(text)
@@ -26,6 +27,7 @@ def test_only_shown_characters_are_left(text):
     found.encode()
 
 
+@settings(deadline=None)
 @given(st.recursive(ANY | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(ANY, inner)))
 def test_json_keeps_its_value(value):
     assert json.loads(printable(json.dumps(value))) == value
@@ -38,6 +40,7 @@ def test_what_is_kept():
     )
 
 
+@settings(deadline=None)
 @given(ANY)
 def test_errors_values_logs_and_pages(text):
     found = StoreError(f"the model {text} is damaged")
@@ -81,6 +84,7 @@ def test_urls_without(url):
     assert location(url, "X") == url
 
 
+@settings(deadline=None)
 @given(st.text("ab:/?#=&@ '\n.", max_size=30), st.text("ab:/?#=&@.", max_size=30))
 def test_messages_about_urls(before, after):
     """Errors of libraries repeat URLs, also those that a server has redirected to."""
