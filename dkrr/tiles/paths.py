@@ -5,11 +5,12 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dkrr.errors import InputError
-from dkrr.values import shown
+from dkrr.values import location, shown
 
 MAX_NAME_BYTES = 200
 """Longest file name made of text; file systems take 255 bytes, and dkrr puts a few before or behind it."""
@@ -95,7 +96,7 @@ def refuse_enclosing(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
     InputError
         Naming both.
     """
-    written = {name: resolved_place(str(output)) for name, output in outputs.items() if output is not None}
+    written = {name: resolved_place(location(output, name)) for name, output in outputs.items() if output is not None}
     read = {name: place for name, value in inputs.items() if (place := _place_of_input(value)) is not None}
     for name, place in written.items():
         others = {f"{other} ({shown(at)})": at for other, at in {**read, **written}.items() if other != name}
@@ -121,7 +122,9 @@ def _place_of_input(value: Any) -> str | None:
     """Place of an input in a file or a folder: a path, a mapped file, an array of Zarr, a data set of HDF5."""
     if isinstance(value, str | Path):
         place = str(value).partition("::")[0]
-        return resolved_place(place) if place.strip() and "\0" not in place else None
+        with suppress(ValueError):  # text that is not a path is refused where it is read
+            return resolved_place(place) if place.strip() else None
+        return None
     file = getattr(value, "filename", None) or getattr(getattr(value, "file", None), "filename", None)
     folder = getattr(getattr(value, "store", None), "root", None)
     found = file if isinstance(file, str | Path) else folder if isinstance(folder, str | Path) else None

@@ -123,7 +123,10 @@ def delete_listed(url: str, listed: re.Pattern[str]) -> None:
         found = [name.lstrip("/") for name, _, _ in remote.files(url)]
         remote.delete(url, [name for name in found if not name or listed.fullmatch(name)])
     elif path.is_dir() and not path.is_symlink():
-        _delete_in_folder(path, listed)
+        try:
+            _delete_in_folder(path, listed)
+        except OSError as error:
+            _refuse_without_descriptors(error)
     else:
         with suppress(OSError):
             delete_file(path)
