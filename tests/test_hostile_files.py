@@ -169,7 +169,7 @@ class TestNumpyFiles:
             refused(tmp_path / "x.npz", "cannot read", [as_rows])
 
 
-ENDS = ("npy", "npz", "csv", "csv.gz", "parquet", "arrow", "nc", "h5", "zarr", "other")
+ENDS = ("npy", "npz", "csv", "csv.gz", "parquet", "arrow", "h5", "zarr", "other")
 
 
 class TestPlaces:
