@@ -133,6 +133,19 @@ def test_every_module_group_has_a_level() -> None:
     assert {module_group(p) for p in FILES} - {"preload"} <= set(LEVEL)
 
 
+def test_architecture_has_these_levels() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    lines = page.split("```")[1].splitlines()
+    named = [set(re.split(r"\s{2,}", line)[0].split(" · ")) for line in lines if line and not line.startswith(" ")]
+    assert named[::-1] == LEVELS
+
+
+def test_files_that_architecture_names_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    for name in re.findall(r"`([a-z_]+/[\w/]+\.\w+)`", page):
+        assert (PACKAGE / name).exists() or (PACKAGE.parent / name).exists(), name
+
+
 def test_algorithms_do_not_read_the_constants_of_plans() -> None:
     for path in FILES:
         if module_group(path) in {"fitting", "requests", "plans", "prediction"}:

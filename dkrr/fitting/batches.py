@@ -27,7 +27,6 @@ from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.tiles import TileGrid
 from dkrr.tiles.mapped import mapped_array, release_pages
 
-Array = NDArray[np.float64]
 DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
 """Solves for some targets with the systems of their batch, from their data and numbers."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.context import Context, open_context
@@ -21,9 +20,6 @@ from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonState
 from dkrr.solvers.objective import Objective, Point
 from dkrr.solvers.result import Residuals
-
-Array = NDArray[np.float64]
-
 
 ADVICE = {
     Status.STALLED: (

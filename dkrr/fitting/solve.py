@@ -24,8 +24,6 @@ from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.solvers.iteration_state import CGOutcome
 
-Array = NDArray[np.float64]
-
 
 def solve_directly(
     form: DirectDual | DirectPrimal,

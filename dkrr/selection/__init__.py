@@ -1,6 +1,6 @@
 """Choosing λ and the kernel by held-out predictions, in far less time than separate fits take."""
 
-from dkrr.selection.curve import Gain, LearningCurve, gain_of
+from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
 from dkrr.selection.report import Report
@@ -12,7 +12,6 @@ from dkrr.selection.scoring import Candidate
 __all__ = [
     "Candidate",
     "Folds",
-    "Gain",
     "LearningCurve",
     "Optimum",
     "Report",

@@ -1,7 +1,6 @@
 """Tables with named columns, read in blocks of rows by libraries that are imported where needed."""
 
 from dkrr.tables.base import Table
-from dkrr.tables.names import selected_names
 from dkrr.tables.opening import as_table, is_table_path, open_table, table_at
 from dkrr.tables.roles import in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.source import Column, Source
@@ -16,7 +15,6 @@ __all__ = [
     "is_table_path",
     "open_table",
     "opened",
-    "selected_names",
     "table_at",
     "with_columns",
 ]
