@@ -104,7 +104,9 @@ def checked_whole(value: Any, name: str, expected: str, maximum: int = MAX_WHOLE
 
 def checked_store(store: Any) -> str | None:
     """Path or URL of a run's store; None: a temporary one."""
-    return None if store is None else location(store, "store", "the path or URL of the run's store, or None")
+    if store is None:
+        return None
+    return location(store, "store", "the path or URL of the run's store, or None", is_kept=True)
 
 
 def checked_progress(progress: Any) -> bool | None:

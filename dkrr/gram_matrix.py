@@ -107,7 +107,7 @@ def gram(
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
     if store is not None:
-        store = location(store, "store", "the path or URL of the matrix's store, or None")
+        store = location(store, "store", "the path or URL of the matrix's store, or None", is_kept=True)
         refuse_enclosing({"store": store}, {"X": given})
     dtype = _checked_dtype(dtype)
     expected = "whole numbers of at least 1 for rows and columns, or None"

@@ -196,7 +196,7 @@ def verify(path: str | Path) -> Verification:
     >>> found.is_whole, found.kind, len(found.arrays)
     (True, 'model', 3)
     """
-    url = resolved_place(location(path, "path", "the path or URL of a run or a model"))
+    url = resolved_place(location(path, "path", "the path or URL of a run or a model", is_kept=True))
     if (_read(url) or {}).get("kind") == "model":
         return _verified_model(str(path), url)
     run = RunStore(url)
@@ -248,7 +248,7 @@ def status(path: str | Path) -> RunStatus:
     StoreError
         If the path does not hold a run, or its description is damaged.
     """
-    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run")))
+    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run", is_kept=True)))
     description = run.description()
     if description is None:
         raise StoreError(f"{path} does not exist, or is empty; expected the store of a run")
@@ -275,7 +275,7 @@ def tile_maps(path: str | Path) -> list[TileMap]:
     StoreError
         As `status`.
     """
-    run, maps = RunStore(resolved_place(location(path, "path", "the path or URL of a run"))), []
+    run, maps = RunStore(resolved_place(location(path, "path", "the path or URL of a run", is_kept=True))), []
     for name, array in run.arrays():
         is_triangle = isinstance(array, ChunkedArray) and len(array.shape) == 2 and _is_triangle(name)
         # An array may only claim more tiles than that.
@@ -328,7 +328,7 @@ def notes_of_run(path: str | Path) -> dict[str, Any]:
     StoreError
         As `status`.
     """
-    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run")))
+    run = RunStore(resolved_place(location(path, "path", "the path or URL of a run", is_kept=True)))
     plain = Snapshots(run).plain() or {}
     return {"plan": run.note(PLAN), "work": run.note(WORK), "history": plain.get("history") or []}
 

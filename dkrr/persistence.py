@@ -84,7 +84,8 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
-    path, overwrite = location(path, "path", "the path or URL of the new model"), flag(overwrite, "overwrite")
+    path = location(path, "path", "the path or URL of the new model", is_kept=True)
+    overwrite = flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
     fitted: FittedFunction | None = getattr(model, "_model", None)
@@ -126,7 +127,7 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     InputError
         If the path exists, unless it is a model that may be overwritten, or if the current folder lies in it.
     """
-    path = location(path, name, "the path or URL of a model")
+    path = location(path, name, "the path or URL of a model", is_kept=True)
     refuse_enclosing({name: path}, {})
     check_free(path, overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model, listed=FILES)
 
@@ -174,7 +175,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     UserWarning
         If the model has a transformer of another version of scikit-learn.
     """
-    url = location(path, "path", "the path or URL of a saved model")
+    url = location(path, "path", "the path or URL of a saved model", is_kept=True)
     if not (
         transformer is None
         or callable(transformer)

@@ -101,7 +101,7 @@ def predict_to(
     1     B2    4.0
     2     C3    6.0
     """
-    path = location(path, "path", "the path or URL of the predictions")
+    path = location(path, "path", "the path or URL of the predictions", is_kept=True)
     probabilities, overwrite = flag(probabilities, "probabilities"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
@@ -148,7 +148,7 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
     InputError
         If it has another end, or something exists there that may not be replaced.
     """
-    path = location(path, name, "the path of the predictions")
+    path = location(path, name, "the path of the predictions", is_kept=True)
     if not path.endswith(FORMATS):
         raise InputError(f"{name} is {shown(path)}; expected a path that ends in one of {', '.join(FORMATS)}")
     if path.endswith(".npy") and local_path(path) is None:

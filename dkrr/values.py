@@ -126,8 +126,20 @@ def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -
     return value
 
 
-def location(value: object, name: str, what: str = "a path or URL: text or pathlib.Path") -> str:
-    """Path or URL as text, or InputError."""
+def location(
+    value: object, name: str, what: str = "a path or URL: text or pathlib.Path", *, is_kept: bool = False
+) -> str:
+    """Path or URL as text, or InputError.
+
+    Parameters
+    ----------
+    value : object
+    name : str
+    what : str
+        What is expected.
+    is_kept : bool
+        Whether it is that of a run, a model or predictions: see `may_keep`.
+    """
     if not isinstance(value, str | Path):
         raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected {what}")
     text = str(value)
@@ -140,6 +152,8 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
         raise InputError(
             f"{name} is {shown(text)}; expected {what}, without null bytes, and with names that a file system takes"
         )
+    if is_kept:
+        refuse_others_than_kept(text, name)
     if "://" in text:
         _check_protocols(text, name)
     try:
@@ -147,6 +161,22 @@ def location(value: object, name: str, what: str = "a path or URL: text or pathl
     except UnicodeEncodeError:
         raise InputError(f"{name} is {shown(text)}; expected {what}, in characters of Unicode") from None
     return text
+
+
+def may_keep(url: str) -> bool:
+    """Whether runs, models and predictions may be at a path or URL: in a folder or a bucket."""
+    protocol, mark, _ = url.partition("://")
+    return not mark or protocol in ("file", *BUCKETS)
+
+
+def refuse_others_than_kept(url: str, name: str) -> None:
+    """Refuse URLs of other protocols than those that `may_keep` runs, models and predictions."""
+    if not may_keep(url):
+        raise InputError(
+            f"{name} is {shown(url)}: runs, models and predictions are kept in folders and in buckets "
+            f"({', '.join(f'{protocol}://' for protocol in BUCKETS)}); expected one of these: mount the file system, "
+            f"or copy what is there"
+        )
 
 
 def is_existing_folder(path: str, name: str = "") -> bool:

@@ -15,6 +15,7 @@ from distributed import Client
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine import detection
 from dkrr.runtime.local_workers import local_client
+from tests.s3 import memory_bucket as in_memory
 from tests.s3 import request, s3_server, variables
 
 WORKER_MEMORY = 2**30
@@ -102,3 +103,9 @@ def bucket(s3_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"dkrr-{uuid.uuid4().hex}"
     request(s3_host, "PUT", f"/{name}")
     return f"s3://{name}"
+
+
+@pytest.fixture
+def memory_bucket(monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty bucket that only this process has: without the time of a server."""
+    return in_memory(monkeypatch)

@@ -1,13 +1,17 @@
-"""A server of the S3 interface on this machine, in a process of its own: moto's, whose objects are in its memory."""
+"""Buckets for tests: of a server of the S3 interface in a process of its own (moto's), or in this process's memory."""
 
 import http.client
 import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from dkrr.tiles import buckets
 from tests.cluster.processes import free_port
 
 # moto looks at who asks, and does not check signatures.
@@ -49,3 +53,18 @@ def variables(host: str) -> dict[str, str]:
     """Environment of processes that use a server."""
     own = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "top-secret", "AWS_ENDPOINT_URL": f"http://{host}"}
     return {**own, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": os.environ.get("NO_PROXY", "") + ",127.0.0.1"}
+
+
+def memory_bucket(patch: pytest.MonkeyPatch) -> str:
+    """URL of a new bucket in the memory of this process, as obstore keeps it: not for Zarr, which needs prefixes."""
+    from obstore.store import MemoryStore
+
+    mine, opened = f"memory-{uuid.uuid4().hex}", buckets._opened
+    store = MemoryStore()
+
+    def made(protocol: str, name: str, prefix: str | None) -> object:
+        assert name != mine or prefix is None, "obstore's store in memory has no prefixes: take the fixture `bucket`"
+        return store if name == mine else opened(protocol, name, prefix)
+
+    patch.setattr(buckets, "_opened", made)
+    return f"s3://{mine}"

@@ -480,7 +480,6 @@ DELETES = {
     ("tiles/buckets.py", "delete"),
     ("tiles/lock.py", "ftruncate"),
     ("tiles/mapped.py", "truncate"),
-    ("tiles/file_systems.py", "rm_file"),
     ("tiles/replacing.py", "replace"),
     ("tiles/replacing.py", "rename"),
     ("tiles/replacing.py", "rmdir"),

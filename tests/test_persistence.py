@@ -180,12 +180,12 @@ def test_the_old_model_stays_until_the_new_one_is_whole(data, tmp_path):
     assert dkrr.load(tmp_path / "m.zarr").alpha == 1.0 and [p.name for p in tmp_path.iterdir()] == ["m.zarr"]
 
 
-def test_object_store(data):
-    for alpha in (1.0, 7.0):
-        dkrr.save(KernelRidge(alpha).fit(data.X, data.y), "memory://models/m.zarr", overwrite=True)
-        assert dkrr.load("memory://models/m.zarr").alpha == alpha
-    with pytest.raises(InputError, match="exists already"):
-        dkrr.save(KernelRidge().fit(data.X, data.y), "memory://models/m.zarr")
+@pytest.mark.parametrize("url", ["sftp://host/m.zarr", "memory://m.zarr", "hdfs://a/m.zarr", "zip::s3://b/m.zarr"])
+def test_models_are_kept_in_folders_and_buckets(data, url):
+    model = KernelRidge().fit(data.X, data.y)
+    for call in (lambda: dkrr.save(model, url), lambda: dkrr.load(url), lambda: dkrr.verify(url)):
+        with pytest.raises(InputError, match=f"path is '{url}': runs, models .* folders and in buckets .s3://, gs://"):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Predictions in files and stores: what any reader of the format finds there."""
 
+import io
 import json
 
 import dask.array as da
-import fsspec
 import numpy as np
 import pandas as pd
 import polars
@@ -16,7 +16,8 @@ from distributed import Client
 
 import dkrr
 from dkrr import predictions_out
-from dkrr.errors import InputError, NotFiniteError
+from dkrr.errors import InputError, NotFiniteError, StoreError
+from dkrr.tiles import buckets, remote
 from tests.transformers.cases import flights, targets
 
 N = 250
@@ -178,15 +179,32 @@ def test_rows_of_parquet_are_put_together(ridge, tmp_path, monkeypatch):
     assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [66, 66, 66, 52]
 
 
-def test_object_stores(ridge, tmp_path):
-    for end in (".parquet", ".csv", ".zarr"):
-        url = f"memory://predictions{end}"
+def test_a_bucket(ridge, tmp_path, bucket):
+    expected = ridge.predict(table()[FEATURES])
+    tables = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".arrow": pd.read_feather}
+    for end in (*tables, ".zarr"):
+        url = f"{bucket}/predictions{end}"
         dkrr.predict_to(ridge, parquet(tmp_path), url, keep="flight")
-        assert fsspec.filesystem("memory").exists(url)
         with pytest.raises(InputError, match="exists already"):
             dkrr.predict_to(ridge, parquet(tmp_path), url)
-    with fsspec.open("memory://predictions.csv") as file:
-        np.testing.assert_allclose(pd.read_csv(file)["arr_delay"], ridge.predict(table()[FEATURES]), rtol=1e-12)
+        if end in tables:
+            found = tables[end](io.BytesIO(remote.get(bucket, f"predictions{end}")))
+            np.testing.assert_allclose(found["arr_delay"], expected, rtol=1e-12)
+            assert found["flight"].tolist() == table()["flight"].tolist()
+    assert remote.names(bucket) == [f"predictions{end}" for end in (".arrow", ".csv", ".parquet", ".zarr")]
+
+
+def test_a_bucket_that_takes_nothing(ridge, tmp_path, memory_bucket, monkeypatch):
+    class Refusing:
+        def write(self, data):
+            raise TimeoutError("no answer")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(buckets.Bucket, "writer", lambda self, key: Refusing())
+    with pytest.raises(StoreError, match="cannot write in the store s3://.*: no answer"):
+        dkrr.predict_to(ridge, parquet(tmp_path), f"{memory_bucket}/p.parquet")
 
 
 class TestRefused:
@@ -207,7 +225,8 @@ class TestRefused:
             ({"overwrite": "yes"}, "overwrite is 'yes'"),
             ({"path": tmp_path / "p.npy", "keep": "flight"}, r"\.npy holds one array"),
             ({"path": tmp_path / "p.zarr", "keep": "date"}, "keep has the column 'date' of timestamp"),
-            ({"path": "memory://p.npy"}, "a URL; expected a path of this machine"),
+            ({"path": "s3://b/p.npy"}, "a URL; expected a path of this machine"),
+            ({"path": "memory://p.csv"}, r"predictions are kept in folders and in buckets \(s3://"),
             ({"X": table()[["distance"]]}, "feature names should match"),
             ({"X": 5}, "X"),
         ]

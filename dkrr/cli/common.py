@@ -95,13 +95,13 @@ def check_store(store: str | None) -> None:
 
     if store is not None:
         with named("--store"):
-            stored_layout(location(store, "--store", "the path or URL of the run's store"))
+            stored_layout(location(store, "--store", "the path or URL of the run's store", is_kept=True))
 
 
 def check_folder(store: str | None) -> None:
     """Refuse a file where the stores of a run are to be."""
     if store is not None:
-        path = Path(location(store, "--store", "a folder for the stores of the run"))
+        path = Path(location(store, "--store", "a folder for the stores of the run", is_kept=True))
         if path.exists() and not path.is_dir():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
 

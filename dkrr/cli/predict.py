@@ -48,7 +48,7 @@ def predict(
         refuse_enclosing({"--out": out_path}, {"--x": x_path, "--model": model_path})
         check_predictions_path(out_path, overwrite=overwrite, name="--out")
         with named("--model"):
-            model = library.load(location(model_path, "--model", "the path or URL of a saved model"))
+            model = library.load(location(model_path, "--model", "the path or URL of a saved model", is_kept=True))
         if proba and not hasattr(model, "predict_proba"):
             raise InputError(
                 f"--proba is given, but {model_path} is a {type(model).__name__}; expected a KernelLogisticRegression"

@@ -19,6 +19,6 @@ def report(path: str, out_path: str) -> None:
 
     with readable_errors():
         with named("RUN|MODEL"):
-            location(path, "RUN|MODEL", "the path or URL of a run or a model")
+            location(path, "RUN|MODEL", "the path or URL of a run or a model", is_kept=True)
             library.report(path, out_path)
         echo(out_path)

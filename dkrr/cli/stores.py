@@ -25,7 +25,7 @@ def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
             echo(machine_report(describe(), as_json=as_json))
         else:
             with named("MODEL"):
-                found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model"))
+                found = describe_model(location(model_path, "MODEL", "the path or URL of a saved model", is_kept=True))
             echo(info_report(found, model_path, as_json=as_json))
 
 
@@ -38,7 +38,7 @@ def verify(path: str, as_json: bool) -> None:
 
     with readable_errors():
         with named("RUN|MODEL"):
-            found = library.verify(location(path, "RUN|MODEL", "the path or URL of a run or a model"))
+            found = library.verify(location(path, "RUN|MODEL", "the path or URL of a run or a model", is_kept=True))
         echo(json.dumps(found.to_dict()) if as_json else str(found))
         sys.exit(0 if found.is_whole else 1)
 
@@ -56,7 +56,7 @@ def status(path: str, as_json: bool) -> None:
 
     with readable_errors():
         with named("RUN"):
-            found = library.status(location(path, "RUN", "the path or URL of a run"))
+            found = library.status(location(path, "RUN", "the path or URL of a run", is_kept=True))
         if as_json:
             echo(json.dumps(found.to_dict()))
             return

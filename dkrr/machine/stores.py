@@ -41,8 +41,8 @@ def rates_of_stores(rates: Rates, store: str | None, rows: str | None) -> dict[s
 
 
 def _bucket_of(url: str | None) -> str | None:
-    """Scheme and bucket of a URL, without anything secret; None of a path, or of a store in this process's memory."""
-    if url is None or local_path(url) is not None or url.startswith("memory://"):
+    """Scheme and bucket of a URL, without anything secret; None of a path."""
+    if url is None or local_path(url) is not None:
         return None
     protocol, _, rest = url.rpartition("::")[2].partition("://")
     return f"{protocol}://{rest.partition('/')[0].rpartition('@')[2]}"

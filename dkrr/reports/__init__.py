@@ -74,7 +74,7 @@ def report(subject: Any, out: str | Path | None = None) -> str:
         values = _of_model(type(subject).__name__, summary_of(subject), outcome_of(subject))
         text = str(template.render(values))
     else:
-        path = location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model")
+        path = location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
         text = _of_path(template, path)
     if target is not None:
         with ended_in_order(), written_aside(str(target), overwrite=True, listed=None) as place:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dkrr.errors import StoreError
 from dkrr.rows.sources import ALL, Block, StoredRows
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
+from dkrr.values import may_keep
 
 NAME = "gram"
 """Name of the matrix in its store."""
@@ -80,7 +81,7 @@ def stored_gram(url: str) -> StoredGramRows | None:
         If tiles are missing.
     """
     try:
-        found = RunStore(url).description()
+        found = RunStore(url).description() if may_keep(url) else None
     except StoreError:
         return None
     if found is None or (found["fingerprint"] or {}).get("what") != NAME:

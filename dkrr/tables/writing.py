@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow
 import pyarrow.csv
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError
 from dkrr.tables.arrow import kind_of
 from dkrr.tables.base import Table
+from dkrr.tiles import remote
 from dkrr.tiles.paths import local_path
 
 WRITERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -159,7 +159,7 @@ def _opened(place: str, schema: Any) -> Iterator[Callable[[Any], None]]:
 
     with ExitStack() as stack:
         path = local_path(place)
-        file = stack.enter_context(fsspec.open(place, "wb") if path is None else path.open("xb"))
+        file = stack.enter_context(remote.written(place) if path is None else path.open("xb"))
         try:
             writer = stack.enter_context(make(file, schema))
             yield append

@@ -29,7 +29,7 @@ MAX_DEPTH = 4
 
 
 def zarr_store(url: str) -> Any:
-    """Zarr store behind a URL or path."""
+    """Zarr store behind a URL or path; rows of users are also read from any file system that fsspec knows."""
     path = local_path(url)
     if path is not None:
         return zarr.storage.LocalStore(path)

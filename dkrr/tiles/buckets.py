@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import InputError
+from dkrr.values import refuse_others_than_kept
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
@@ -99,6 +100,10 @@ class Bucket:
         is_large = memoryview(data).nbytes > MAX_PUT_BYTES
         self._library.put(self.store, key, data, use_multipart=is_large, chunk_size=PART_BYTES)
 
+    def writer(self, key: str) -> Any:
+        """File of obstore that is written in parts, and becomes an object when it is closed."""
+        return self._library.open_writer(self.store, key)
+
     def create(self, key: str, data: bytes) -> bool | None:
         """Write an object only if there is none, and return whether it was written; None if the service cannot."""
         return self._put_if("create", key, data)
@@ -181,8 +186,9 @@ def bucket_of(url: str) -> tuple[Bucket, str]:
     Raises
     ------
     InputError
-        If obstore is not installed, or the URL has no bucket.
+        If obstore is not installed, or the URL is not that of a bucket.
     """
+    refuse_others_than_kept(url, "the place")
     protocol, _, rest = url.partition("://")
     name, _, key = rest.partition("/")
     if not name:

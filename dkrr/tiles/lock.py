@@ -6,11 +6,11 @@ ran on this machine, otherwise when the heartbeat is older than STALE_SECONDS. A
 lock on its own machine; for another one it is stale after that time, and the process stops when it goes on.
 
 Buckets of S3, Google Cloud Storage and Azure write the document only if nobody else has written one meanwhile (a
-conditional request), which is a guarantee. Other stores have nothing like this or `flock`: two clients that begin
-within moments of each other are told apart by reading the document again after SETTLE_SECONDS. If a write is delayed
-for longer, both begin, and one of them finds the other's name at its next heartbeat and stops. What they have written
-until then is from the same tasks, whose results do not depend on who does them. The same holds for servers of the S3
-interface without conditional requests, and for file systems without `flock`.
+conditional request), which is a guarantee. For servers of the S3 interface that have no such requests, two clients that
+begin within moments of each other are told apart by reading the document again after SETTLE_SECONDS. If a write is
+delayed for longer, both begin, and one of them finds the other's name at its next heartbeat and stops. What they have
+written until then is from the same tasks, whose results do not depend on who does them. The same holds for file systems
+without `flock`.
 """
 
 import errno
@@ -23,7 +23,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Heartbeats that are older are of a dead process: several were missed."""
 SETTLE_SECONDS = 0.5
-"""Time in which two clients of an object store see each other."""
+"""Time in which two clients of a server without conditional requests see each other."""
 _FLOCK_SECONDS = 10.0
 """Others hold `flock` for milliseconds; one that is suspended just then must not stop all."""
 
@@ -51,7 +51,6 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _tokens: set[str] = set()
 """Ownerships that this process holds: a lock with another one of its own is left over."""
-_in_this_process = threading.Lock()
 
 
 class Ownership:
@@ -326,7 +325,7 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # Some file systems of networks have none: then the owner's name alone decides, as in object stores.
+        # Some file systems of networks have none: then the owner's name alone decides.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
             raise
     return True
@@ -356,21 +355,18 @@ class _ObjectLock(_Lock):
     def __init__(self, url: str) -> None:
         self._url = url
         self.place = f"{url}/{LOCK_NAME}"
-        self._is_shared = not url.startswith("memory:")  # with other processes
 
     def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
         document = replace(mine, beat=time.time()).to_bytes()
-        with nullcontext() if self._is_shared else _in_this_process:
-            held = remote.version(self._url, LOCK_NAME)
-            found = Owner.from_bytes(held[0]) if held else None
-            if held and self._is_alive(found, held[0]):
-                return found, False
-            is_written = remote.put_if(self._url, LOCK_NAME, document, held[1] if held else None)
-            if is_written is None:
-                remote.put(self._url, LOCK_NAME, document)
-        if self._is_shared and not is_written:
-            if is_written is None:
-                time.sleep(SETTLE_SECONDS)
+        held = remote.version(self._url, LOCK_NAME)
+        found = Owner.from_bytes(held[0]) if held else None
+        if held and self._is_alive(found, held[0]):
+            return found, False
+        is_written = remote.put_if(self._url, LOCK_NAME, document, held[1] if held else None)
+        if is_written is None:  # a server without conditional requests
+            remote.put(self._url, LOCK_NAME, document)
+            time.sleep(SETTLE_SECONDS)
+        if not is_written:
             other = self._found()
             # A request that was repeated may have found what its first attempt wrote.
             if other is None or other.token != mine.token:

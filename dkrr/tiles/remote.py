@@ -1,14 +1,12 @@
-"""Objects in stores of other machines: read, written and listed whole, and tried again where a request fails.
+"""Objects in buckets: read, written and listed whole, and tried again where a request fails.
 
-Buckets of S3, Google Cloud Storage and Azure are reached by obstore (`buckets`), others by fsspec (`file_systems`).
-
-An object appears at once or not at all, in stores that promise this (S3 and its like do; a file system behind fsspec
-need not). Requests that fail for a moment (a broken connection, a slow or overloaded server) are repeated with waits
-that double and vary at random, for about RETRY_SECONDS; all of them may be repeated safely. Answers that would not
-change (no permission, no such bucket, no space) are not asked for again.
+An object appears at once or not at all. Requests that fail for a moment (a broken connection, a slow or overloaded
+server) are repeated with waits that double and vary at random, for about RETRY_SECONDS; all of them may be repeated
+safely. Answers that would not change (no permission, no such bucket, no space) are not asked for again.
 """
 
 import errno
+import io
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +15,6 @@ from typing import Any, TypeVar
 
 from dkrr.errors import DkrrError, InputError, UnreachableStoreError
 from dkrr.tiles.buckets import Bucket, bucket_of
-from dkrr.tiles.file_systems import FileSystem, file_system_of
-from dkrr.values import BUCKETS
 
 RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
@@ -208,20 +204,52 @@ def move(url: str, to: str) -> None:
 
 
 @contextmanager
-def errors_of(url: str) -> Iterator[None]:
-    """Report the errors of libraries that read a store themselves, as Zarr does, as those of the store."""
+def written(url: str) -> Iterator[Any]:
+    """Yield a file whose bytes become an object when the block ends, also by an error; parts are sent once.
+
+    Raises
+    ------
+    UnreachableStoreError
+        If the store does not take them.
+    """
+    store, path = _store(url)
+    file = _Written(url, store.writer(path))
+    try:
+        yield file
+    finally:
+        with errors_of(url, "write"):
+            file.inner.close()  # without it, parts that were sent would stay, and be paid for
+
+
+class _Written(io.RawIOBase):
+    """A file of obstore, which is not one of Python's."""
+
+    def __init__(self, url: str, inner: Any) -> None:
+        self.url, self.inner = url, inner
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with errors_of(self.url, "write"):
+            # obstore sends it later, when Arrow may have filled its buffer again.
+            return int(self.inner.write(bytes(data)))
+
+
+@contextmanager
+def errors_of(url: str, what: str = "read") -> Iterator[None]:
+    """Report the errors of libraries that read or write a store themselves, as Zarr does, as those of the store."""
     try:
         yield
     except (DkrrError, KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:
-        raise UnreachableStoreError(_message("read", url, error, "")) from error
+        raise UnreachableStoreError(_message(what, url, error, "")) from error
 
 
-def _store(url: str) -> tuple[Bucket | FileSystem, str]:
-    is_bucket = url.partition("://")[0] in BUCKETS
+def _store(url: str) -> tuple[Bucket, str]:
     try:
-        return bucket_of(url) if is_bucket else file_system_of(url)
+        return bucket_of(url)
     except DkrrError:
         raise
     except ImportError as error:
@@ -235,7 +263,7 @@ def _store(url: str) -> tuple[Bucket | FileSystem, str]:
         ) from error
 
 
-def _object(url: str, key: str) -> tuple[Bucket | FileSystem, str]:
+def _object(url: str, key: str) -> tuple[Bucket, str]:
     store, path = _store(url)
     return store, f"{path}/{key}" if path else key
 
@@ -251,7 +279,7 @@ def _repeated(request: Callable[[], Value], what: str, url: str) -> Value:
             answer = request()
             _answered.add(place)
             return answer
-        except Exception as error:  # each library behind fsspec has errors of its own
+        except Exception as error:  # of obstore or Python
             waited = time.monotonic() - started
             # At least half of the wait, and not the same in all workers, whose requests have failed together.
             pause = wait * _waits.uniform(0.5, 1.0)

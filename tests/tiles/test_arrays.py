@@ -18,9 +18,9 @@ from dkrr.tiles.arrays import (
 )
 
 
-@pytest.fixture(params=["path", "memory"])
+@pytest.fixture(params=["path", "bucket"])
 def place(request, tmp_path):
-    return str(tmp_path) if request.param == "path" else f"memory://{uuid.uuid4().hex}"
+    return str(tmp_path) if request.param == "path" else request.getfixturevalue("bucket")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])
@@ -49,11 +49,11 @@ def test_small_and_empty(place, shape):
     assert create_array(f"{place}/a", shape, "float64")[...].shape == shape
 
 
-def test_chunk_rows():
+def test_chunk_rows(tmp_path):
     assert chunk_rows((10**9, 13), "float32") == CHUNK_BYTES // (4 * 13)
     assert chunk_rows((10**9, CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
     assert chunk_rows((10**9,), "int8") == 2**20
-    assert create_array(f"memory://{uuid.uuid4().hex}", (10**7, 13), "float64").chunks == (CHUNK_BYTES // 104, 13)
+    assert create_array(str(tmp_path / "a"), (10**7, 13), "float64").chunks == (CHUNK_BYTES // 104, 13)
 
 
 def test_not_there(place):

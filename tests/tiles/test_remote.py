@@ -1,83 +1,66 @@
-"""Objects in a store behind fsspec: whole or absent, and requests that fail for a moment are repeated."""
+"""Objects in buckets: whole or absent, and requests that fail for a moment are repeated."""
 
-import asyncio
 import errno
 import random
 import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
-from fsspec.asyn import AsyncFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
-from dkrr.tiles import buckets, file_systems, lock, remote
+from dkrr.tiles import buckets, remote
 
 
-class Flaky(MemoryFileSystem):
-    """Objects in memory, whose requests fail or wait as a test says."""
+class Flaky:
+    """What the requests to a bucket fail with, one after the other, and how many there were."""
 
-    protocol = "flaky"
-    cachable = False
-    store: dict[str, Any] = {}  # noqa: RUF012  # one for all instances, as in the base class
-    pseudo_dirs: list[str] = [""]  # noqa: RUF012
-    failures: list[BaseException] = []  # noqa: RUF012
-    requests = 0
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self.requests = 0
 
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(MemoryFileSystem._strip_protocol(path.replace("flaky://", "memory://")))
+    def fails(self) -> BaseException | None:
+        """What the next request fails with; None: nothing."""
+        self.requests += 1
+        return self.failures.pop(0) if self.failures else None
 
-    def _request(self) -> None:
-        Flaky.requests += 1
-        if Flaky.failures:
-            raise Flaky.failures.pop(0)
 
-    def cat_file(self, path: str, **options: Any) -> Any:
-        self._request()
-        return super().cat_file(path, **options)
-
-    def pipe_file(self, path: str, value: bytes, **options: Any) -> Any:
-        self._request()
-        return super().pipe_file(path, value, **options)
-
-    def ls(self, path: str, **options: Any) -> Any:
-        self._request()
-        return super().ls(path, **options)
-
-    def rm_file(self, path: str) -> None:
-        self._request()
-        super().rm_file(path)
+REQUESTS = ("get", "get_into", "put", "create", "exchange", "version", "names", "files", "exists", "delete", "copy")
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    fsspec.register_implementation("flaky", Flaky, clobber=True)
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    """Failures of the requests to all buckets, which are repeated without long waits."""
     monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.2)
-    Flaky.failures, Flaky.requests = [], 0
-    yield f"flaky://{uuid.uuid4().hex}/run.zarr"
-    Flaky.store.clear()
+    found = Flaky()
+
+    def failing(request: Callable[..., Any]) -> Callable[..., Any]:
+        def tried(*arguments: Any) -> Any:
+            error = found.fails()
+            if error is not None:
+                raise error
+            return request(*arguments)
+
+        return tried
+
+    for name in REQUESTS:
+        monkeypatch.setattr(buckets.Bucket, name, failing(getattr(buckets.Bucket, name)))
+    return found
 
 
 @pytest.fixture
-def folder(url: str, request: pytest.FixtureRequest) -> str:
-    """A folder of a store of each kind."""
-    kind: str = request.param
-    return f"{request.getfixturevalue('bucket')}/a/run.zarr" if kind == "s3" else url.replace("flaky", kind)
+def url(memory_bucket: str) -> str:
+    return f"{memory_bucket}/run.zarr"
 
 
-KINDS = ["flaky", "memory", "s3"]
-
-
-@pytest.mark.parametrize("folder", KINDS, indirect=True)
-def test_objects_are_written_read_listed_and_deleted(folder: str) -> None:
-    url = folder
+def test_objects_are_written_read_listed_and_deleted(bucket: str) -> None:
+    url = f"{bucket}/a/run.zarr"
     assert remote.get(url, "a") is None and remote.names(url) == [] and not remote.exists(url)
     remote.put(url, "a", b"one")
     remote.put(url, "b/c", memoryview(b"another"))
@@ -107,57 +90,57 @@ def test_objects_are_written_read_listed_and_deleted(folder: str) -> None:
         RuntimeError("503 slow down"),
     ],
 )
-def test_requests_that_fail_for_a_moment_are_repeated(url: str, error: Exception) -> None:
+def test_requests_that_fail_for_a_moment_are_repeated(url: str, flaky: Flaky, error: Exception) -> None:
     for request, answer in [
         (lambda: remote.put(url, "a", b"hello"), None),
         (lambda: remote.get(url, "a"), b"hello"),
         (lambda: remote.names(url), ["a"]),
         (lambda: remote.delete(f"{url}/a"), None),
     ]:
-        Flaky.failures, Flaky.requests = [error, error, error], 0
+        flaky.failures, flaky.requests = [error, error, error], 0
         assert request() == answer
-        assert Flaky.requests == 4
+        assert flaky.requests == 4
 
 
-def test_a_store_that_stays_away_is_an_error_after_a_bounded_time(url: str) -> None:
-    Flaky.failures = [OSError("no route to host")] * 10_000
+def test_a_store_that_stays_away_is_an_error_after_a_bounded_time(url: str, flaky: Flaky) -> None:
+    flaky.failures = [OSError("no route to host")] * 10_000
     started = time.monotonic()
     with pytest.raises(
         StoreError, match=r"cannot write .*run\.zarr/a in the store .*: no route to host .tried \d+ times"
     ):
         remote.put(url, "a", b"hello")
     assert time.monotonic() - started < 2.0
-    assert 4 <= Flaky.requests <= 12  # waits of 1 ms that double up to 0.2 s in all
-    Flaky.failures = []
+    assert 4 <= flaky.requests <= 12  # waits of 1 ms that double up to 0.2 s in all
+    flaky.failures = []
     assert remote.get(url, "a") is None
 
 
 @pytest.mark.parametrize(
     "error", [PermissionError("denied"), OSError(errno.ENOSPC, "full"), ValueError("not a bucket")]
 )
-def test_final_answers_are_not_asked_for_again(url: str, error: Exception) -> None:
-    Flaky.failures = [error] * 2
+def test_final_answers_are_not_asked_for_again(url: str, flaky: Flaky, error: Exception) -> None:
+    flaky.failures = [error] * 2
     with pytest.raises(StoreError, match="run again with the same store"):
         remote.put(url, "a", b"hello")
-    assert Flaky.requests == 1
+    assert flaky.requests == 1
 
 
-def test_an_interrupt_is_not_an_answer(url: str) -> None:
-    Flaky.failures = [KeyboardInterrupt()]
+def test_an_interrupt_is_not_an_answer(url: str, flaky: Flaky) -> None:
+    flaky.failures = [KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         remote.get(url, "a")
 
 
-def test_waits_leave_the_generator_of_users_alone(url: str) -> None:
+def test_waits_leave_the_generator_of_users_alone(url: str, flaky: Flaky) -> None:
     random.seed(1)
     expected = random.Random(1).random()
-    Flaky.failures = [OSError("once")]
+    flaky.failures = [OSError("once")]
     remote.get(url, "a")
     assert random.random() == expected
 
 
-@pytest.mark.parametrize("folder", KINDS, indirect=True)
-def test_folders_are_moved_beside_what_is_there(folder: str) -> None:
+def test_folders_are_moved_beside_what_is_there(bucket: str) -> None:
+    folder = f"{bucket}/a/run.zarr"
     remote.put(folder, "new/a", b"one")
     remote.put(folder, "new/b/c", b"two")
     remote.put(folder, "old/d", b"three")
@@ -165,9 +148,9 @@ def test_folders_are_moved_beside_what_is_there(folder: str) -> None:
     assert {name for name, _, _ in remote.files(folder)} == {"/old/a", "/old/b/c", "/old/d"}
 
 
-@pytest.mark.parametrize("folder", KINDS, indirect=True)
 @pytest.mark.parametrize("n", [5, 3 * 2**20 + 1])
-def test_buffers_are_filled_over_several_connections(folder: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_filled_over_several_connections(bucket: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = f"{bucket}/a/run.zarr"
     monkeypatch.setattr(buckets, "PART_BYTES", 2**20)
     data = np.arange(n, dtype=np.uint8)
     remote.put(folder, "a", data[:2], data[2:])
@@ -230,54 +213,72 @@ def test_no_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - started < 30.0
 
 
-def test_a_url_that_nothing_reads_is_a_clear_error() -> None:
-    with pytest.raises(InputError, match="unknown://b/run.zarr cannot be opened"):
-        remote.get("unknown://b/run.zarr", "a")
+@pytest.mark.parametrize(
+    "url", ["hdfs://a/run.zarr", "memory://run.zarr", "unknown://a", "simplecache::s3://b/run.zarr"]
+)
+def test_runs_are_kept_in_folders_and_buckets(url: str) -> None:
+    message = (
+        f"is '{url}': runs, models and predictions are kept in folders and in buckets .s3://, gs://, az://.; expected"
+    )
+    for call in (
+        lambda: dkrr.KernelRidge(store=url).fit([[0.0], [1.0]], [0.0, 1.0]),
+        lambda: dkrr.gram([[0.0], [1.0]], store=url),
+        lambda: dkrr.plan(n=10, d=1, store=url),
+    ):
+        with pytest.raises(InputError, match=f"^store {message}"):
+            call()
+    for look in (dkrr.status, dkrr.verify):
+        with pytest.raises(InputError, match=f"^path {message}"):
+            look(url)
+    with pytest.raises(InputError, match=f"^the place {message}"):
+        remote.get(url, "a")
 
 
-def test_a_request_without_an_answer_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hanging(AsyncFileSystem):
-        async def _cat_file(self, path: str, **options: Any) -> bytes:
-            await asyncio.sleep(60)
-            return b""
-
-    monkeypatch.setattr(file_systems, "REQUEST_SECONDS", 0.05)
-    system = Hanging()
-    monkeypatch.setattr(remote, "file_system_of", lambda url: (file_systems.FileSystem(system), "/a"))
-    with pytest.raises(StoreError, match="Timeout"):
-        remote.get(url, "b")
+def test_the_command_line_refuses_other_places(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.eye(3))
+    np.save(tmp_path / "y.npy", np.ones(3))
+    data = ["--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy"]
+    for option, arguments in (
+        ("--store", ["fit", *data, "--store", "hdfs://a/b", "--model", tmp_path / "m.zarr"]),
+        ("--model", ["fit", *data, "--model", "hdfs://a/b"]),
+        ("--model", ["predict", "--model", "hdfs://a/b", "--x", tmp_path / "x.npy", "--out", tmp_path / "p.npy"]),
+        ("--out", ["predict", "--model", tmp_path, "--x", tmp_path / "x.npy", "--out", "hdfs://a/b.csv"]),
+        ("RUN", ["status", "hdfs://a/b"]),
+        ("MODEL", ["info", "hdfs://a/b"]),
+    ):
+        result = CliRunner().invoke(command, [str(a) for a in arguments])
+        assert result.exit_code == 2, result.output
+        assert f"{option} is 'hdfs://a/b" in result.output and "mount the file system" in result.output
+    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
 
 
 def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X = np.random.default_rng(0).normal(size=(96, 3))
     settings = {"kernel": "rbf", "tile": 32, "solver": "cholesky"}
     expected = dkrr.KernelRidge(0.1, kernel="rbf", solver="cholesky").fit(X, X[:, 0]).dual_coef_
-    request, n_requests = Flaky._request, 0
     down: float = np.inf
 
-    def failing(self: Flaky) -> None:
-        nonlocal n_requests
-        n_requests += 1
-        if n_requests >= down or n_requests % 3 == 0:
-            raise ConnectionResetError(errno.ECONNRESET, "reset by the server")
-        request(self)
+    def fails() -> BaseException | None:
+        flaky.requests += 1
+        is_failing = flaky.requests >= down or flaky.requests % 3 == 0
+        return ConnectionResetError(errno.ECONNRESET, "reset by the server") if is_failing else None
 
-    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(Flaky, "_request", failing)
+    monkeypatch.setattr(flaky, "fails", fails)
     model = dkrr.KernelRidge(0.1, **settings, store=url).fit(X, X[:, 0])
     np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
-    total, n_requests, again = n_requests, 0, f"{url}-again"
+    total, again = flaky.requests, f"{url}-again"
+    flaky.requests = 0
     down = total // 2
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.02)
     with pytest.raises(StoreError, match=r"reset by the server .tried \d+ times"):
         dkrr.KernelRidge(0.1, **settings, store=again).fit(X, X[:, 0])
-    down, n_requests = np.inf, 0
+    down, flaky.requests = np.inf, 0
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.2)
     model = dkrr.KernelRidge(0.1, **settings, store=again).fit(X, X[:, 0])
     np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
-    assert n_requests < 0.9 * total  # tiles of the first attempt are reused
+    assert flaky.requests < 0.9 * total  # tiles of the first attempt are reused
 
 
 @pytest.mark.parametrize("url", ["s3://me:hush@bucket/run", "s3://bucket/run?token=hush"])

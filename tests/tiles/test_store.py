@@ -1,7 +1,5 @@
 """The store of a run belongs to one problem, and what is not ours is never touched."""
 
-import uuid
-
 import numpy as np
 import pytest
 import zarr
@@ -15,9 +13,9 @@ PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "
 LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
 
 
-@pytest.fixture(params=["path", "memory"])
-def store(request, tmp_path):
-    return RunStore(str(tmp_path / "run") if request.param == "path" else f"memory://{uuid.uuid4().hex}/run")
+@pytest.fixture(params=["path", "bucket"])
+def store(request, tmp_path, bucket):
+    return RunStore(str(tmp_path / "run") if request.param == "path" else f"{bucket}/run")
 
 
 def claimed(store):
