@@ -291,7 +291,11 @@ class TestFromElsewhere:
     def test_other_trees(self, schema):
         self.refused(lambda _: schema)
 
-    @pytest.mark.parametrize("data", [b"", b"PK", b"x" * 100, data[:-50], data[:200] + data[300:]])
+    @pytest.mark.parametrize(
+        "data",
+        [b"", b"PK", b"x" * 100, data[:-50], data[:200] + data[300:]],
+        ids=["empty", "short", "text", "cut off", "without a part"],
+    )
     def test_other_bytes(self, data):
         with pytest.raises(StoreError, match="is damaged"):
             loaded_transformer(data, None)
