@@ -182,15 +182,17 @@ class ColumnSteps(BaseEstimator):  # type: ignore[misc]
         for block in inputs.all_blocks():
             here = _tried(OneHotEncoder(), "fit", block[text])
             for values, categories in zip(known, here.categories_, strict=True):
-                values |= {"missing" if value is None or value != value else (value,): value for value in categories}
+                values |= {
+                    None if value is None else "NaN" if value != value else (value,): value for value in categories
+                }
         categories = [_in_order(values) for values in known]
         return OneHotEncoder(categories=categories, handle_unknown="ignore" if self.takes_unknown else "error")
 
 
 def _in_order(values: dict[Any, Any]) -> Any:
-    """Values of a column as an encoder has them: in ascending order, a missing one last."""
-    missing = [values["missing"]] if "missing" in values else []
-    found = [*sorted(value for key, value in values.items() if key != "missing"), *missing]
+    """Values of a column as an encoder has them: in ascending order, None and NaN last."""
+    missing = [values[key] for key in (None, "NaN") if key in values]
+    found = [*sorted(value for key, value in values.items() if isinstance(key, tuple)), *missing]
     is_numeric = all(isinstance(value, int | float | np.number) for value in found)
     return np.array(found, None if is_numeric else object)
 

@@ -39,6 +39,8 @@ CLASSES = {
 """Classes of transformers that a file may name by itself, which compute from what they hold in a bounded number of
 steps: not PolynomialFeatures, whose parameters alone say how many columns it makes, nor those with regular
 expressions."""
+PROTOCOLS = (2,)
+"""Versions of skops' format whose trees are checked here; in others nodes name what they make in other places."""
 _TYPES = {*(f"numpy.{name}" for name in DTYPES), *(f"builtins.{name}" for name in ("bool", "float", "int", "str"))}
 _NODES = {
     "DTypeNode": {"numpy.dtype"},
@@ -164,8 +166,8 @@ def _schema(data: bytes) -> Any:
         ):
             raise StoreError("its transformer is damaged: parts of its file are larger than the file")
         schema = json.loads(file.read("schema.json"))
-    if schema.get("protocol") in (None, 0, 1):  # whose nodes name what they make in other places
-        raise StoreError("its transformer is damaged: it is of an old version of skops")
+    if type(protocol := schema.get("protocol")) is not int or protocol not in PROTOCOLS:
+        raise StoreError(f"its transformer is damaged: skops wrote it in version {shown(protocol)} of its format")
     return schema
 
 
