@@ -4,7 +4,7 @@
 
     python -m benchmarks.mutants [--sample 30] [--all] [--json output/mutants.jsonl] [--write docs/mutants.md]
     python -m benchmarks.mutants --tree before=../old --tree after=. --json output/mutants.jsonl
-    python -m benchmarks.mutants --module dkrr/tiles/grid.py=tests/tiles/test_grid.py
+    python -m benchmarks.mutants --module dkrr/tiles/matrix.py=tests/tiles/test_grid.py
 
 mutmut makes the mutants: ``<=`` for ``<``, ``-`` for ``+``, ``or`` for ``and``, another number, an argument left out.
 Two kinds are not used: other strings, since most strings are words of a message, and None for a value, which fails

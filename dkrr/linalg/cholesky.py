@@ -35,7 +35,7 @@ from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
 from dkrr.linalg.tile_steps import TileStep, n_update_parts, tile_key, tile_steps
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
-from dkrr.tiles.padded import padded_width
+from dkrr.tiles.matrix import padded_width
 from dkrr.tiles.shards import OVERHEAD_BYTES
 
 Matrix = TiledMatrix | MemoryMatrix
