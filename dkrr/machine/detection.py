@@ -19,8 +19,8 @@ from dkrr.machine.profile import (
     load_profile,
     machine_fingerprint,
     profile_path,
+    rates_of_stores,
 )
-from dkrr.machine.stores import rates_of_stores
 from dkrr.planning import Rates, Resources
 from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
 from dkrr.planning.resources import RatesFrom, Share

@@ -20,9 +20,8 @@ import pyarrow.parquet
 
 from dkrr.errors import InputError
 from dkrr.runtime.folders import PrivateFolder
-from dkrr.tables.arrow import columns_of, is_missing
+from dkrr.tables.arrow import ParquetSource, columns_of, is_missing, reading
 from dkrr.tables.names import check_names
-from dkrr.tables.parquet import ParquetSource, reading
 from dkrr.tables.source import Column, Source
 
 logger = logging.getLogger(__name__)
