@@ -47,7 +47,7 @@ MODULES = {
     "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/linalg/low_rank.py": ["tests/linalg/test_preconditioner.py"],
-    "dkrr/linalg/pivot_stopping.py": ["tests/linalg/test_preconditioner.py"],
+    "dkrr/linalg/pivoted_cholesky.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
     "dkrr/planning/tilings.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],

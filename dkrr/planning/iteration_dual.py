@@ -12,9 +12,9 @@ import numpy as np
 from dkrr.cost import Stage
 from dkrr.linalg.fold_preconditioner import middles_cost
 from dkrr.linalg.operator import Precision
-from dkrr.linalg.pivot_stopping import SPREAD
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_DTYPE,
+    SPREAD,
     factor_rows_bytes,
     partial_apply_seconds,
     partial_factor_cost,
