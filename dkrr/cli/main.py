@@ -15,9 +15,8 @@ from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
-from dkrr.cli.report import report
 from dkrr.cli.select import select
-from dkrr.cli.stores import info, status, verify
+from dkrr.cli.stores import info, report, status, verify
 from dkrr.plain_text import one_line, safe_message
 
 

@@ -17,8 +17,8 @@ from dkrr.arguments import checked_kernel, checked_progress, checked_store, chec
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
-from dkrr.kernels.parameters import SEPARATOR, Parameters
 from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan

@@ -17,7 +17,7 @@ from dkrr.linalg.likelihood import Softmax
 from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
-from dkrr.solvers.objective import Point
+from dkrr.solvers.newton import Point
 from dkrr.values import flag
 
 

@@ -10,15 +10,14 @@ rejection within a block, which has the same distribution as one pivot at a time
 What is stored is the factor of A / c for a power of two c near the largest diagonal entry: F in float32 neither
 overflows nor underflows where A is in the range of float64, and rows times a power of two have the same factor.
 
+There are enough pivots where one more costs as much as it saves conjugate gradient (`pivot_stopping_rule`). The pivots
+alone are rows that represent the others, for Nyström features.
+
 References
 ----------
 Y. Chen, E. N. Epperly, J. A. Tropp, R. J. Webber, "Randomly pivoted Cholesky: practical approximation of a kernel
 matrix with few entry evaluations", Comm. Pure Appl. Math. 2024. E. N. Epperly, J. A. Tropp, R. J. Webber, "Embrace
 rejection: kernel matrix approximation by accelerated randomly pivoted Cholesky", 2024.
-
-When a partial Cholesky factor has enough pivots: what one more costs, and what it saves conjugate gradient.
-
-Choosing rows that represent the others, for Nyström features.
 """
 
 import uuid
@@ -35,7 +34,6 @@ from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.columns import ColumnSource, DividedColumns, GramColumns
 from dkrr.linalg.factor_rows import (
     GRAM_COLUMNS,
     GRAM_ROWS,
@@ -51,7 +49,7 @@ from dkrr.linalg.factor_rows import (
     square_rows,
 )
 from dkrr.linalg.operator import Precision, column_sizes
-from dkrr.linalg.sources import clear_upper, gram_cost
+from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_cost
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime import Executor, RunRecord, SerialExecutor, Task
 

@@ -21,7 +21,7 @@ from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_size
 from dkrr.linalg.roots import Root
 from dkrr.runtime import Progress
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.objective import Mask, Objective, Point
+from dkrr.solvers.newton import Mask, Objective, Point
 
 Array = NDArray[np.float64]
 

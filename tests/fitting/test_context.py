@@ -12,7 +12,7 @@ from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import make_plan
-from dkrr.planning.limits import WORKER_BASELINE_BYTES
+from dkrr.planning.resources import WORKER_BASELINE_BYTES
 from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import held_when_ready
 from dkrr.runtime.dask_watch import Watch

@@ -13,7 +13,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg import factor_rows, pivoted_cholesky
-from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.linalg.pivoted_cholesky import (
     LOW_OVERHEAD,
     MIN_BLOCK,
@@ -27,6 +26,7 @@ from dkrr.linalg.pivoted_cholesky import (
     project_rows,
     small_matrix_cost,
 )
+from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from tests.kernels.cases import DISTINCT
