@@ -104,9 +104,6 @@ class MappedRows(FileRows):
     array : np.memmap of shape (n, d) or (n,)
     """
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
     def __getstate__(self) -> dict[str, Any]:
         return {"array": np.array(self.array, subok=False)}
 
@@ -131,9 +128,6 @@ class LabelledRows(ArrayRows):
     """
 
     is_lazy = True
-
-    def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
-        self.array = array
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         # A slice is read and kept by its own array only; the values of the whole would stay in memory.

@@ -77,9 +77,6 @@ class HdfRows(ArrayRows):
 
     is_lazy = True
 
-    def __init__(self, array: HdfArray, name: str = "X") -> None:  # noqa: ARG002
-        self.array = array
-
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         if self.array.ndim == 1:
             return self.array[start:stop][:, None][:, columns]

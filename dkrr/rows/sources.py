@@ -171,6 +171,9 @@ class ArrayRows(Rows):
 
     array: Any
 
+    def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
+        self.array = array
+
     @property
     def shape(self) -> tuple[int, int]:
         shape = self.array.shape

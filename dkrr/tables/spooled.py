@@ -179,13 +179,12 @@ class ArrowFileSource(SpooledSource):
             return columns_of(_opened(file).schema)
 
     def _write(self, path: str) -> None:
-        writer = None
-        try:
+        with pyarrow.OSFile(self._paths[0]) as file:
+            schema = _opened(file).schema
+        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
             for name in self._paths:
                 with pyarrow.OSFile(name) as file:
                     stream = _opened(file)
-                    if writer is None:
-                        writer = pyarrow.parquet.ParquetWriter(path, stream.schema)
                     batches = (
                         stream
                         if hasattr(stream, "read_next_batch")
@@ -193,9 +192,6 @@ class ArrowFileSource(SpooledSource):
                     )
                     for batch in batches:
                         writer.write_batch(batch, row_group_size=GROUP_ROWS)
-        finally:
-            if writer is not None:
-                writer.close()
 
 
 def _opened(file: Any) -> Any:
