@@ -25,6 +25,7 @@ import psutil
 
 import dkrr
 from benchmarks import machine
+from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.kernels import Matern
@@ -32,7 +33,6 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
 from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
-from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult

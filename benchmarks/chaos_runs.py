@@ -91,8 +91,8 @@ class _Workers:
     def started(self) -> Any:
         """Client of them."""
         if self.client is None:
+            from benchmarks.local_client import local_client
             from dkrr.linalg import TASK_MODULES
-            from dkrr.runtime.local_workers import local_client
 
             self._stack = ExitStack()
             self.client = self._stack.enter_context(local_client(N_WORKERS, WORKER_BYTES, str(_folder()), TASK_MODULES))

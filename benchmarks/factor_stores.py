@@ -24,11 +24,11 @@ from rich import box
 from rich.table import Table
 
 import dkrr
+from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.object_stores import BUCKET, s3_server
 from benchmarks.solve import table_console, write_line
 from dkrr.linalg import TASK_MODULES
-from dkrr.runtime.local_workers import local_client
 from dkrr.solvers import Cholesky
 from dkrr.units import format_bytes, parse_bytes
 

@@ -29,12 +29,12 @@ from rich.table import Table
 import dkrr
 from benchmarks import cases, flights, machine
 from benchmarks.flights import Stored
+from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes
 from dkrr.solvers.result import NewtonStep
 from dkrr.units import format_bytes, format_seconds, parse_bytes

@@ -4,7 +4,7 @@
 
     python -m benchmarks.mutants [--sample 30] [--all] [--json output/mutants.jsonl] [--write docs/mutants.md]
     python -m benchmarks.mutants --tree before=../old --tree after=. --json output/mutants.jsonl
-    python -m benchmarks.mutants --module dkrr/tiles/grid.py=tests/tiles/test_grid.py
+    python -m benchmarks.mutants --module dkrr/tiles/matrix.py=tests/tiles/test_grid.py
 
 mutmut makes the mutants: ``<=`` for ``<``, ``-`` for ``+``, ``or`` for ``and``, another number, an argument left out.
 Two kinds are not used: other strings, since most strings are words of a message, and None for a value, which fails
@@ -47,7 +47,7 @@ MODULES = {
     "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
     "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/linalg/low_rank.py": ["tests/linalg/test_preconditioner.py"],
-    "dkrr/linalg/pivot_stopping.py": ["tests/linalg/test_preconditioner.py"],
+    "dkrr/linalg/pivoted_cholesky.py": ["tests/linalg/test_preconditioner.py"],
     "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
     "dkrr/planning/tilings.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dkrr
+from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine, measure_gemm_here, measure_gemm_on_workers
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
@@ -36,7 +37,6 @@ from dkrr import blas
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.segments import STRIP_BYTES, STRIP_ROWS
-from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 

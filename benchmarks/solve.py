@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dkrr
+from benchmarks.local_client import local_client
 from benchmarks.machine import (
     GEMM_SECONDS,
     GemmRate,
@@ -43,7 +44,6 @@ from dkrr.errors import DkrrError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.runtime import TaskRecord
-from dkrr.runtime.local_workers import local_client
 from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.tiles import TileGrid

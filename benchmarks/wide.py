@@ -31,8 +31,8 @@ from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_byte
 from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.planner import EQUAL_TIME
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.planning.tilings import tile_grid
 from dkrr.runtime import TaskRecord

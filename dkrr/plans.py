@@ -246,9 +246,8 @@ def plan(  # type: ignore[misc]
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
     """Rows behind a copy of a transformer that is fitted to them."""
-    from dkrr.transformers.checked import as_transformer, refuse_kernel
     from dkrr.transformers.inputs import inputs_of
-    from dkrr.transformers.learning import fitted_transformer
+    from dkrr.transformers.learning import as_transformer, fitted_transformer, refuse_kernel
     from dkrr.transformers.transformed import transformed_inputs
 
     if X is None:

@@ -23,7 +23,7 @@ from dkrr.planning.strategy import SMALL_SECONDS
 from dkrr.rows import Rows
 from dkrr.rows.open import is_copied, open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
-from dkrr.solvers.objective import Point
+from dkrr.solvers.newton import Point
 from dkrr.tiles import RunStore, TileGrid
 from dkrr.tiles.mapped import is_mapped
 from dkrr.units import parse_bytes

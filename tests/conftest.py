@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from benchmarks.local_client import local_client
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine import detection
-from dkrr.runtime.local_workers import local_client
 from tests.s3 import memory_bucket as in_memory
 from tests.s3 import request, s3_server, variables
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dkrr.errors import DamagedChunkError, InputError, NotFiniteError, StoreError
 from dkrr.markup import escape
 from dkrr.plain_text import one_line, printable, safe_message
-from dkrr.runtime.logs import LineFormatter
+from dkrr.runtime.displays import LineFormatter
 from dkrr.values import location, shown
 
 ANY = st.text(st.characters(codec=None))

@@ -21,7 +21,7 @@ from dkrr.features import (
     UnitLengthMap,
     whitened,
 )
-from dkrr.features.centred import CentredMap
+from dkrr.features.maps import CentredMap
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Linear, Matern, Polynomial
 from dkrr.kernels.centring import CentredLinear
 from tests.kernels.cases import CASES

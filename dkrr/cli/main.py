@@ -15,9 +15,8 @@ from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
 from dkrr.cli.predict import predict
-from dkrr.cli.report import report
 from dkrr.cli.select import select
-from dkrr.cli.stores import info, status, verify
+from dkrr.cli.stores import info, report, status, verify
 from dkrr.plain_text import one_line, safe_message
 
 
@@ -53,7 +52,7 @@ def dkrr(context: click.Context) -> None:
     PATH is of the form data.zarr, data.zarr/group/array, data.npy, data.npz::name, or that of a table: a file or folder
     in Parquet, CSV or Arrow's format, of which data.parquet::dep_*,origin takes some columns. NAME is a column of it.
     """
-    from dkrr.runtime.logs import logged_to_stderr
+    from dkrr.runtime.displays import logged_to_stderr
 
     context.with_resource(printable_warnings())
     context.meta[LOG] = context.with_resource(logged_to_stderr())

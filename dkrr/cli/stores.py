@@ -1,4 +1,7 @@
-"""``dkrr info``, ``verify`` and ``status``: what models and runs hold."""
+"""``dkrr info``, ``verify`` and ``status``: what models and runs hold.
+
+``dkrr report``: what is known of a fit, in one HTML file.
+"""
 
 import json
 import sys
@@ -63,3 +66,21 @@ def status(path: str, as_json: bool) -> None:
         unfinished = [one for one in tile_maps(path) if one.present != one.expected]
         maps = [map_in_text(one, get_terminal_size().columns) for one in unfinished]
         echo("\n".join([str(found), *maps]))
+
+
+@click.command()
+@click.argument("path", metavar="RUN|MODEL")
+@click.option("--out", "out_path", required=True, metavar="HTML", help="File to write; an existing one is replaced.")
+def report(path: str, out_path: str) -> None:
+    """Write a report of a saved model, or of the store of a run, which may be unfinished: one self-contained HTML file.
+
+    It has the plan and its reasons, the result, convergence, residuals or tiles, and of a search its scores and its
+    learning curve. Needs 'dkrr[report]'.
+    """
+    import dkrr as library
+
+    with readable_errors():
+        with named("RUN|MODEL"):
+            location(path, "RUN|MODEL", "the path or URL of a run or a model", is_kept=True)
+            library.report(path, out_path)
+        echo(out_path)

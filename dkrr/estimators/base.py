@@ -17,16 +17,16 @@ from dkrr.arguments import checked_kernel, checked_progress, checked_store, chec
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
+from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
-from dkrr.kernels.parameters import SEPARATOR, Parameters
 from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
 from dkrr.requests import Settings
 from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_group, refuse_unreadable, unframed
+from dkrr.rows.arrays import is_in_file, unlabelled
 from dkrr.rows.hdf5 import is_hdf_array
-from dkrr.rows.labelled import is_in_file, unlabelled
 from dkrr.runtime.limits import available_bytes
 from dkrr.sparse import check_structure
 from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
@@ -34,9 +34,8 @@ from dkrr.tables.base import not_numbers
 from dkrr.tables.names import suggested
 from dkrr.tiles.arrays import is_dask_array, is_zarr_array
 from dkrr.tiles.paths import refuse_enclosing
-from dkrr.transformers.checked import as_transformer, refuse_kernel
 from dkrr.transformers.inputs import Inputs, MemoryInputs, inputs_of
-from dkrr.transformers.learning import fitted_transformer
+from dkrr.transformers.learning import as_transformer, fitted_transformer, refuse_kernel
 from dkrr.transformers.transformed import TransformedRows, transformed_inputs
 from dkrr.units import parse_bytes
 from dkrr.values import shown

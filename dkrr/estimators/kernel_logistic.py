@@ -10,15 +10,14 @@ from sklearn.base import clone
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
 from dkrr.errors import InputError
 from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
-from dkrr.estimators.classifier import KernelClassifier
-from dkrr.estimators.labels import checked_labels, class_weights, encoded
+from dkrr.estimators.classifier import KernelClassifier, checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Softmax
 from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
-from dkrr.solvers.objective import Point
+from dkrr.solvers.newton import Point
 from dkrr.values import flag
 
 

@@ -1,7 +1,6 @@
 """Explicit feature maps: immutable values that turn blocks of rows into blocks of Φ."""
 
 from dkrr.features.base import FeatureMap, MapKernel
-from dkrr.features.columns import ColumnsMap
 from dkrr.features.custom import CallableMap
 from dkrr.features.descriptions import (
     arrays_of,
@@ -12,7 +11,15 @@ from dkrr.features.descriptions import (
 )
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import (
+    ColumnsMap,
+    ConcatenatedMap,
+    IdentityMap,
+    NormalizedMap,
+    PolynomialMap,
+    ScaledMap,
+    UnitLengthMap,
+)
 from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
 from dkrr.features.taylor import TaylorMap
 

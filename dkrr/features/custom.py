@@ -13,7 +13,7 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionErr
 from dkrr.features.base import Array, FeatureMap
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import checked_name, identity_of
-from dkrr.kernels.readers import Reader
+from dkrr.kernels.descriptions import Reader
 from dkrr.values import shown, whole
 
 FEATURE_SECONDS = 20e-9

@@ -6,12 +6,19 @@ from typing import Any
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import OWN_CLASS, FeatureMap, MapKernel
-from dkrr.features.centred import CentredMap
-from dkrr.features.columns import ColumnsMap
 from dkrr.features.custom import CallableMap, given_map
 from dkrr.features.fourier import RandomFourier
 from dkrr.features.interactions import InteractionMap
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
+from dkrr.features.maps import (
+    CentredMap,
+    ColumnsMap,
+    ConcatenatedMap,
+    IdentityMap,
+    NormalizedMap,
+    PolynomialMap,
+    ScaledMap,
+    UnitLengthMap,
+)
 from dkrr.features.nystroem import Nystroem, NystroemMap
 from dkrr.features.taylor import TaylorMap
 from dkrr.kernels import (
@@ -27,8 +34,7 @@ from dkrr.kernels import (
     TaylorRBF,
 )
 from dkrr.kernels.centring import CentredLinear
-from dkrr.kernels.descriptions import read_kernel
-from dkrr.kernels.readers import Reader
+from dkrr.kernels.descriptions import Reader, read_kernel
 from dkrr.values import shown, whole
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {

@@ -1,20 +1,22 @@
-"""Feature maps that are finite: identity, unit length, monomials, multiples and concatenations."""
+"""Feature maps that are finite: of all columns or some, about an origin, in multiples and concatenations."""
 
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dkrr import blas
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
-from dkrr.kernels import Cosine, Kernel, Linear, Normalized, Polynomial
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
+from dkrr.kernels import Columns, Cosine, Kernel, Linear, Normalized, Polynomial
+from dkrr.kernels.blocks import STRIP_ENTRIES, STRIP_ROWS, Block, is_sparse
+from dkrr.kernels.centring import AboutOrigin, CentredLinear
 from dkrr.kernels.dot import unit_rows
-from dkrr.values import finite, positive, positive_or_none
+from dkrr.values import finite, n_dimensions, positive, positive_or_none, shown, whole
 
 
 class RowsMap(FeatureMap):
@@ -326,3 +328,156 @@ class ConcatenatedMap(FeatureMap):
 
     def _adjoint(self, X: Block, values: Array) -> Array:
         return np.vstack([self.left._adjoint(X, values), self.right._adjoint(X, values)])
+
+
+@dataclass(frozen=True)
+class ColumnsMap(WrapperMap):
+    """φ(x) = φ₁ of some of the columns of x, for the kernel ``Columns``.
+
+    Parameters
+    ----------
+    base : FeatureMap
+        φ₁.
+    columns : sequence of int, optional
+        Numbers of the columns; None: those from `start` to `stop` − 1.
+    start, stop : int, optional
+        Consecutive columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.features import ColumnsMap, IdentityMap
+    >>> ColumnsMap(IdentityMap(), [2, 0]).transform(np.array([[1.0, 2.0, 3.0]]))
+    array([[3., 1.]])
+    """
+
+    tag: ClassVar[str] = "columns"
+
+    columns: tuple[int, ...] | None = None
+    start: int | None = None
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("start", "stop"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole(getattr(self, name), name, 0))
+        if self.columns is not None:
+            object.__setattr__(self, "columns", _checked_columns(self.columns))
+        elif self.start is None or self.stop is None:
+            raise InputError("columns is None; expected columns=, or start= and stop=")
+        elif self.stop <= self.start:
+            raise InputError(f"stop is {self.stop} and start {self.start}; expected at least one column between them")
+
+    @property
+    def _numbers(self) -> Sequence[int]:
+        return range(self.start or 0, self.stop or 0) if self.columns is None else self.columns
+
+    @property
+    def width(self) -> int:
+        """Number of the columns."""
+        return len(self._numbers)
+
+    def _base_columns(self, n_features: int) -> int:  # noqa: ARG002
+        return self.width
+
+    def resolved(self, n_features: int) -> FeatureMap:  # noqa: ARG002
+        return super().resolved(self.width)
+
+    def kernel(self) -> Kernel:
+        return Columns(self.base.kernel(), tuple(self._numbers))
+
+    def to_dict(self) -> dict[str, Any]:
+        description = super().to_dict()
+        return {**description, "columns": None if self.columns is None else list(self.columns)}
+
+    def _cut(self, X: Block) -> Block:
+        needed = max(self.columns) + 1 if self.columns else self.stop or 0
+        if X.shape[1] < needed:
+            raise InputError(f"X has {X.shape[1]} columns; expected at least {needed} for {self!r}")
+        part: Block = X[:, slice(self.start, self.stop) if self.columns is None else list(self.columns)]
+        return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
+
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
+        self.base._fill(self._cut(X), start, stop, out)
+
+    def _multiply(self, X: Block, coef: Array) -> Array:
+        return self.base._multiply(self._cut(X), coef)
+
+    def _adjoint(self, X: Block, values: Array) -> Array:
+        return self.base._adjoint(self._cut(X), values)
+
+
+def _checked_columns(columns: Any) -> tuple[int, ...]:
+    if not isinstance(columns, Sequence | np.ndarray) or isinstance(columns, str | bytes) or n_dimensions(columns) != 1:
+        raise InputTypeError(f"columns is {shown(columns)}; expected numbers of columns, at least one")
+    if len(columns) == 0:
+        raise InputError("columns is empty; expected numbers of columns, at least one")
+    return tuple(whole(column, "columns", 0, "they count from 0") for column in columns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CentredMap(AboutOrigin, FeatureMap):
+    """φ(x) = x − o for an origin o, for the kernel (x − o)ᵀ(z − o).
+
+    Parameters
+    ----------
+    origin : array-like of float, d numbers in all
+        o, a number for each column.
+    """
+
+    tag: ClassVar[str] = "centred"
+
+    origin: Array
+
+    def dimension(self, n_features: int) -> int:
+        return n_features
+
+    def kernel(self) -> Kernel:
+        return CentredLinear(self.origin)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See base class; the checksum of the origin stands for it."""
+        return {"feature_map": self.tag, "origin": {"array": self._digest}}
+
+    def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
+        np.subtract(dense_rows(X[:, start:stop]), self.origin[start:stop], out=out, dtype=np.float64)
+
+    def _multiply(self, X: Block, coef: Array) -> Array:
+        out = np.empty((X.shape[0], coef.shape[1]))
+        for rows, strip in self._strips(X):
+            blas.gemm(out[rows], strip, coef)
+        return out
+
+    def _adjoint(self, X: Block, values: Array) -> Array:
+        out = np.zeros((X.shape[1], values.shape[1]))
+        for rows, strip in self._strips(X):
+            blas.gemm(out, strip, values[rows], transpose_a=True, beta=1.0)
+        return out
+
+    def _strips(self, X: Block) -> Iterator[tuple[slice, Array]]:
+        """Yield ranges of rows with their features, which the next ones overwrite.
+
+        Xw − 1(oᵀw) would need no subtraction from X, and lose the digits that the origin keeps.
+        """
+        height = max(1, STRIP_ENTRIES // max(X.shape[1], 1))
+        strip = np.empty((min(height, X.shape[0]), X.shape[1]))
+        for top in range(0, X.shape[0], height):
+            rows = slice(top, min(top + height, X.shape[0]))
+            features = strip[: rows.stop - top]
+            self._fill(X[rows], 0, X.shape[1], features)
+            yield rows, features
+
+
+def difference_at_zero(phi: FeatureMap, plain: FeatureMap, n_features: int) -> Array:
+    """φ(0) of a map with origins minus that of the map without, (D,); parts without an origin are not computed."""
+    if isinstance(phi, CentredMap) and not isinstance(plain, CentredMap):
+        return -phi.origin
+    if isinstance(phi, ScaledMap) and isinstance(plain, ScaledMap):
+        return sqrt(phi.scale) * difference_at_zero(phi.base, plain.base, n_features)
+    if isinstance(phi, ColumnsMap) and isinstance(plain, ColumnsMap):
+        return difference_at_zero(phi.base, plain.base, phi.width)
+    if isinstance(phi, ConcatenatedMap) and isinstance(plain, ConcatenatedMap):
+        pairs = (phi.left, plain.left), (phi.right, plain.right)
+        return np.concatenate([difference_at_zero(one, other, n_features) for one, other in pairs])
+    return np.zeros(phi.dimension(n_features))

@@ -14,7 +14,7 @@ from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Kernel, TaylorRBF
 from dkrr.kernels.blocks import Block, squared_norms
-from dkrr.kernels.taylor import MAX_DEGREE
+from dkrr.kernels.dot import MAX_DEGREE
 from dkrr.values import finite, positive, whole
 
 MAX_FEATURES = 100_000

@@ -17,9 +17,9 @@ from dkrr.errors import UnreachableStoreError
 from dkrr.fitting.checkpoint import UNLIKE_OURS
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.results import Solution
-from dkrr.linalg.condition import worst
+from dkrr.fitting.ridge import DirectDual, FactoredDual, IteratedDual
+from dkrr.linalg.residual import worst
 from dkrr.planning import Plan
 from dkrr.rows import Rows
 from dkrr.solvers import Status

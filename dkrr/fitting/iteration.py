@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.linalg.operator import Operator
-from dkrr.linalg.pivot_stopping import pivot_stopping_rule
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.planning import Iterative, Plan
 from dkrr.solvers import ConjugateGradient

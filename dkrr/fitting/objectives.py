@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.float32_gram import float32_gram
-from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram
+from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram, float32_gram
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
@@ -23,8 +22,7 @@ from dkrr.planning.problem import Form
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
 from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL
-from dkrr.solvers.objective import Objective, Point
+from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
 
 Array = NDArray[np.float64]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import NotFiniteError, StoreError
-from dkrr.features.centred import difference_at_zero
+from dkrr.features.maps import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.norms import function_norms
@@ -23,7 +23,7 @@ from dkrr.planning import Plan
 from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
-from dkrr.solvers.objective import Point
+from dkrr.solvers.newton import Point
 from dkrr.solvers.result import caution, direct_status
 
 Array = NDArray[np.float64]

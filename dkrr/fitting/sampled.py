@@ -15,7 +15,7 @@ from dkrr.features.nystroem import entry_seconds, held_bytes
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.kernels import Kernel, Linear, centring
-from dkrr.linalg.nystroem_centres import choose_pivots
+from dkrr.linalg.pivoted_cholesky import choose_pivots
 from dkrr.rows import MemoryRows, Rows, scan, write_rows
 from dkrr.rows.checks import check_finite
 from dkrr.tiles import RunStore

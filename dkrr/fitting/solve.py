@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.dual import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.iteration import resumed
-from dkrr.fitting.primal import DirectPrimal, IteratedPrimal
 from dkrr.fitting.results import Solution, Solved, solved
-from dkrr.linalg.condition import worst
+from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
+from dkrr.linalg.residual import worst
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
 from dkrr.requests import DualStart, FitRequest

@@ -10,9 +10,8 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import HAMMING_SECONDS, TABLE_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import Block, Fill, FloatArray, is_sparse
-from dkrr.kernels.costs import HAMMING_SECONDS, TABLE_SECONDS, WRITE_SECONDS
 from dkrr.kernels.objects import is_objects
 from dkrr.values import not_negative, shown
 

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import PASS_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
-from dkrr.kernels.costs import PASS_SECONDS
 from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.objects import is_objects
 from dkrr.values import MAX_WHOLE, is_real, n_dimensions, shown, whole

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import CALLABLE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import (
     Block,
     Fill,
@@ -27,7 +27,6 @@ from dkrr.kernels.blocks import (
     mirror_lower,
     strips,
 )
-from dkrr.kernels.costs import CALLABLE_SECONDS
 from dkrr.kernels.objects import WIDTH as OBJECT_WIDTH
 from dkrr.kernels.objects import decode_objects, encode_objects, is_container, is_objects
 from dkrr.values import flag, shown

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 
 from dkrr import blas
 from dkrr.errors import InputError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     Block,
@@ -25,7 +25,6 @@ from dkrr.kernels.blocks import (
     squared_norms,
     times_powers_of_two,
 )
-from dkrr.kernels.costs import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS
 from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
 from dkrr.values import finite
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dkrr.kernels.graph_rows import GraphBlock, check_same_kind, read_graphs
-from dkrr.kernels.graphs import NO_LABELS, Integers
+from dkrr.kernels.graphs import NO_LABELS, GraphBlock, Integers, check_same_kind, read_graphs
 
 Floats = npt.NDArray[np.float64]
 

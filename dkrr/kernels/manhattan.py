@@ -8,9 +8,8 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, Scratch, is_sparse
-from dkrr.kernels.costs import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS
 from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
 from dkrr.values import positive
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
-from dkrr.linalg.columns import ColumnSource
 from dkrr.linalg.operator import Precision
+from dkrr.linalg.sources import ColumnSource
 from dkrr.runtime import Meter, resident
 
 Array = NDArray[np.float64]

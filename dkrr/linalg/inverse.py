@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.operator import column_sizes
-from dkrr.linalg.prefetch import N_SLOTS
 from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitution, substitution_tasks
+from dkrr.linalg.tile_steps import N_SLOTS
 from dkrr.runtime import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.runtime.task import execute
 from dkrr.tiles import ChunkedArray, RunStore, TileGrid

@@ -10,6 +10,9 @@ rejection within a block, which has the same distribution as one pivot at a time
 What is stored is the factor of A / c for a power of two c near the largest diagonal entry: F in float32 neither
 overflows nor underflows where A is in the range of float64, and rows times a power of two have the same factor.
 
+There are enough pivots where one more costs as much as it saves conjugate gradient (`pivot_stopping_rule`). The pivots
+alone are rows that represent the others, for Nyström features.
+
 References
 ----------
 Y. Chen, E. N. Epperly, J. A. Tropp, R. J. Webber, "Randomly pivoted Cholesky: practical approximation of a kernel
@@ -17,19 +20,20 @@ matrix with few entry evaluations", Comm. Pure Appl. Math. 2024. E. N. Epperly, 
 rejection: kernel matrix approximation by accelerated randomly pivoted Cholesky", 2024.
 """
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import frexp, inf, ldexp, sqrt
-from typing import Any
+from math import frexp, inf, ldexp, log, sqrt
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cost import Cost
+from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.columns import ColumnSource, DividedColumns
 from dkrr.linalg.factor_rows import (
     GRAM_COLUMNS,
     GRAM_ROWS,
@@ -45,8 +49,9 @@ from dkrr.linalg.factor_rows import (
     square_rows,
 )
 from dkrr.linalg.operator import Precision, column_sizes
-from dkrr.linalg.sources import clear_upper, gram_cost
-from dkrr.runtime import Executor, RunRecord, Task
+from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_cost
+from dkrr.rows import MemoryRows, Rows
+from dkrr.runtime import Executor, RunRecord, SerialExecutor, Task
 
 Array = NDArray[np.float64]
 
@@ -384,3 +389,107 @@ def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:
     """Memory of the rows of F of one slot, and of a strip in work."""
     low = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank)
     return itemsize * -(-n // slots) * rank + max(3 * 8 * max(STRIP_ENTRIES, 64 * rank), 4 * low)
+
+
+SPREAD = 1.2
+"""Ratio of measured to expected iterations (QM9, n = 10,000 to 30,000, ranks of 300 to 3,000: 1.0 to 1.3)."""
+
+
+def expected_iterations(next_eigenvalue: float, shift: float, tol: float) -> float:
+    """Iterations of conjugate gradient whose preconditioner leaves eigenvalues up to this one as they are.
+
+    Half of the bound √κ log(2 / tol) for κ = 1 + λ / t, times SPREAD for what rounding and the other eigenvalues add;
+    `shift` is t, with which the preconditioner is made. Without a shift no bound exists.
+    """
+    if shift <= 0:
+        return inf
+    return 0.5 * SPREAD * sqrt(1.0 + next_eigenvalue / shift) * log(2.0 / tol)
+
+
+def next_eigenvalue(factor: PivotedCholesky) -> float:
+    """Estimate of the largest eigenvalue that a partial factor leaves: what one of the last pivots took off."""
+    (before, trace_before), (now, trace) = factor.traces[-2], factor.traces[-1]
+    return max(trace_before - trace, 0.0) / max(now - before, 1)
+
+
+def pivot_stopping_rule(
+    shift: float, tol: float, iteration_seconds: float, pivot_seconds: Callable[[int], float]
+) -> Callable[[PivotedCholesky], bool]:
+    """Test for `PivotedCholesky.grow`: whether more pivots would cost more time than they save.
+
+    Parameters
+    ----------
+    shift : float
+        s. Far below what is left, where the preconditioner is made with a larger one, the rule asks for all pivots
+        that fit in memory: eigenvalues that the factor leaves then decide, and a smooth kernel has small ones.
+    tol : float
+    iteration_seconds : float
+        Time of one product with A.
+    pivot_seconds : callable
+        From a rank to the time that one more pivot costs there, in every later iteration too.
+    """
+
+    def enough(factor: PivotedCholesky) -> bool:
+        if len(factor.traces) < 3:
+            return False
+        eigenvalue, s = next_eigenvalue(factor), shift / factor.trace_unit
+        if factor.traces[-1][1] <= s:  # all that is left is less than the shift
+            return True
+        # Eigenvalues fall like a power of their number, so that iterations(r) ~ r^(-power / 2).
+        (r0, t0), (r1, t1) = factor.traces[len(factor.traces) // 2], factor.traces[-1]
+        if r0 == 0 or r1 == r0 or t1 <= 0:
+            return False
+        power = 1.0 + log(max(t0 / t1, 1.0)) / log(r1 / r0)
+        saved = 0.5 * power * expected_iterations(eigenvalue, s, tol) / r1 * iteration_seconds
+        return saved < pivot_seconds(r1)
+
+    return enough
+
+
+CANDIDATES_TO_RANK = 20
+"""Rows from which pivots are chosen, for each one wanted: the factor of all of millions of rows would not fit."""
+MIN_CANDIDATES = 10_000
+
+
+def choose_pivots(
+    kernel: Kernel, rows: Rows, rank: int, method: Literal["rpcholesky", "uniform"], seed: int
+) -> NDArray[np.intp]:
+    """Choose rows by which the kernel matrix is best approximated.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    rows : Rows
+    rank : int
+        Number of rows to choose.
+    method : {"rpcholesky", "uniform"}
+    seed : int
+
+    Returns
+    -------
+    ndarray of shape (rank,) or shorter, where the kernel has a smaller rank
+        In the order in which they were chosen. RPCholesky chooses from a random sample of CANDIDATES_TO_RANK × rank
+        rows if n is larger.
+    """
+    n = rows.shape[0]
+    rng = np.random.default_rng(seed)
+    if method == "uniform":
+        return np.sort(rng.choice(n, size=min(rank, n), replace=False))
+    candidates = np.arange(n)
+    most = max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank)
+    if n > most:
+        candidates = np.sort(rng.choice(n, size=most, replace=False))
+    block = rows.take(candidates) if n > most else rows.read(0, n)
+    factor = PivotedCholesky(
+        GramColumns(kernel.resolved(rows.shape[1]), MemoryRows(block)),
+        SerialExecutor(),
+        run=f"pivots-{uuid.uuid4().hex}",
+        slots=1,
+        capacity=rank,
+        seed=seed,
+    )
+    try:
+        factor.grow(rank)
+        return candidates[factor.index]
+    finally:
+        factor.close()

@@ -1,4 +1,4 @@
-"""Where the tiles of a symmetric matrix come from: computed from rows of data, or read."""
+"""Where the tiles and columns of a symmetric matrix come from: computed from rows of data, or read; if it is one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cost import Cost
-from dkrr.errors import KernelFunctionError, NotFiniteError
+from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, mirror_lower
+from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
 from dkrr.rows import Rows
 from dkrr.rows.sources import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
-from dkrr.runtime.task import Meter
+from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
@@ -338,3 +338,177 @@ def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j
         mirror_lower(tile)
     with meter.time("write"):
         meter.bytes_written += matrix.write_tile(i, j, tile)
+
+
+Array = NDArray[np.float64]
+
+
+class ColumnSource(ABC):
+    """Gives the diagonal and any columns of a symmetric matrix; travels to workers."""
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Rows (and columns) of the matrix."""
+
+    @abstractmethod
+    def diagonal(self, rows: slice) -> Array:
+        """Part of the diagonal, of shape (len(rows),)."""
+
+    @abstractmethod
+    def take(self, index: NDArray[np.intp]) -> Any:
+        """What stands for these columns in `block` and `among`; small enough to be sent to workers."""
+
+    @abstractmethod
+    def block(self, rows: slice, taken: Any) -> Array:
+        """Rows of taken columns, of shape (len(rows), number of columns)."""
+
+    @abstractmethod
+    def among(self, left: Any, right: Any) -> Array:
+        """Entries where taken rows and taken columns meet."""
+
+
+@dataclass(frozen=True)
+class GramColumns(ColumnSource):
+    """Columns of a Gram matrix Kᵢⱼ = k(xᵢ, xⱼ), computed from the rows."""
+
+    kernel: Kernel
+    rows: Rows
+
+    @property
+    def n(self) -> int:
+        return self.rows.shape[0]
+
+    def diagonal(self, rows: slice) -> Array:
+        out = np.empty(rows.stop - rows.start)
+        for where, block in self._blocks(rows):
+            with located(where, where):
+                out[where.start - rows.start : where.stop - rows.start] = self.kernel.diagonal(block)
+        return out
+
+    def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
+        for part in self.rows.parts(rows):
+            yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
+
+    def take(self, index: NDArray[np.intp]) -> Block:
+        """Rows of X."""
+        return self.rows.take(index)
+
+    def block(self, rows: slice, taken: Block) -> Array:
+        out = np.empty((rows.stop - rows.start, taken.shape[0]))
+        for where, block in self._blocks(rows):
+            call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
+        return out
+
+    def among(self, left: Block, right: Block) -> Array:
+        out = np.empty((left.shape[0], right.shape[0]))
+        call_in_blocks(self.kernel, left, right, out)
+        return out
+
+
+@dataclass(frozen=True)
+class MatrixColumns(ColumnSource):
+    """Columns of a symmetric matrix given whole as rows; being symmetric, its rows are its columns."""
+
+    rows: Rows
+
+    @property
+    def n(self) -> int:
+        return self.rows.shape[0]
+
+    def diagonal(self, rows: slice) -> Array:
+        return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
+
+    def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Their numbers."""
+        return index
+
+    def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:
+        return np.ascontiguousarray(np.array([_row(self.rows, int(i), rows) for i in taken]).T)
+
+    def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
+        entries = [_row(self.rows, int(i), slice(0, self.n))[right] for i in left]
+        return np.asarray(entries, np.float64).reshape(len(left), len(right))
+
+
+@dataclass(frozen=True)
+class DividedColumns(ColumnSource):
+    """Columns of A / c, c a power of two: no digit of them is another."""
+
+    columns: ColumnSource
+    """Columns of A."""
+    unit: float
+    """c."""
+
+    @property
+    def n(self) -> int:
+        return self.columns.n
+
+    def diagonal(self, rows: slice) -> Array:
+        return self._divided(self.columns.diagonal(rows))
+
+    def take(self, index: NDArray[np.intp]) -> Any:
+        """What stands for these columns of A."""
+        return self.columns.take(index)
+
+    def block(self, rows: slice, taken: Any) -> Array:
+        return self._divided(self.columns.block(rows, taken))
+
+    def among(self, left: Any, right: Any) -> Array:
+        return self._divided(self.columns.among(left, right))
+
+    def _divided(self, entries: Array) -> Array:
+        if self.unit == 1.0:
+            return entries
+        entries *= 1.0 / self.unit
+        return entries
+
+
+def _row(rows: Rows, i: int, columns: slice) -> Array:
+    row: Array = np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
+    return row
+
+
+@dataclass(frozen=True)
+class BlockSymmetry:
+    """A block beside its mirror image."""
+
+    largest: float
+    """Sums of the absolute values of both."""
+    gap: float
+    """Largest absolute difference."""
+    row: int
+    column: int
+
+
+def symmetry_tasks(rows: Rows, grid: TileGrid) -> list[Task]:
+    """Tasks whose values are the BlockSymmetry of every tile."""
+    return [Task(f"symmetry-{i}-{j}", block_symmetry, (rows, grid, i, j)) for i, j in grid.lower()]
+
+
+def block_symmetry(meter: Meter, rows: Rows, grid: TileGrid, i: int, j: int) -> BlockSymmetry:
+    """Task: compare one block with its mirror image."""
+    here, there = grid.rows(i), grid.rows(j)
+    with meter.time("read"):
+        block = dense(rows.read(here.start, here.stop, there))
+        mirror = dense(rows.read(there.start, there.stop, here)).T
+    gaps = np.abs(block - mirror)
+    r, c = np.unravel_index(int(np.argmax(gaps)), gaps.shape)
+    largest = max(float(np.abs(block).max()), float(np.abs(mirror).max()))
+    return BlockSymmetry(largest, float(gaps[r, c]), here.start + int(r), there.start + int(c))
+
+
+def refuse_asymmetry(blocks: list[BlockSymmetry]) -> None:
+    """Compare all gaps with the largest entry of the whole matrix, as in memory.
+
+    Raises
+    ------
+    InputError
+        Naming the entry that differs most.
+    """
+    largest, worst = max(b.largest for b in blocks), max(blocks, key=lambda b: b.gap)
+    if worst.gap > SYMMETRY_TOLERANCE * largest:
+        raise InputError(
+            f"the precomputed Gram matrix is not symmetric: entry ({worst.row}, {worst.column}) and its mirror image "
+            f"differ by {worst.gap:.3g}, where the largest entry is {largest:.3g}; use (K + K.T) / 2 if that is meant"
+        )

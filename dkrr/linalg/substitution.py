@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
-from dkrr.linalg.prefetch import N_SLOTS, prefetched
 from dkrr.linalg.sources import Vectors, read_range
+from dkrr.linalg.tile_steps import N_SLOTS, prefetched
 from dkrr.runtime.task import Meter, Task
 from dkrr.tiles import ChunkedArray, MemoryMatrix, TileGrid
 

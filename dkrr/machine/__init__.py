@@ -1,9 +1,8 @@
 """Resources of this machine or cluster, and how fast it is."""
 
-from dkrr.machine.baseline import record_baseline
-from dkrr.machine.calibration import calibrate
 from dkrr.machine.detection import ambient_client, describe, detect
 from dkrr.machine.profile import Profile
-from dkrr.machine.quick import measured_plan
+from dkrr.machine.quick import calibrate, measured_plan
+from dkrr.machine.worker_settings import record_baseline
 
 __all__ = ["Profile", "ambient_client", "calibrate", "describe", "detect", "measured_plan", "record_baseline"]

@@ -11,7 +11,6 @@ import psutil
 from dkrr import blas
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
-from dkrr.machine.baseline import recorded_baseline
 from dkrr.machine.profile import (
     Fingerprint,
     cluster_fingerprint,
@@ -19,11 +18,18 @@ from dkrr.machine.profile import (
     load_profile,
     machine_fingerprint,
     profile_path,
+    rates_of_stores,
 )
-from dkrr.machine.stores import rates_of_stores
+from dkrr.machine.worker_settings import recorded_baseline
 from dkrr.planning import Rates, Resources
-from dkrr.planning.limits import AVAILABLE_FRACTION, CLUSTER_FRACTION, LOCAL_FRACTION, WORKER_BASELINE_BYTES
-from dkrr.planning.resources import RatesFrom, Share
+from dkrr.planning.resources import (
+    AVAILABLE_FRACTION,
+    CLUSTER_FRACTION,
+    LOCAL_FRACTION,
+    WORKER_BASELINE_BYTES,
+    RatesFrom,
+    Share,
+)
 from dkrr.runtime.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
 from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
 from dkrr.tiles.store import free_bytes

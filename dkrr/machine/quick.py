@@ -1,10 +1,11 @@
-"""The quick measurement: what a long plan depends on, measured once for each machine and kept as its profile.
+"""Measurements of a machine: in half a second before the first long fit, or for longer at request (``dkrr calibrate``).
 
 dkrr's default rates are those of one kind of machine. So before the first long fit the calling process measures for
 about half a second, with all its cores at work; a short fit does not pay for it. ``dkrr calibrate`` measures the same
 for longer: it replaces the result.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,23 @@ from typing import Any, TypeVar
 import psutil
 
 from dkrr import blas
-from dkrr.config import setting
-from dkrr.machine.detection import ambient_client, fingerprint_of, rates_at, resident_bytes
+from dkrr.config import setting, temporary_directory
+from dkrr.errors import InputError
+from dkrr.machine.detection import ambient_client, cluster_of, fingerprint_of, local_workers, rates_at, resident_bytes
 from dkrr.machine.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
-from dkrr.machine.profile import Fingerprint, Profile, keep_profile, load_profile, machine_fingerprint, median_rates
+from dkrr.machine.profile import (
+    Fingerprint,
+    Profile,
+    create_profile_folder,
+    keep_profile,
+    load_profile,
+    machine_fingerprint,
+    median_rates,
+    save_profile,
+)
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
 from dkrr.runtime.folders import private_folder
+from dkrr.values import location, positive
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""
@@ -198,3 +210,62 @@ def _busy_seconds() -> float:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+SECONDS = 0.25
+"""Seconds for each of the measurements of a core."""
+MAX_SECONDS = 60.0
+
+
+def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
+    """Measure the workers of the ambient Dask client, or else this machine, and keep the result.
+
+    It is the measurement that the first long fit makes in half a second, for longer and with the store. Later plans use
+    it: it is found by a fingerprint of the machine or cluster, in the folder ``dkrr.profile-directory`` of Dask's
+    configuration. Takes about ten seconds; measure when no other program runs. The latency of Dask and the rates of
+    buckets are documented defaults, which ``dkrr.rates`` in Dask's configuration replaces.
+
+    Parameters
+    ----------
+    folder : str, optional
+        Folder, seen by all workers, on the file system whose bandwidth is to be measured; default
+        ``dkrr.temporary-directory``.
+    seconds : float
+        Time of each measurement.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    InputError
+        If the folder does not exist, or the result cannot be kept.
+    """
+    seconds = positive(seconds, "seconds")
+    if seconds > MAX_SECONDS:
+        raise InputError(
+            f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
+        )
+    if folder is not None:
+        folder = location(folder, "folder", "an existing folder, or None: the temporary one")
+    create_profile_folder()  # before the work
+    where = str(folder or temporary_directory())
+    if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)
+        raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
+    client, cores = ambient_client(), 1
+    if client is None:
+        cores = local_workers(None)
+        fingerprint, run = machine_fingerprint(), partial(on_threads, cores)
+    else:
+        from dkrr.runtime.dask_client import check_folder_is_shared, on_every_worker
+
+        fingerprint, run = cluster_of(client), partial(on_every_worker, client)
+    with private_folder("calibrate", where) as scratch:
+        if client is not None:
+            check_folder_is_shared(client, Path(scratch))
+        profile = measured_profile(fingerprint, lambda: run(partial(measure_cores, seconds)))
+        profile = with_store(profile, scratch, run)
+    profile = replace(profile, is_quick=False)
+    save_profile(profile)
+    return profile

@@ -5,10 +5,9 @@ from dkrr.planning.float32_factor import Float32Factor
 from dkrr.planning.iteration import Iterative
 from dkrr.planning.newton import Newton
 from dkrr.planning.plan import Plan
-from dkrr.planning.planner import make_plan
+from dkrr.planning.planner import STRATEGIES, make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
-from dkrr.planning.strategies import STRATEGIES
 from dkrr.planning.strategy import Strategy, Tiling
 
 __all__ = [

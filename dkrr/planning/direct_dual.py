@@ -11,9 +11,8 @@ from dkrr.linalg.sources import KERNEL_BLOCK, gram_cost, gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_cost
 from dkrr.linalg.tiled_operator import multiply_bytes, pass_cost
 from dkrr.planning.inputs import checked_bytes, rates_of_rows, sharing_stages, symmetry_stages
-from dkrr.planning.limits import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice, system_seconds
 from dkrr.tiles import TileGrid

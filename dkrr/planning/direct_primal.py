@@ -17,9 +17,8 @@ from dkrr.planning.inputs import (
     sharing_stages,
     unpriced_stages,
 )
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice, system_seconds
 from dkrr.tiles import TileGrid

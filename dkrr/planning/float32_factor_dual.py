@@ -13,9 +13,8 @@ from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
 from dkrr.linalg.tiled_operator import MAX_TILE, SECONDS_PER_TILE, multiply_bytes, pass_cost
 from dkrr.planning.direct_dual import gram_in_memory_stages, loaded_bytes, tiled_bytes
 from dkrr.planning.inputs import cache_bytes, sharing_stages, symmetry_stages
-from dkrr.planning.limits import CALLER_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Problem, Spectrum
-from dkrr.planning.resources import Resources, cold_fraction
+from dkrr.planning.resources import CALLER_MARGIN_BYTES, RESIDENT_ROWS_FRACTION, Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice

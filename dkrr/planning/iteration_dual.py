@@ -12,9 +12,9 @@ import numpy as np
 from dkrr.cost import Stage
 from dkrr.linalg.fold_preconditioner import middles_cost
 from dkrr.linalg.operator import Precision
-from dkrr.linalg.pivot_stopping import SPREAD
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_DTYPE,
+    SPREAD,
     factor_rows_bytes,
     partial_apply_seconds,
     partial_factor_cost,
@@ -31,10 +31,9 @@ from dkrr.linalg.tiled_operator import (
     pass_cost,
 )
 from dkrr.planning.inputs import is_held, reading_seconds, sharing_stages, symmetry_stages
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION
 from dkrr.planning.problem import Problem
 from dkrr.planning.products import TileProducts
-from dkrr.planning.resources import ROUND_TRIP_BYTES, Place, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.runtime.task import FAN_IN
 from dkrr.solvers.conjugate_gradient import (

@@ -13,10 +13,9 @@ from dkrr.planning.inputs import (
     streamed_entries,
 )
 from dkrr.planning.iteration_dual import iterations_expected
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import TYPICAL_CONDITION, Problem
 from dkrr.planning.products import RowPasses
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 
 

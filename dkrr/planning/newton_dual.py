@@ -15,9 +15,8 @@ from dkrr.planning.direct_dual import gram_in_memory_bytes, gram_in_memory_stage
 from dkrr.planning.float32_factor import Float32Factor
 from dkrr.planning.float32_factor_dual import against_float32, tol_of
 from dkrr.planning.iteration import Iterative, dual_iterative
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Rates, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Rates, Resources
 from dkrr.planning.strategy import Systems, Tiling
 from dkrr.planning.tilings import TileChoice, tile_choices
 from dkrr.solvers.dual_objective import VECTORS_HELD

@@ -18,10 +18,9 @@ from dkrr.planning.inputs import (
 )
 from dkrr.planning.iteration import Iterative
 from dkrr.planning.iteration_primal import primal_iterations_expected
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.problem import Problem
 from dkrr.planning.products import RowPasses
-from dkrr.planning.resources import Place, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Tiling
 from dkrr.solvers import Cholesky
 from dkrr.solvers.dual_objective import VECTORS_HELD

@@ -1,19 +1,28 @@
 """Choosing among the candidates, with reasons; refusing what cannot be done."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
-from dkrr.planning.iteration import refuse_columns_of_gram
-from dkrr.planning.limits import WORKER_BASELINE_BYTES
+from dkrr.planning.direct import Direct
+from dkrr.planning.float32_factor import Float32Factor
+from dkrr.planning.iteration import Iterative, refuse_columns_of_gram
+from dkrr.planning.newton import Newton
 from dkrr.planning.plan import Plan
-from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Resources
-from dkrr.planning.strategies import STRATEGIES
+from dkrr.planning.problem import Form, Loss, Problem
+from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
 from dkrr.units import format_bytes, format_count, format_seconds
+
+STRATEGIES: Mapping[Loss, tuple[type[Strategy], ...]] = {
+    "squared": (Direct, Float32Factor, Iterative),
+    "logistic": (Newton,),
+}
+"""All ways to fit, by the loss: a new one is a new file and a name here."""
+
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""

@@ -15,11 +15,10 @@ from dkrr.markup import Explained
 from dkrr.planning.direct import Direct
 from dkrr.planning.inputs import feature_bytes
 from dkrr.planning.iteration import Iterative
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import Systems, plural
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import format_bytes, format_seconds

@@ -1,8 +1,8 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
+from dkrr.rows.arrays import MemoryRows
 from dkrr.rows.checks import scan, scan_tasks
 from dkrr.rows.dask_arrays import DaskRows, is_dask_frame, unframed
-from dkrr.rows.memory import MemoryRows
 from dkrr.rows.open import (
     NO_LABELS,
     as_array,
@@ -16,8 +16,7 @@ from dkrr.rows.open import (
 )
 from dkrr.rows.sources import Rows
 from dkrr.rows.staging import described_rows, stage, write_rows
-from dkrr.rows.stored import CheckedRows
-from dkrr.rows.stored_csr import SparseRows
+from dkrr.rows.stored import CheckedRows, SparseRows
 from dkrr.rows.zarr_arrays import ZarrRows
 
 __all__ = [

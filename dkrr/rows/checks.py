@@ -108,24 +108,32 @@ def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[st
     InputError
         Naming the first bad row and column.
     """
-    values = block.data if sp.issparse(block) else block
-    if values.dtype.kind != "f":
+    bad = first_bad(block)
+    if bad is None:
         return
-    # The sum is finite unless a value is not, or it overflows; the values themselves tell which.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(values.sum()):
-            return
-    bad = ~np.isfinite(values)
-    if not bad.any():
-        return
-    at = int(np.argmax(bad))
-    if sp.issparse(block):
-        row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
-    else:
-        row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
-    what = "NaN" if np.isnan(values.flat[at]) else "infinity"
+    what, row, column = bad
     called = "" if names is None else f", which is {names[column]!r}"
     raise InputError(
         f"Input {name} contains {what}: the first bad value is in row {first_row + row}, column {column} (counted "
         f"from 0){called}; expected finite numbers: remove or fill such rows before fitting"
     )
+
+
+def first_bad(block: Block) -> tuple[str, int, int] | None:
+    """What the first value is that is not finite ("NaN", "infinity"), its row and its column; None if all are."""
+    values = block.data if sp.issparse(block) else block
+    if values.dtype.kind != "f":
+        return None
+    # The sum is finite unless a value is not, or it overflows; the values themselves tell which.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(values.sum()):
+            return None
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return None
+    at = int(np.argmax(bad))
+    if sp.issparse(block):
+        row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
+    else:
+        row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
+    return "NaN" if np.isnan(values.flat[at]) else "infinity", row, column

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import StoreError
+from dkrr.tiles.files import read_all
 from dkrr.tiles.paths import local_path
 
 SCRATCH_BYTES = 2**20
@@ -88,7 +89,11 @@ class ChunkFiles:
                 target[...] = self.fill_value  # as Zarr does
             else:
                 try:
-                    _read_at(descriptor, target.reshape(-1).view(np.uint8).data, skip * row_bytes, self.folder / key)
+                    read_all(descriptor, [target.reshape(-1).view(np.uint8).data], skip * row_bytes)
+                except EOFError:
+                    raise StoreError(
+                        f"the chunk {self.folder / key} ends too early: the array is damaged. Rewrite it"
+                    ) from None
                 finally:
                     os.close(descriptor)
             done += len(target)
@@ -104,19 +109,3 @@ def _is_plain(array: Any) -> bool:
     plain = type(array.serializer).__name__ == "BytesCodec"
     # Text since Zarr 3.4, a member of an enumeration before.
     return plain and (endian is None or getattr(endian, "value", endian) == sys.byteorder)
-
-
-def _read_at(descriptor: int, out: memoryview, offset: int, path: Path) -> None:
-    n_read = 0
-    while n_read < len(out):  # one call reads at most 2 GiB
-        n = _read_once(descriptor, out[n_read:], offset + n_read)
-        if n == 0:
-            raise StoreError(f"the chunk {path} ends too early: the array is damaged. Rewrite it")
-        n_read += n
-
-
-def _read_once(descriptor: int, out: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [out], offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
-    return os.readv(descriptor, [out])

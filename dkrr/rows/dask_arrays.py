@@ -8,11 +8,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, ArrayRows, Block
 from dkrr.sparse import check_structure
 
 
-class DaskRows(Rows):
+class DaskRows(ArrayRows):
     """Rows of a Dask array, computed when read. Workers do not read these: they are staged first.
 
     Parameters
@@ -35,14 +35,6 @@ class DaskRows(Rows):
         if sp.issparse(array._meta):
             array = array.map_blocks(_checked, name, dtype=array.dtype, meta=array._meta)
         self.array = array if array.ndim == 2 else array[:, None]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (int(self.array.shape[0]), int(self.array.shape[1]))
-
-    @property
-    def dtype(self) -> Any:
-        return self.array.dtype
 
     @property
     def read_overhead_bytes(self) -> int:

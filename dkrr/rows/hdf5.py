@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.sources import ALL, ArrayRows, Block, Rows
 
 SUFFIXES = (".h5", ".hdf5", ".he5")
 MAX_NAMED = 8
@@ -67,7 +67,7 @@ class HdfArray:
             raise InputError(f"cannot read {self._path}::{self._name}: {error}; expected a whole HDF5 file") from error
 
 
-class HdfRows(Rows):
+class HdfRows(ArrayRows):
     """Rows of a data set in an HDF5 file. Workers do not read these: they are staged first.
 
     Parameters
@@ -77,36 +77,24 @@ class HdfRows(Rows):
 
     is_lazy = True
 
-    def __init__(self, array: HdfArray, name: str = "X") -> None:  # noqa: ARG002
-        self._array = array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        shape = self._array.shape
-        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
-
-    @property
-    def dtype(self) -> Any:
-        return self._array.dtype
-
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if self._array.ndim == 1:
-            return self._array[start:stop][:, None][:, columns]
-        return self._array[start:stop, columns]
+        if self.array.ndim == 1:
+            return self.array[start:stop][:, None][:, columns]
+        return self.array[start:stop, columns]
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        chunks = self._array.chunks
+        chunks = self.array.chunks
         if chunks is None:
             return super().blocks(start, stop, height)
         return self._blocks_of_chunks(range(0, self.shape[0] + chunks[0], chunks[0]), start, stop, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         order, inverse = np.unique(indices, return_inverse=True)  # HDF5 takes rising numbers only
-        return self._array[order].reshape(len(order), self.shape[1])[inverse]
+        return self.array[order].reshape(len(order), self.shape[1])[inverse]
 
     @property
     def read_overhead_bytes(self) -> int:
-        chunks = self._array.chunks
+        chunks = self.array.chunks
         return 0 if chunks is None else int(np.prod(chunks)) * int(np.dtype(self.dtype).itemsize)
 
 

@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
+from dkrr.rows.arrays import (
+    LabelledRows,
+    NpyRows,
+    csr_rows,
+    is_in_file,
+    is_memory_map,
+    mapped_rows,
+    memory_rows,
+    unlabelled,
+)
 from dkrr.rows.dask_arrays import DaskRows, unframed
 from dkrr.rows.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array, open_hdf
-from dkrr.rows.labelled import LabelledRows, is_in_file, unlabelled
-from dkrr.rows.mapped import NpyRows, is_memory_map, mapped_rows
-from dkrr.rows.memory import csr_rows, memory_rows
 from dkrr.rows.numpy_files import check_memory, mapped_npy, npz_array
 from dkrr.rows.sources import Rows
 from dkrr.rows.stored_gram import stored_gram

@@ -92,11 +92,7 @@ class Rows(ABC):
         while first < stop:
             k = bisect_right(edges, first + height) - 1
             last = min(edges[k] if edges[k] > first else edges[k + 1], stop)
-            chunks, top = self.read(first, last), first
-            while top < last:
-                bottom = min(last, top + height - (top - start) % height)
-                yield slice(top, bottom), chunks[top - first : bottom - first]
-                top = bottom
+            yield from cut(self.read(first, last), first, start, height)
             first = last
 
     def task_edges(self, height: int) -> list[int]:
@@ -167,6 +163,27 @@ class Rows(ABC):
         return 0
 
 
+class ArrayRows(Rows):
+    """Rows of one array, which has `shape` and `dtype`. A vector counts as one column.
+
+    Subclasses have the array, or open it.
+    """
+
+    array: Any
+
+    def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        shape = self.array.shape
+        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(self.array.dtype)
+
+
 @dataclass(frozen=True)
 class StoredRows(Rows):
     """Rows in a store, which other processes read there; they travel by the store's name."""
@@ -177,6 +194,15 @@ class StoredRows(Rows):
 
     def __getstate__(self) -> dict[str, str]:
         return {"url": self.url}
+
+
+def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice, Any]]:
+    """Cut a block, whose first row has the number `first`, where blocks of some height from row `start` on end."""
+    top, last = first, first + block.shape[0]
+    while top < last:
+        bottom = min(last, top + height - (top - start) % height)
+        yield slice(top, bottom), block[top - first : bottom - first]
+        top = bottom
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:

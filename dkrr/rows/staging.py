@@ -10,8 +10,7 @@ import numpy as np
 from dkrr.errors import StoreError
 from dkrr.rows.dask_arrays import DaskRows, row_major
 from dkrr.rows.sources import Rows, cuts_by_entries, dense
-from dkrr.rows.stored import CheckedRows
-from dkrr.rows.stored_csr import CHUNK_ENTRIES, SparseRows
+from dkrr.rows.stored import CHUNK_ENTRIES, CheckedRows, SparseRows
 from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import write_group
 from dkrr.tiles.shards import DTYPES

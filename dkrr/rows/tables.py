@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.rows.memory import MemoryRows
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.arrays import MemoryRows
+from dkrr.rows.sources import ALL, Block, Rows, cut
 from dkrr.tables import Table
 
 TASK_BYTES = 64 * 2**20
@@ -47,11 +47,7 @@ class TableRows(Rows):
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         for first, block in self.table.number_blocks(start, stop, self._name):
-            top, last = first, first + len(block)
-            while top < last:
-                bottom = min(last, top + height - (top - start) % height)
-                yield slice(top, bottom), block[top - first : bottom - first]
-                top = bottom
+            yield from cut(block, first, start, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         return self.table.rows(indices, self._name)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.rows.arrays import memory_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES, ChunkFiles
-from dkrr.rows.memory import memory_rows
-from dkrr.rows.sources import ALL, Block, Rows, StoredRows
+from dkrr.rows.sources import ALL, ArrayRows, Block, Rows, StoredRows
 from dkrr.tiles.arrays import (
     array_url,
     bucket_of_array,
@@ -22,20 +22,10 @@ from dkrr.tiles.arrays import (
 )
 
 
-class ArrayRows(Rows):
-    """Rows of a Zarr array. A vector counts as one column. Subclasses have the array, or open it."""
+class OpenedRows(ArrayRows):
+    """Rows of a Zarr array."""
 
     is_lazy = True
-    _array: Any
-
-    @cached_property
-    def shape(self) -> tuple[int, int]:
-        shape = self._array.shape
-        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
-
-    @cached_property
-    def dtype(self) -> Any:
-        return self._array.dtype
 
     @property
     def _files(self) -> ChunkFiles | None:
@@ -45,44 +35,44 @@ class ArrayRows(Rows):
     @property
     def attributes(self) -> Any:
         """Attributes of the array."""
-        return self._array.attrs
+        return self.array.attrs
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         if self._files is not None:
             return self._files.read(start, stop, columns)
-        if self._array.ndim == 1:
-            return self._array[start:stop][:, None][:, columns]
-        return np.asarray(self._array[start:stop, columns])
+        if self.array.ndim == 1:
+            return self.array[start:stop][:, None][:, columns]
+        return np.asarray(self.array[start:stop, columns])
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         if self._files is not None:
             return self._files.blocks(start, stop, height)
-        n, step = self.shape[0], int(self._array.chunks[0])
+        n, step = self.shape[0], int(self.array.chunks[0])
         return self._blocks_of_chunks(range(0, n + step, step), start, stop, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        return np.asarray(self._array.oindex[indices]).reshape(len(indices), self.shape[1])
+        return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
 
     @property
     def read_overhead_bytes(self) -> int:
         if self._files is not None:
             return SCRATCH_BYTES
         # Chunks that a read touches are held whole, as stored and decoded; Zarr works on several at once.
-        return 4 * int(np.prod(self._array.chunks)) * int(np.dtype(self.dtype).itemsize)
+        return 4 * int(np.prod(self.array.chunks)) * int(np.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True)
-class ZarrRows(ArrayRows, StoredRows):
+class ZarrRows(OpenedRows, StoredRows):
     """Rows of a Zarr array that other processes find by its path or URL."""
 
     @cached_property
-    def _array(self) -> Any:
+    def array(self) -> Any:
         return open_array(self.url)
 
     @cached_property
     def _files(self) -> ChunkFiles | None:
         """Chunks as files, if they can be read without Zarr."""
-        return ChunkFiles.of(self._array, self.url)
+        return ChunkFiles.of(self.array, self.url)
 
     @property
     def is_plain(self) -> bool:
@@ -90,28 +80,28 @@ class ZarrRows(ArrayRows, StoredRows):
         return self._files is not None
 
 
-class OpenZarrRows(ArrayRows):
+class OpenZarrRows(OpenedRows):
     """Rows of an open Zarr array, in a store that has no URL: other processes read it if it is of obstore."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self.array = array
         self.is_shared = is_of_object_store(array)
 
     @property
     def stored_at(self) -> str | None:
-        return bucket_of_array(self._array)
+        return bucket_of_array(self.array)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": place_of(self._array), "is_shared": self.is_shared}
+        return {"place": place_of(self.array), "is_shared": self.is_shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"_array": opened_at(*state["place"]), "is_shared": state["is_shared"]})
+        self.__dict__.update({"array": opened_at(*state["place"]), "is_shared": state["is_shared"]})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OpenZarrRows) and place_of(self._array) == place_of(other._array)
+        return isinstance(other, OpenZarrRows) and place_of(self.array) == place_of(other.array)
 
     def __hash__(self) -> int:
-        return hash(self._array.path)
+        return hash(self.array.path)
 
 
 def zarr_rows(array: Any, name: str) -> Rows:

@@ -8,14 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.curvature import Curvature, CurvatureOperator, NewtonPreconditioners
-from dkrr.linalg.decrement import Penalty, decrement_bounds, sensitivities
+from dkrr.linalg.curvature import (
+    Curvature,
+    CurvatureOperator,
+    NewtonPreconditioners,
+    Penalty,
+    decrement_bounds,
+    sensitivities,
+)
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_sizes
 from dkrr.linalg.roots import Root
 from dkrr.runtime import Progress
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.objective import Mask, Objective, Point
+from dkrr.solvers.newton import Mask, Objective, Point
 
 Array = NDArray[np.float64]
 

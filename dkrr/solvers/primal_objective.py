@@ -15,7 +15,7 @@ from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.objective import Mask, Objective, Point
+from dkrr.solvers.newton import Mask, Objective, Point
 from dkrr.tiles import MemoryMatrix
 
 Array = NDArray[np.float64]

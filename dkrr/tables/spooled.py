@@ -20,9 +20,8 @@ import pyarrow.parquet
 
 from dkrr.errors import InputError
 from dkrr.runtime.folders import PrivateFolder
-from dkrr.tables.arrow import columns_of, is_missing
+from dkrr.tables.arrow import ParquetSource, columns_of, is_missing, reading
 from dkrr.tables.names import check_names
-from dkrr.tables.parquet import ParquetSource, reading
 from dkrr.tables.source import Column, Source
 
 logger = logging.getLogger(__name__)
@@ -180,13 +179,12 @@ class ArrowFileSource(SpooledSource):
             return columns_of(_opened(file).schema)
 
     def _write(self, path: str) -> None:
-        writer = None
-        try:
+        with pyarrow.OSFile(self._paths[0]) as file:
+            schema = _opened(file).schema
+        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
             for name in self._paths:
                 with pyarrow.OSFile(name) as file:
                     stream = _opened(file)
-                    if writer is None:
-                        writer = pyarrow.parquet.ParquetWriter(path, stream.schema)
                     batches = (
                         stream
                         if hasattr(stream, "read_next_batch")
@@ -194,9 +192,6 @@ class ArrowFileSource(SpooledSource):
                     )
                     for batch in batches:
                         writer.write_batch(batch, row_group_size=GROUP_ROWS)
-        finally:
-            if writer is not None:
-                writer.close()
 
 
 def _opened(file: Any) -> Any:

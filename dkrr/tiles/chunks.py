@@ -5,12 +5,18 @@ their CRC-32C, as any Zarr reader opens them. Behind the checksum of a block, in
 second one that goes on with the name of the array, its layout and the block's position: a block at another place, of
 another array or of another run does not pass for the right one. A chunk is one file whose bytes go straight into the
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
+
+Chunks whose checksums this process has compared a moment ago, and whose files have not changed since.
+
+A factorisation reads each tile about six times, most of them within seconds and from the system's cache. One comparison
+holds for a minute, unless the file changes: in runs that last longer nearly every reading is compared.
 """
 
 import contextlib
 import mmap
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -21,13 +27,49 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.tiles import remote
-from dkrr.tiles.compared import COMPARISONS
 from dkrr.tiles.descriptions import NAME, read_json, write_json
 from dkrr.tiles.faults import unreadable
 from dkrr.tiles.files import make_folder, names, open_for_reading, read_all, write_file
 from dkrr.tiles.paths import local_path
 from dkrr.tiles.replacing import STORE, delete_listed
 from dkrr.tiles.shards import TAIL_BYTES, coordinates_of, index_of, key_of, layout_of, layout_of_rows, metadata, tail_of
+
+MAX_AGE_SECONDS = 60.0
+"""What was longer ago may have left the cache, and be read from the disk again."""
+SETTLED_SECONDS = 2.0
+"""File systems keep times to within less than this: a file that is older, and changes, has another time of change."""
+MAX_CHUNKS = 2**16
+"""Chunks that are remembered."""
+
+
+class Comparisons:
+    """Chunks and the files in which their checksums were compared."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[tuple[int, ...], float]] = {}
+
+    def hold(self, chunk: Hashable, status: os.stat_result) -> bool:
+        """Whether a chunk was compared a moment ago, in this very file."""
+        found = self._known.get(chunk)
+        return found is not None and found[0] == _file(status) and time.monotonic() - found[1] < MAX_AGE_SECONDS
+
+    def note(self, chunk: Hashable, status: os.stat_result) -> None:
+        """Note that a chunk matches its checksum; `status` is of its file, from before the comparison."""
+        if time.time() - status.st_ctime < SETTLED_SECONDS:
+            return
+        if len(self._known) >= MAX_CHUNKS:
+            self._known = {}
+        self._known[chunk] = _file(status), time.monotonic()
+
+
+def _file(status: os.stat_result) -> tuple[int, ...]:
+    """What differs if a file is another, or has changed: no program can set the time of the last change."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+COMPARISONS = Comparisons()
+"""Of this process."""
+
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""

@@ -129,13 +129,11 @@ def write_file(url: str, parts: Sequence[Buffer]) -> None:
         replace_file(partial, path)
         if is_durable:
             sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             delete_file(partial)
-        raise unwritable(path, error) from error
-    except BaseException:
-        with contextlib.suppress(OSError):
-            delete_file(partial)
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from error
         raise
 
 

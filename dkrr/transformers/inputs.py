@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -24,18 +23,12 @@ MAX_BLOCK_ROWS = 16384
 class Inputs(ABC):
     """Rows in front of a transformer."""
 
+    shape: tuple[int, int]
+    """Rows and columns."""
+    names: list[str] | None = None
+    """Names of the columns; None where they have none."""
     is_lazy: bool = True
     """True if what is computed of the rows is lazy too."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-
-    @property
-    @abstractmethod
-    def names(self) -> list[str] | None:
-        """Names of the columns; None where they have none."""
 
     @abstractmethod
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
@@ -68,14 +61,8 @@ class MemoryInputs(Inputs):
 
     def __init__(self, table: Any) -> None:
         self.table = sp.csr_array(table) if sp.issparse(table) else table
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (int(self.table.shape[0]), int(self.table.shape[1]))
-
-    @property
-    def names(self) -> list[str] | None:
-        return [str(name) for name in self.table.columns] if hasattr(self.table, "columns") else None
+        self.shape = (int(table.shape[0]), int(table.shape[1]))
+        self.names = [str(name) for name in table.columns] if hasattr(table, "columns") else None
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
         rows = self.table.iloc if hasattr(self.table, "iloc") else self.table
@@ -88,15 +75,8 @@ class TableInputs(Inputs):
     """A table that is read in blocks: a file, a folder of files, a lazy frame."""
 
     def __init__(self, table: Table) -> None:
-        self.table = table
-
-    @cached_property
-    def shape(self) -> tuple[int, int]:
-        return (self.table.n_rows, len(self.table.names))
-
-    @property
-    def names(self) -> list[str] | None:
-        return list(self.table.names)
+        self.table, self.names = table, list(table.names)
+        self.shape = (table.n_rows, len(self.names))
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
         for first, block in self.table.blocks(height, start, stop):
@@ -116,14 +96,8 @@ class PartitionInputs(Inputs):
     def __init__(self, frame: Any) -> None:
         self.frame = frame
         self.edges = [0, *accumulate(partition_lengths(frame))]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.edges[-1], len(self.frame.columns))
-
-    @property
-    def names(self) -> list[str] | None:
-        return [str(name) for name in self.frame.columns]
+        self.names = [str(name) for name in frame.columns]
+        self.shape = (self.edges[-1], len(self.names))
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
         for k, (first, last) in enumerate(pairwise(self.edges)):
@@ -138,15 +112,7 @@ class RowsInputs(Inputs):
     """Rows of numbers that are read in blocks: a Dask or Zarr array, a mapped file."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.is_lazy = rows, rows.is_lazy
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.shape
-
-    @property
-    def names(self) -> list[str] | None:
-        return None
+        self.rows, self.shape, self.is_lazy = rows, rows.shape, rows.is_lazy
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
         yield from self.rows.blocks(start, stop, height)

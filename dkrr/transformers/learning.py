@@ -1,11 +1,14 @@
-"""Transformers fitted to rows of any kind: in memory, or block by block through their public `partial_fit`."""
+"""Transformers fitted to rows of any kind: in memory, or block by block through their public `partial_fit`.
+
+The `transformer` of an estimator, as a user gives it.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
@@ -15,9 +18,12 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.errors import DkrrError, InputError
+from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.kernels import Kernel
+from dkrr.kernels.columns import learns
 from dkrr.transformers.inputs import Inputs, MemoryInputs
 from dkrr.units import format_bytes
+from dkrr.values import shown
 
 HEAD_ROWS = 256
 """Rows of the first block, by which a ColumnTransformer of fitted parts learns which columns they make."""
@@ -250,3 +256,47 @@ def _tried(transformer: Any, method: str, rows: Any) -> Any:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise InputError(f"transformer cannot be fitted: {type(transformer).__name__}: {error}") from error
+
+
+STANDARDIZE = "standardize"
+EXPECTED = f"None, {STANDARDIZE!r}, or a transformer of scikit-learn such as StandardScaler()"
+
+
+def refuse_kernel(transformer: Any, kernel: Kernel) -> None:
+    """Refuse a transformer in front of a kernel that does not take rows of numbers; raises InputError."""
+    if kernel.is_precomputed or learns(kernel):
+        taken = "a Gram matrix" if kernel.is_precomputed else "documents, graphs or tables"
+        raise InputError(
+            f"transformer is {shown(transformer)} with kernel={kernel!r}, which takes {taken} as X; expected a kernel "
+            f"of rows of numbers, or transformer=None"
+        )
+
+
+def as_transformer(transformer: Any) -> Any:
+    """Fitted transformer as it is, or an unfitted copy of an unfitted one; None without one.
+
+    Raises
+    ------
+    InputError
+        If it is not one, or learns from the targets.
+    """
+    if transformer is None:
+        return None
+    if isinstance(transformer, str):
+        if transformer != STANDARDIZE:
+            raise InputError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
+        return StandardScaler()
+    if isinstance(transformer, ColumnSteps):
+        return transformer
+    if isinstance(transformer, type):
+        raise InputTypeError(
+            f"transformer is the class {transformer.__name__}; expected {EXPECTED}: write {transformer.__name__}()"
+        )
+    if not isinstance(transformer, BaseEstimator) or not hasattr(transformer, "transform"):
+        raise InputTypeError(f"transformer is {shown(transformer)}; expected {EXPECTED}")
+    if get_tags(transformer).target_tags.required:
+        raise InputError(
+            f"transformer is {shown(transformer)}, which learns from the targets; expected one of X alone: put it "
+            f"before the estimator in a sklearn.pipeline.Pipeline"
+        )
+    return transformer if is_fitted(transformer) else clone(transformer)

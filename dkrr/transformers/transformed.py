@@ -1,4 +1,7 @@
-"""Rows behind a fitted transformer: transformed a block at a time, when they are read."""
+"""Rows behind a fitted transformer: transformed a block at a time, when they are read.
+
+Values in columns of categories that a fitted encoder does not know, for messages that name the column.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -10,10 +13,64 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.errors import DkrrError, InputError, InputTypeError
-from dkrr.rows.sources import ALL, Block, Rows
+from dkrr.rows.checks import first_bad
+from dkrr.rows.sources import ALL, Block, Rows, cut
 from dkrr.transformers.inputs import BLOCK_BYTES, Inputs, MemoryInputs
-from dkrr.transformers.unknown import unknown_value
 from dkrr.values import shown
+
+
+def unknown_value(transformer: Any, block: Any, first: int = 0) -> str:
+    """What is wrong with the first value that an encoder in a fitted transformer does not know; empty if there is none.
+
+    Parameters
+    ----------
+    transformer : transformer of scikit-learn, fitted
+    block : ndarray or DataFrame of shape (m, d)
+    first : int
+        Number of its first row.
+    """
+    for name, column, known in _encoded(transformer, block):
+        values = np.asarray(column, dtype=object)
+        expected = set(known.tolist())
+        missing = None in expected or any(value != value for value in expected)  # NaN, which is not equal to itself
+        for row, value in enumerate(values):
+            if value in expected or ((value is None or value != value) and missing):
+                continue
+            listed = ", ".join(map(shown, known[:5].tolist())) + (", ..." if len(known) > 5 else "")
+            return (
+                f"column {name!r} of X holds {shown(value)} in row {first + row}, and the transformer was fitted on "
+                f"{listed}; expected one of {len(known)} known values: leave such rows out, fit with rows that hold "
+                f"it, or have other values ignored (--unknown zeros, OneHotEncoder(handle_unknown='ignore'))"
+            )
+    return ""
+
+
+def _encoded(transformer: Any, block: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Name, values and known values of each column that an encoder takes as it is in the block."""
+    if hasattr(transformer, "transformers_"):  # of a ColumnTransformer
+        for _, part, columns in transformer.transformers_:
+            if hasattr(part, "transform"):
+                yield from _encoded(part, _taken(block, columns))
+    elif hasattr(transformer, "steps"):  # later ones of a Pipeline take what the first makes
+        yield from _encoded(transformer.steps[0][1], block)
+    elif hasattr(transformer, "transformer_list"):  # of a FeatureUnion
+        for _, part in transformer.transformer_list:
+            yield from _encoded(part, block)
+    elif hasattr(transformer, "categories_"):
+        names = list(getattr(block, "columns", range(block.shape[1])))
+        values = block.to_numpy(dtype=object) if hasattr(block, "to_numpy") else block
+        for k, known in enumerate(transformer.categories_):
+            yield names[k], values[:, k], known
+
+
+def _taken(block: Any, columns: Any) -> Any:
+    """Columns of a block by their names or numbers, as a fitted ColumnTransformer lists them."""
+    if not hasattr(block, "iloc"):
+        return block[:, columns]
+    chosen = [columns] if isinstance(columns, str) else columns
+    by_name = not isinstance(chosen, slice) and all(isinstance(one, str) for one in chosen)
+    return block[list(chosen)] if by_name else block.iloc[:, chosen]
+
 
 FLOATS = ("float64", "float32")
 
@@ -88,19 +145,10 @@ def _as_numbers(array: NDArray[Any], transformer: Any, names: list[Any] | None) 
 
 
 def _check_finite(block: Block, transformer: Any, first: int) -> None:
-    values = block.data if sp.issparse(block) else block
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):
-            return
-    bad = ~np.isfinite(values)
-    if not bad.any():
+    bad = first_bad(block)
+    if bad is None:
         return
-    at = int(np.argmax(bad))
-    if sp.issparse(block):
-        row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
-    else:
-        row, column = divmod(at, block.shape[1])
-    what = "NaN" if np.isnan(values.flat[at]) else "infinity"
+    what, row, column = bad
     raise InputError(
         f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} behind the "
         f"transformer; expected finite numbers: put a SimpleImputer into the transformer (--impute), or leave such "
@@ -192,11 +240,7 @@ class TransformedRows(Rows):
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         """See base class; rows are transformed in blocks of their own, which are cut."""
         for where, block in self._blocks_from(start, stop):
-            top = where.start
-            while top < where.stop:
-                bottom = min(where.stop, top + height - (top - start) % height)
-                yield slice(top, bottom), block[top - where.start : bottom - where.start]
-                top = bottom
+            yield from cut(block, where.start, start, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         parts = [block for _, block in self._consecutive(start, stop)]

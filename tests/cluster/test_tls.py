@@ -21,8 +21,8 @@ from distributed.security import Security
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.runtime.credentials import new_credentials
 from dkrr.runtime.dask_client import connect
+from dkrr.runtime.local_workers import new_credentials
 from tests.cluster.processes import CLUSTER, environment, free_port, gone, of_session, session, wait_for_text
 from tests.cluster.test_dask_cli import START, n_tiles, problem, stop
 

@@ -9,7 +9,7 @@ from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
-from dkrr.rows.mapped import NpyRows
+from dkrr.rows.arrays import NpyRows
 from dkrr.selection import Folds, LearningCurve
 from tests.conftest import Data
 from tests.selection.naive import naive_predictions, naive_scores

@@ -14,7 +14,7 @@ from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
-from dkrr.features.centred import CentredMap, difference_at_zero
+from dkrr.features.maps import CentredMap, difference_at_zero
 from dkrr.fitting.data import ORIGINS
 from dkrr.kernels import (
     RBF,

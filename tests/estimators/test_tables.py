@@ -48,7 +48,7 @@ def test_a_regression(path, X, y, store, tmp_path):
 
 
 def test_a_store_takes_the_rows_once(path, X, y, tmp_path, monkeypatch):
-    from dkrr.tables.parquet import ParquetSource
+    from dkrr.tables.arrow import ParquetSource
 
     read, batches = [], ParquetSource.batches
     monkeypatch.setattr(

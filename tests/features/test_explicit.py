@@ -28,7 +28,7 @@ from dkrr.features import (
     required_feature_map,
     whitened,
 )
-from dkrr.features.centred import CentredMap
+from dkrr.features.maps import CentredMap
 from dkrr.kernels import (
     RBF,
     Cosine,

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from distributed import Client
 
+from benchmarks.local_client import local_client
 from dkrr.errors import MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import make_plan
-from dkrr.planning.limits import WORKER_BASELINE_BYTES
+from dkrr.planning.resources import WORKER_BASELINE_BYTES
 from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import held_when_ready
 from dkrr.runtime.dask_watch import Watch
-from dkrr.runtime.local_workers import local_client
 from tests.planning.problems import GIB, MIB, cluster, direct
 
 BALLAST = 200 * MIB

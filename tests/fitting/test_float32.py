@@ -12,7 +12,7 @@ from dkrr.fitting import run
 from dkrr.linalg.memory import ONE_TILE
 from dkrr.planning import Float32Factor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
-from dkrr.solvers import refinement as refining
+from dkrr.solvers import direct as refining
 from dkrr.tiles import MemoryMatrix
 
 N = ONE_TILE + 53

@@ -7,9 +7,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.newton_path import PathPoint, PathState
-from dkrr.solvers.newton import NewtonOutcome, NewtonState
-from dkrr.solvers.objective import Point
+from dkrr.fitting.logistic import PathPoint, PathState
+from dkrr.solvers.newton import NewtonOutcome, NewtonState, Point
 from dkrr.solvers.result import NewtonStep, Status
 from dkrr.tiles import RunStore
 

@@ -9,8 +9,7 @@ from benchmarks.trials import trial
 from dkrr import KernelRidge
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.dual import tightened
-from dkrr.fitting.primal import drop_rounding
+from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import Linear
 from dkrr.rows import as_rows
 from dkrr.solvers import ConjugateGradient, Status

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Graph
-from dkrr.kernels.graph_rows import GRAPH_WIDTH, encode_graphs, read_graphs
-from dkrr.kernels.graphs import INT_LABELS, NO_LABELS
+from dkrr.kernels.graphs import GRAPH_WIDTH, INT_LABELS, NO_LABELS, encode_graphs, read_graphs
 
 PATH = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
 
@@ -112,7 +111,7 @@ def test_networkx_labels():
 
 
 def test_networkx_is_not_imported():
-    code = "import sys; from dkrr.kernels.graph_rows import *; encode_graphs([(2, [(0, 1)], None)])\n"
+    code = "import sys; from dkrr.kernels.graphs import *; encode_graphs([(2, [(0, 1)], None)])\n"
     subprocess.run([sys.executable, "-c", f"{code}assert 'networkx' not in sys.modules"], check=True)
 
 

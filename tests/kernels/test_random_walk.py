@@ -13,7 +13,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RandomWalk, kernel_from_dict
 from dkrr.kernels import graph_products as products_module
 from dkrr.kernels import graph_walks as walks_module
-from dkrr.kernels.graph_rows import GRAPH_WIDTH
+from dkrr.kernels.graphs import GRAPH_WIDTH
 from dkrr.linalg.sources import fill_gram
 
 KINDS = ("none", "int", "str")

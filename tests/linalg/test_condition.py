@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.condition import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
+from dkrr.linalg.residual import Moments, condition_number, multiplied_probe, scaling_of, with_probe, worst
 
 
 def estimate(A, diagonal=None):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.curvature import (
     MIN_SCALE,
     Constrained,
@@ -20,6 +19,7 @@ from dkrr.linalg.low_rank import GROWTH, LowRank
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity
 from dkrr.linalg.roots import Classwise
+from dkrr.linalg.sources import MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
 from dkrr.solvers.conjugate_gradient import Iteration

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dkrr.linalg.decrement import Penalty, decrement_bounds, sensitivities
+from dkrr.linalg.curvature import Penalty, decrement_bounds, sensitivities
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 
 N, D = 15, 4

@@ -7,10 +7,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from dkrr.linalg import fold_preconditioner
-from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
 from dkrr.linalg.low_rank import LOW_PRECISION_RATIO
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.sources import MatrixColumns
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor

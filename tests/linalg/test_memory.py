@@ -12,9 +12,8 @@ from dkrr import blas
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
 from dkrr.linalg import memory, sources, substitution
-from dkrr.linalg.condition import SolvedProbe, with_probe
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_cost, memory_system
-from dkrr.linalg.residual import Solved, check_tiled, checked
+from dkrr.linalg.residual import Solved, SolvedProbe, check_tiled, checked, with_probe
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
 from dkrr.linalg.substitution import Substitution, substituted
 from dkrr.rows import as_rows

@@ -12,21 +12,21 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg import factor_rows, nystroem_centres, pivoted_cholesky
-from dkrr.linalg.columns import GramColumns, MatrixColumns
-from dkrr.linalg.nystroem_centres import choose_pivots
+from dkrr.linalg import factor_rows, pivoted_cholesky
 from dkrr.linalg.pivoted_cholesky import (
     LOW_OVERHEAD,
     MIN_BLOCK,
     FactorRows,
     LostRowsError,
     PivotedCholesky,
+    choose_pivots,
     extend_rows,
     factor_rows_bytes,
     pivoted_cost,
     project_rows,
     small_matrix_cost,
 )
+from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from tests.kernels.cases import DISTINCT
@@ -491,8 +491,8 @@ class TestChoosePivots:
         assert len(choose_pivots(Linear(), MemoryRows(rows(30)), 9, "rpcholesky", 0)) == 3
 
     def test_from_a_sample(self, monkeypatch):
-        monkeypatch.setattr(nystroem_centres, "MIN_CANDIDATES", 20)
-        monkeypatch.setattr(nystroem_centres, "CANDIDATES_TO_RANK", 2)
+        monkeypatch.setattr(pivoted_cholesky, "MIN_CANDIDATES", 20)
+        monkeypatch.setattr(pivoted_cholesky, "CANDIDATES_TO_RANK", 2)
         X = rows(500)
         found = choose_pivots(RBF(), MemoryRows(X), 12, "rpcholesky", 1)
         assert len(set(found.tolist())) == 12 and found.max() > 24

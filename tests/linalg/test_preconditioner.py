@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.low_rank import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
-from dkrr.linalg.pivot_stopping import expected_iterations, next_eigenvalue, pivot_stopping_rule
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky, expected_iterations, next_eigenvalue, pivot_stopping_rule
 from dkrr.linalg.preconditioner import Deferred, Diagonal, Identity
+from dkrr.linalg.sources import MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor
 from tests.linalg.systems import MatrixOperator, positive_definite, rows_of

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dkrr.linalg.prefetch import N_SLOTS, prefetched
+from dkrr.linalg.tile_steps import N_SLOTS, prefetched
 from dkrr.runtime import Meter
 
 

@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Laplacian, Linear
 from dkrr.linalg import sources
-from dkrr.linalg.columns import GramColumns
 from dkrr.linalg.sources import (
+    GramColumns,
     GramTiles,
     MatrixTiles,
     SummedTiles,

@@ -7,8 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.linalg.columns import MatrixColumns
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.sources import MatrixColumns
 from dkrr.linalg.variance_bounds import ResidualBounds, Solved, variance_bounds
 from dkrr.rows import MemoryRows
 from dkrr.runtime import SerialExecutor

@@ -3,8 +3,8 @@
 import dask
 
 from dkrr.machine import detect, record_baseline
-from dkrr.machine.baseline import recorded_baseline
-from dkrr.planning.limits import WORKER_BASELINE_BYTES
+from dkrr.machine.worker_settings import recorded_baseline
+from dkrr.planning.resources import WORKER_BASELINE_BYTES
 
 MIB = 2**20
 

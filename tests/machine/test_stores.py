@@ -6,8 +6,7 @@ import pytest
 
 import dkrr
 from dkrr.machine import Profile, detect
-from dkrr.machine.profile import machine_fingerprint, save_profile
-from dkrr.machine.stores import DEFAULT_BYTES, DEFAULT_REQUEST_SECONDS, bucket_rates
+from dkrr.machine.profile import DEFAULT_BYTES, DEFAULT_REQUEST_SECONDS, bucket_rates, machine_fingerprint, save_profile
 from dkrr.planning import Rates, make_plan
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES
 from dkrr.tiles.arrays import create_array

@@ -9,7 +9,7 @@ from dkrr.linalg.normal import ROW_BLOCK_BYTES
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, PANEL_COLUMNS
 from dkrr.planning.direct import Direct, dual_in_memory, primal_in_memory
 from dkrr.planning.inputs import rows_at_once
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES
 from dkrr.planning.tilings import fixed_grid, tile_grid
 from tests.planning.problems import GIB, MIB, cluster, machine, problem
 

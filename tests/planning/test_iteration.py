@@ -14,7 +14,7 @@ from dkrr.linalg.tiled_operator import KEPT_FRACTIONS, MAX_TILE
 from dkrr.planning import Iterative, Layout, Problem, Rates, make_plan
 from dkrr.planning.iteration import NOT_SURELY_FASTER, SPECTRUM_UNKNOWN, SURELY_FASTER
 from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected, iterations_expected
-from dkrr.planning.limits import PROCESS_MARGIN_BYTES
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES
 from dkrr.planning.strategy import Systems
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.units import format_seconds

@@ -11,7 +11,7 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import InputError, InputTypeError
 from dkrr.rows import MemoryRows, as_rows, load_array, load_labels, load_targets
-from dkrr.rows.mapped import MappedRows, NpyRows
+from dkrr.rows.arrays import MappedRows, NpyRows
 from dkrr.rows.zarr_arrays import OpenZarrRows
 from dkrr.tiles.mapped import is_mapped
 from tests.rows.sources import numbers, table

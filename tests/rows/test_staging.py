@@ -18,7 +18,7 @@ from dkrr.rows import (
     described_rows,
     stage,
     staging,
-    stored_csr,
+    stored,
     write_rows,
 )
 from dkrr.rows.sources import cuts_by_entries, dense
@@ -32,7 +32,7 @@ def small_chunks(monkeypatch):
     """Chunks of a few rows, so that a small table has several."""
     monkeypatch.setattr(shards, "CHUNK_BYTES", 4 * 7 * 8)
     monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * 7 * 8)
-    for module in (staging, stored_csr):
+    for module in (staging, stored):
         monkeypatch.setattr(module, "CHUNK_ENTRIES", 16)
 
 
@@ -85,7 +85,7 @@ def test_chunks_of_the_height_that_is_read(tmp_path):
 
 def test_many_sparse_rows(tmp_path):
     # More rows than one pass reads, among them a whole pass without a value.
-    n = 2 * stored_csr.CHUNK_ENTRIES // 32 + 1000
+    n = 2 * stored.CHUNK_ENTRIES // 32 + 1000
     X = sp.coo_array(([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])), shape=(n, 5)).tocsr()
     copy = write_rows(as_rows(X), place(tmp_path / "copy"))
     assert (copy.read(0, n) != X).nnz == 0

@@ -17,6 +17,7 @@ from dask.utils import key_split
 from distributed import Client
 
 import dkrr
+from benchmarks.local_client import local_client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from dkrr.runtime import Progress, SerialExecutor, Task
@@ -28,7 +29,7 @@ from dkrr.runtime.dask_client import (
     worker_resources,
 )
 from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
-from dkrr.runtime.local_workers import LocalWorkers, local_client
+from dkrr.runtime.local_workers import LocalWorkers
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
 

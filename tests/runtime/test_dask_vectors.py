@@ -10,10 +10,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.kernels import RBF
-from dkrr.linalg.columns import GramColumns
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.sources import GramTiles
+from dkrr.linalg.sources import GramColumns, GramTiles
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.rows import as_rows
 from dkrr.runtime import SerialExecutor, Task, resident

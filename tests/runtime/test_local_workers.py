@@ -18,9 +18,8 @@ from distributed import Client
 from distributed.security import Security
 
 from dkrr.errors import DkrrError
-from dkrr.runtime.credentials import new_credentials
 from dkrr.runtime.local_server import MAX_STARTS
-from dkrr.runtime.local_workers import LocalWorkers, portable
+from dkrr.runtime.local_workers import LocalWorkers, new_credentials, portable
 
 
 def test_settings_that_live_in_this_process_are_left_out():

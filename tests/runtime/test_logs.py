@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dkrr.runtime.logs import handlers_of, is_screen, logged_to_stderr, package_logger
+from dkrr.runtime.displays import handlers_of, is_screen, logged_to_stderr, package_logger
 
 
 @pytest.fixture

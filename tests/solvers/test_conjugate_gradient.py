@@ -13,12 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.kernels import RBF
-from dkrr.linalg.columns import GramColumns, MatrixColumns
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
-from dkrr.linalg.sources import GramTiles
+from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns
 from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress, RunRecord, SerialExecutor
@@ -28,8 +27,8 @@ from dkrr.solvers.conjugate_gradient import (
     WINDOW,
     Iteration,
     cycles_in_low_precision,
+    ritz_values,
 )
-from dkrr.solvers.eigenvalues import ritz_values
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.result import Status
 from dkrr.solvers.settings import ConjugateGradient, RPCholesky

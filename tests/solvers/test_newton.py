@@ -14,10 +14,10 @@ from dkrr.solvers.newton import (
     MIN_FORCING,
     Newton,
     NewtonState,
+    Objective,
     expected_steps,
     steps_left,
 )
-from dkrr.solvers.objective import Objective
 from dkrr.solvers.result import Status
 
 

@@ -6,7 +6,7 @@ import pytest
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.runtime import Progress
 from dkrr.solvers import Status
-from dkrr.solvers.refinement import MAX_REFINEMENTS, Refinement, rounding_level
+from dkrr.solvers.direct import MAX_REFINEMENTS, Refinement, rounding_level
 from tests.linalg.systems import MatrixOperator
 
 

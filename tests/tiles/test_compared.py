@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from dkrr.errors import DamagedChunkError
-from dkrr.tiles import ChunkedArray, compared
+from dkrr.tiles import ChunkedArray, chunks
 
 
 @pytest.fixture
 def array(tmp_path, monkeypatch):
-    monkeypatch.setattr(compared, "SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(chunks, "SETTLED_SECONDS", 0.05)
     array = ChunkedArray.create(str(tmp_path / "a"), (8, 4), (4, 4), "float64", "run/a")
     array.fill(np.arange(32.0).reshape(8, 4))
     time.sleep(0.1)
@@ -39,7 +39,7 @@ def test_once_in_a_minute(array, counted, monkeypatch):
 
 
 def test_a_file_that_has_just_changed_may_change_again(array, counted, monkeypatch):
-    monkeypatch.setattr(compared, "SETTLED_SECONDS", 1e6)
+    monkeypatch.setattr(chunks, "SETTLED_SECONDS", 1e6)
     array.mapped((0, 0))
     array.mapped((0, 0))
     assert counted == ["c.0.0", "c.0.0"]

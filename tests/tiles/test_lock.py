@@ -19,9 +19,8 @@ from pathlib import Path
 import pytest
 
 from dkrr.errors import BusyStoreError, StoreError
-from dkrr.tiles import buckets, lock, owner, remote
-from dkrr.tiles.lock import LOCK_NAME, owned
-from dkrr.tiles.owner import Owner, this_owner
+from dkrr.tiles import buckets, lock, remote
+from dkrr.tiles.lock import LOCK_NAME, Owner, owned, this_owner
 
 OTHER = replace(this_owner(), host="elsewhere", machine="another kernel", process=4242, user="ada")
 
@@ -297,8 +296,8 @@ def test_without_a_name_of_the_user_or_the_files_of_linux(monkeypatch: pytest.Mo
     def unknown() -> str:
         raise OSError("no such user")
 
-    monkeypatch.setattr(owner.getpass, "getuser", unknown)
-    monkeypatch.setattr(owner, "_ticks", lambda process: None)
+    monkeypatch.setattr(lock.getpass, "getuser", unknown)
+    monkeypatch.setattr(lock, "_ticks", lambda process: None)
     mine = this_owner()
     assert mine.user == f"user {os.getuid()}" and mine.is_this_process() and mine.is_running()
     assert not replace(mine, started=mine.started - 60).is_running()

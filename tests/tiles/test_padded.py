@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
-from dkrr.tiles.padded import empty_tile, padded_width
+from dkrr.tiles.matrix import empty_tile, padded_width
 from tests.stores import place
 
 
