@@ -13,9 +13,10 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.model_selection import KFold, ShuffleSplit
 
 import dkrr
+from benchmarks.precise import ridge
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.kernels import RBF
+from dkrr.kernels import RBF, Linear
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
@@ -93,6 +94,33 @@ def test_residuals_of_models_without_the_row(data, kernel, fit_intercept):
     model = KernelRidge(alpha=ALPHA, **settings).fit(X, Y, sample_weight=weights)
     expected = Y - np.vstack(naive_predictions(X, Y, leave_one_out(50), ALPHA, weights, **settings))
     assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("weight", "heavy"), [(1e16, [7]), (1e18, [7]), (1e18, [3, 4])], ids=str)
+def test_a_dominating_weight_costs_no_digits(weight, heavy):
+    rng, n, alpha, kernel = np.random.default_rng(3), 12, 0.5, Linear()
+    X, y, w = rng.normal(size=(n, 3)), rng.normal(size=n) + 3, np.ones(n)
+    w[heavy] = weight
+
+    def exact(folds):
+        pairs = [(np.setdiff1d(np.arange(n), test), test) for test in folds]
+        return np.vstack(
+            [
+                ridge(kernel, X[a], y[a], alpha, sample_weight=w[a], fit_intercept=True, X_new=X[b]).predictions
+                for a, b in pairs
+            ]
+        )[:, 0]
+
+    settings = {"kernel": kernel, "fit_intercept": True, "form": "dual", "solver": "cholesky"}
+    model = KernelRidge(alpha=alpha, **settings).fit(X, y, sample_weight=w)
+    assert_allclose(model.loo_residuals_, y - exact(np.arange(n)[:, None]), rtol=1e-6)
+    search = KernelRidgeCV([alpha], cv=4, store_cv_predictions=True, **settings).fit(X, y, sample_weight=w)
+    expected = exact(np.split(np.arange(n), 4))
+    assert_allclose(search.cv_predictions_, expected, rtol=1e-6)
+    found = model._processes().factored()[0][1].fold_models(np.split(np.arange(n), 4))
+    assert_allclose(np.vstack(found.errors)[:, 0], y - expected, rtol=1e-6)
+    for k, fold in enumerate(np.split(np.arange(n), 4)):
+        assert_allclose(found.predict(X)[k, fold, 0], expected[fold], rtol=1e-6)
 
 
 def test_a_wrong_target_stands_out(data):
