@@ -138,7 +138,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     def _variances(self, X: Any, scale: float | None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many."""
-        return Variances(self._processes().of_rows(self._new_rows(X).shape[0]), scale)
+        processes = self._processes()
+        if self._model.kernel.is_precomputed:
+            raise InputError(
+                "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
+                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
+                "log_marginal_likelihood_ do without"
+            )
+        return Variances(processes.of_rows(self._new_rows(X).shape[0]), scale)
 
     def _by_blocks(self, X: Any, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
@@ -253,11 +260,6 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             raise InputError(
                 "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
                 "here: call fit"
-            )
-        if self._model.kernel.is_precomputed:
-            raise InputError(
-                "kernel is 'precomputed', and k(x, x) of new rows is not known; expected a kernel of dkrr, or a "
-                "function of rows"
             )
         return self._known_processes
 

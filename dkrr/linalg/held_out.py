@@ -7,8 +7,10 @@ With A = C K C + diag(s), C² = W, and β = A⁻¹ C y, the solution without the
 E_F the columns of the identity. With a free constant A⁻¹ is replaced by A⁻¹ − v vᵀ / cᵀv for v = A⁻¹ c. Where a row of
 large weight determines the constant, nothing is left of that difference; with w = L⁻¹ c it is L⁻ᵀ (I − w wᵀ / wᵀw) L⁻¹,
 a projection, which is applied to vectors and loses no digits. Blocks of the inverse are differences, but for the folds
-that are found to have lost digits. With columns X = L⁻¹ E_F, computed in strips that begin at their first row, (A⁻¹)_FF is XᵀX, for a single row the squared length of
-a column: leave-one-out takes a triangular inverse, n³/3 operations, and k folds (k + 1) n³/2k² more.
+that are found to have lost digits.
+
+With columns X = L⁻¹ E_F, computed in strips that begin at their first row, (A⁻¹)_FF is XᵀX, for a single row the
+squared length of a column: leave-one-out takes a triangular inverse, n³/3 operations, and k folds (k + 1) n³/2k² more.
 
 References
 ----------
@@ -92,7 +94,7 @@ class LeftOut:
 
     @property
     def _direction(self) -> Array:
-        """w = L⁻¹ c."""
+        """The projection's w = L⁻¹ c."""
         return self._forward_all[:, -1]
 
     @cached_property

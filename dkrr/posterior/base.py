@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.errors import InputError
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
@@ -23,6 +24,7 @@ from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.prediction import BLOCK_ROWS
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
+from dkrr.rows.sources import dense
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -158,3 +160,14 @@ def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Arr
     if scale is not None:
         cross *= scale[:, None]
     return cross
+
+
+def product_of(kernel: Kernel, training: Rows, x: Any, coef: Array) -> Array:
+    """K(x, X) V of some rows, of shape (m, columns of V); for a precomputed kernel x is K(x, X)."""
+    if kernel.is_precomputed:
+        return blas.product(dense(x), coef)
+    found = np.zeros((x.shape[0], coef.shape[1]))
+    for start in range(0, training.shape[0], BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, training.shape[0])
+        found += kernel(x, training.read(start, stop)) @ coef[start:stop]
+    return found

@@ -223,11 +223,20 @@ def test_bad_scales(data, scale, expected):
         model.predict(data.X_new, return_std=True, scale=scale)
 
 
-def test_precomputed_has_no_variance(data):
-    K = RBF(gamma=0.2)(data.X)
-    model = KernelRidge(kernel="precomputed").fit(K, data.y[:, 0])
-    with pytest.raises(InputError, match="precomputed"):
-        model.predict(K, return_std=True)
+@pytest.mark.parametrize("settings", [{}, {"fit_intercept": True}, {"solver": "cg"}, {"tile": 40}], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_precomputed_has_all_but_variances(data, settings, weighted):
+    kernel, weights = RBF(gamma=0.2), data.weights if weighted else None
+    K, K_new = kernel(data.X), kernel(data.X_new, data.X)
+    model = KernelRidge(kernel="precomputed", **settings).fit(K, data.y, sample_weight=weights)
+    plain = KernelRidge(kernel=kernel, **settings).fit(data.X, data.y, sample_weight=weights)
+    assert_allclose(model.loo_residuals_, plain.loo_residuals_, rtol=1e-7)
+    assert_allclose(model.log_marginal_likelihood_, plain.log_marginal_likelihood_, rtol=1e-9)
+    for found, expected in zip(model.predict_interval(K_new), plain.predict_interval(data.X_new), strict=True):
+        assert_allclose(found, expected, rtol=1e-7)
+    for call in (lambda: model.predict(K_new, return_std=True), lambda: model.predict_variance_bounds(K_new)):
+        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals_"):
+            call()
 
 
 @pytest.mark.parametrize("alpha", [1e-13, 1e-9, 1e-3])
