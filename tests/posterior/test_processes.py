@@ -16,7 +16,8 @@ import dkrr
 from benchmarks.precise import ridge
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.kernels import RBF, Linear
+from dkrr.features import Nystroem, whitened
+from dkrr.kernels import RBF, BagOfWords, Linear
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
@@ -245,3 +246,48 @@ def test_never_negative(data, alpha):
     model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
     with suppress(NotFiniteError) if alpha < 1e-8 else nullcontext():  # the others must have an answer
         assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()
+
+
+DOCUMENTS = [" ".join(np.random.default_rng(i).choice(list("abcdefghijklmnopqrstuvwxyz"), 6)) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Nystroem(RBF(2.0), 15),
+        BagOfWords(token_pattern="[a-z]"),
+        BagOfWords(token_pattern="[a-z]", n_hashed=64) + BagOfWords("counts", token_pattern="[a-z]"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_have_kernels_that_have_not_seen_them(kernel, weighted):
+    rng, n, new = np.random.default_rng(0), 30, slice(30, 40)
+    X = rng.normal(size=(40, 2)) if isinstance(kernel, Nystroem) else np.array(DOCUMENTS, object)
+    y = np.column_stack([np.sin(np.arange(40)), rng.normal(size=40)])
+    w = rng.uniform(0.5, 2.0, n) if weighted else None
+    folds, alphas = list(KFold(4).split(X[:n])), [1e-4, 0.3]
+    model = KernelRidge(alphas, kernel=kernel).fit(X[:n], y[:n], sample_weight=w)
+    lower, upper = model.predict_interval(X[new], 0.8, cv=4)
+    below, above = [], []
+    for train, test in folds:
+        one = KernelRidge(alphas, kernel=kernel).fit(X[train], y[train], None if w is None else w[train])
+        errors = np.abs(y[test] - one.predict(X[test]))
+        below += list(one.predict(X[new]) - errors[:, None])
+        above += list(one.predict(X[new]) + errors[:, None])
+    k = int(np.ceil(0.8 * (n + 1)))
+    assert_allclose(lower, np.sort(below, axis=0)[n - k], rtol=1e-7, atol=1e-9)
+    assert_allclose(upper, np.sort(above, axis=0)[k - 1], rtol=1e-7, atol=1e-9)
+    with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
+        model.loo_residuals_  # noqa: B018
+
+
+def test_fixed_kernels_have_residuals():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30.0)
+    docs = DOCUMENTS[:30]
+    pairs = [(whitened(RBF(2.0), X[:12]), X), (BagOfWords(token_pattern="[a-z]").fitted(docs), np.array(docs, object))]
+    for kernel, rows in pairs:
+        expected = [
+            y[i] - KernelRidge(kernel=kernel).fit(rows[a], y[a]).predict(rows[[i]])[0] for a, (i,) in leave_one_out(30)
+        ]
+        assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals_, expected, rtol=1e-7)
