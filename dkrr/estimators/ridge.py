@@ -73,7 +73,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         Warns
         -----
         ConvergenceWarning
-            If conjugate gradient finds a variance less accurately.
+            If conjugate gradient finds a variance less accurately, or λ is so small that the digits of a factor do not
+            suffice to know it to a thousandth.
         """
         flag(return_std, "return_std")
         scale, X = positive_or_none(scale, "scale"), opened(X)
@@ -114,10 +115,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
     def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
-        By conjugate gradient they are as near to each other as a thousandth of the variance, or as near as the
-        iterations came (a warning then says how near); from a factor they differ by rounding. They hold for the
-        Gaussian process with the given or profiled s², for K as it is computed in float64, and presume that the kernel
-        is positive semidefinite.
+        They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
+        gradient came, or as the digits of a factor allow; a warning then says how near. From a factor their width is a
+        bound of its rounding, about n eps k(x, x) for a row whose k is like that of few training rows: where λ is not
+        larger than some 1e6 n eps k(x, x), that exceeds a thousandth of the variances near training rows, which are
+        about λ / wᵢ. Standard deviations themselves are mostly more accurate. The bounds hold for the Gaussian process
+        with the given or profiled s², for K as it is computed in float64, and presume that the kernel is positive
+        semidefinite.
 
         Parameters
         ----------
@@ -133,6 +137,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         Raises
         ------
         InputError, NotFiniteError
+            As `predict` with `return_std`.
+
+        Warns
+        -----
+        ConvergenceWarning
             As `predict` with `return_std`.
         """
         scale, X = positive_or_none(scale, "scale"), opened(X)

@@ -8,6 +8,7 @@ D. A. Harville, "Maximum likelihood approaches to variance component estimation 
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
-from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
 from dkrr.prediction import BLOCK_ROWS
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
@@ -115,8 +116,13 @@ class FactoredProcess(Posterior):
         """Models that each leave out the rows of a fold, and train on all others."""
 
     def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+        widths = list[Array]()
         for where, x in blocks(rows, self.data.n, first):
-            yield where, self.variances_of(x)
+            found = self.variances_of(x)
+            widths.append(found.relative_width)
+            yield where, found
+        remedy = f"alpha = {self.alpha:g} is too small for the digits of a factor: give a larger alpha"
+        warn_of_width(widths, rows.shape[0], remedy)
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,19 @@ def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iter
         x = rows.read(where.start, where.stop)
         check_finite(x, "X", first + start)
         yield where, x
+
+
+def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
+    """Warn of variances whose bounds are farther apart than was aimed at."""
+    relative = np.concatenate(widths) if widths else np.empty(0)
+    loose = relative[relative > RELATIVE_WIDTH]
+    if len(loose):
+        warnings.warn(
+            f"bounds of the variances of {len(loose):,} of {n_rows:,} rows are up to {loose.max():.1e} of the variance "
+            f"apart, where {RELATIVE_WIDTH:.0e} was asked (predict_variance_bounds returns them): {remedy}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
 
 
 def diagonal_of(kernel: Kernel, x: Any) -> Array:

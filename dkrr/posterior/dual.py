@@ -43,8 +43,8 @@ class DualPosterior(FactoredProcess):
         constant = self._scale if data.fit_intercept else None
         self._threads = plan.resources.local_threads
         shift = self.data.dual_shift(alpha)
-        trace = float((matrix.diagonal() * self._scale**2).sum() + shift.sum())
-        self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), trace)
+        diagonal = matrix.diagonal() * self._scale**2 + shift
+        self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
         self._matrix_factor, self._constant = factor, constant
 

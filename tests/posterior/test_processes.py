@@ -1,11 +1,13 @@
 """Standard deviations, likelihood and leave-one-out residuals against scikit-learn's Gaussian process and n fits."""
 
 import pickle
-from contextlib import nullcontext, suppress
+import warnings
+from contextlib import nullcontext
 
 import dask.array as da
 import numpy as np
 import pytest
+from flint import arb, arb_mat
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk_kernels
@@ -13,11 +15,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.model_selection import KFold, ShuffleSplit
 
 import dkrr
-from benchmarks.precise import ridge
+from benchmarks.precise import matrix, precision, ridge
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, NotFiniteError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear
+from tests.pairs import every_pair
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
@@ -244,7 +247,8 @@ def test_precomputed_has_all_but_variances(data, settings, weighted):
 def test_never_negative(data, alpha):
     X = np.repeat(data.X[:40], 3, axis=0)
     model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
-    with suppress(NotFiniteError) if alpha < 1e-8 else nullcontext():  # the others must have an answer
+    said = pytest.warns(ConvergenceWarning, match="too small for the digits") if alpha < 1e-8 else nullcontext()
+    with said:
         assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()
 
 
@@ -291,3 +295,59 @@ def test_fixed_kernels_have_residuals():
             y[i] - KernelRidge(kernel=kernel).fit(rows[a], y[a]).predict(rows[[i]])[0] for a, (i,) in leave_one_out(30)
         ]
         assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals_, expected, rtol=1e-7)
+
+
+def exact_variances(K, k, prior, alpha, w, fit_intercept):
+    """Variances for s = 1 in 180 digits, of matrices taken as the exact numbers that they are."""
+    with precision():
+        n, ones = len(K), matrix(np.ones(len(K)))
+        A = matrix(K)
+        for i in range(n):
+            A[i, i] += arb(alpha) / arb(float(w[i]))
+        cross = matrix(k)
+        x = A.solve(arb_mat([[*a, *b] for a, b in zip(cross.tolist(), ones.tolist(), strict=True)]))
+        found = []
+        for j, own in enumerate(prior):
+            value = arb(float(own)) - sum((cross[i, j] * x[i, j] for i in range(n)), arb(0))
+            if fit_intercept:
+                total = sum((x[i, len(prior)] for i in range(n)), arb(0))
+                value += (1 - sum((x[i, j] for i in range(n)), arb(0))) ** 2 / total
+            found.append(float(value.mid()))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-8, 1e-10, 1e-13])
+@every_pair(fit_intercept=[False, True], weighted=[False, True], settings=[{}, {"tile": 16}])
+def test_bounds_from_a_factor_hold_and_are_tight_or_say_so(alpha, fit_intercept, weighted, settings):
+    rng, kernel, n = np.random.default_rng(1), RBF(0.5), 30
+    X = rng.normal(size=(n, 2))
+    X_new = np.vstack([X[:5], X[:3] + 1e-4, rng.normal(size=(4, 2)), [[9.0, 9.0]]])
+    w = 10 ** rng.uniform(-2, 2, n) if weighted else np.ones(n)
+    expected = exact_variances(kernel(X), kernel(X, X_new), np.ones(len(X_new)), alpha, w, fit_intercept)
+    model = KernelRidge(alpha, kernel=kernel, solver="cholesky", fit_intercept=fit_intercept, **settings)
+    model.fit(X, X[:, 0], sample_weight=w if weighted else None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+        _, std = model.predict(X_new, return_std=True, scale=1.0)
+    assert (lower <= expected * (1 + 1e-12)).all() and (expected * (1 - 1e-12) <= upper).all()
+    assert ((lower <= std**2 * (1 + 1e-12)) & (std**2 <= upper * (1 + 1e-12))).all()
+    said = [str(w.message) for w in caught if "bounds of the variances" in str(w.message)]
+    if said:
+        assert len(said) == 2 and f"alpha = {alpha:g} is too small for the digits" in said[0] and alpha < 1e-5
+        assert all(issubclass(w.category, ConvergenceWarning) for w in caught)
+    else:
+        assert (upper - lower <= 1e-3 * expected * (1 + 1e-9)).all()
+        assert_allclose(std**2, expected, rtol=1e-3)
+    assert bool(said) == (alpha < 1e-12) or 1e-12 < alpha < 1e-5
+
+
+def test_primal_bounds_are_tight_or_say_so():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4))
+    lower, upper = KernelRidge(1e-3, kernel="linear").fit(X, X[:, 0]).predict_variance_bounds(X[:9], scale=1.0)
+    assert (upper - lower <= 1e-3 * lower).all()
+    X[:, 3] = X[:, 2] + 1e-9 * X[:, 3]
+    model = KernelRidge(1e-12, kernel="linear", form="primal").fit(X, X[:, 0])
+    with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
+        model.predict(X[:9], return_std=True)
