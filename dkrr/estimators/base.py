@@ -151,7 +151,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
             X = self._table(kernel, X, reset=True)
         self._target_names = target_names(y)
         if encodes(kernel):
-            kernel = kernel.fitted(X)
+            given, kernel = kernel, kernel.fitted(X)
+            if given.learns_values and kernel is not given:
+                self._set_learned(given, X)
             X = kernel.encode(X)
         settings = self._settings(kernel)
         with self._names_kept():
@@ -212,6 +214,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     @abstractmethod
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         """Rows, and targets of shape (n,) or (n, t), or labels of shape (n,)."""
+
+    def _set_learned(self, kernel: Kernel, X: Any) -> None:
+        """Keep what a fit of this kernel to some of the rows needs, if the model has such fits."""
 
     def _set_plain(self, X: NDArray[Any]) -> None:
         """Set what scikit-learn's checks set, for plain training rows."""

@@ -96,6 +96,7 @@ class KernelRidge(RidgeRegressor):
         Standard error of that estimate; 0.0 where the likelihood is exact.
     loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
+        Refused with a kernel that learns from the training rows (Nystroem, a bag of words).
     transformer_ : transformer
         The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan

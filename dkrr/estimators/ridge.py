@@ -1,12 +1,14 @@
 """Base of the regressions: their targets, their fitted attributes, their predictions."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_weights
@@ -14,12 +16,13 @@ from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.cross_validation import checked_folds
 from dkrr.fitting import Fit
+from dkrr.kernels import Kernel
 from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.posterior import Processes, Variances
+from dkrr.posterior import Learned, Processes, Variances
 from dkrr.prediction import at_once, by_blocks
 from dkrr.requests import FitRequest
-from dkrr.rows import Rows, as_array, as_rows, load_array, load_targets
+from dkrr.rows import MemoryRows, Rows, as_array, as_rows, load_array, load_targets
 from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
@@ -70,7 +73,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         Warns
         -----
         ConvergenceWarning
-            If conjugate gradient finds a variance less accurately.
+            If conjugate gradient finds a variance less accurately, or λ is so small that the digits of a factor do not
+            suffice to know it to a thousandth.
         """
         flag(return_std, "return_std")
         scale, X = positive_or_none(scale, "scale"), opened(X)
@@ -78,7 +82,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         mean = self._predictions_of(values)
         if not return_std:
             return mean
-        return mean, self._by_blocks(X, self._variances(X, scale).deviations, 1)[0]
+        return mean, self._by_blocks(self._new_rows(X), self._variances(X, scale).deviations, 1)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
@@ -111,10 +115,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
     def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
-        By conjugate gradient they are as near to each other as a thousandth of the variance, or as near as the
-        iterations came (a warning then says how near); from a factor they differ by rounding. They hold for the
-        Gaussian process with the given or profiled s², for K as it is computed in float64, and presume that the kernel
-        is positive semidefinite.
+        They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
+        gradient came, or as the digits of a factor allow; a warning then says how near. From a factor their width is a
+        bound of its rounding, about n eps k(x, x) for a row whose k is like that of few training rows: where λ is not
+        larger than some 1e6 n eps k(x, x), that exceeds a thousandth of the variances near training rows, which are
+        about λ / wᵢ. Standard deviations themselves are mostly more accurate. The bounds hold for the Gaussian process
+        with the given or profiled s², for K as it is computed in float64, and presume that the kernel is positive
+        semidefinite.
 
         Parameters
         ----------
@@ -131,18 +138,30 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         ------
         InputError, NotFiniteError
             As `predict` with `return_std`.
+
+        Warns
+        -----
+        ConvergenceWarning
+            As `predict` with `return_std`.
         """
         scale, X = positive_or_none(scale, "scale"), opened(X)
-        lower, upper = self._by_blocks(X, self._variances(X, scale).bounds, 2)
+        lower, upper = self._by_blocks(self._new_rows(X), self._variances(X, scale).bounds, 2)
         return lower, upper
 
     def _variances(self, X: Any, scale: float | None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many."""
-        return Variances(self._processes().of_rows(self._new_rows(X).shape[0]), scale)
+        processes = self._processes()
+        if self._model.kernel.is_precomputed:
+            raise InputError(
+                "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
+                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
+                "log_marginal_likelihood_ do without"
+            )
+        return Variances(processes.of_rows(self._new_rows(X).shape[0]), scale)
 
-    def _by_blocks(self, X: Any, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
+    def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
-        rows, t = self._new_rows(X), self._model.n_targets
+        t = self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:
             found = at_once(rows, compute)
@@ -153,9 +172,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
         Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
-        quantiles of all models' predictions less and plus these errors. It presumes that new rows and training rows are
-        exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is one over all rows;
-        where the noise depends on x, it is larger in some places than in others.
+        quantiles of all models' predictions less and plus these errors. The models of all folds follow from one factor;
+        with a kernel that learns from the training rows (Nystroem, a bag of words) each is a fit of its own, whose
+        kernel has not seen the fold. A transformer is that of the fit of all rows. It presumes that new rows and
+        training rows are exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is
+        one over all rows; where the noise depends on x, it is larger in some places than in others.
 
         Parameters
         ----------
@@ -191,7 +212,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
-        lower, upper = self._by_blocks(X, processes.intervals(folds.test, float(coverage)).bounds, 2)
+        intervals = processes.intervals(folds.test, float(coverage))
+        rows = self._new_rows(X)
+        if intervals.encode is not None:
+            rows = MemoryRows(intervals.encode(self._table(self._model.kernel, X, reset=False)))
+        lower, upper = self._by_blocks(rows, intervals.bounds, 2)
         return lower, upper
 
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
@@ -222,7 +247,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
     def loo_residuals_(self) -> Any:
         """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
 
-        From a Cholesky factor, whatever solver the fit took.
+        From a Cholesky factor, whatever solver the fit took. A kernel that learns from the training rows (Nystroem, a
+        bag of words without vocabulary or idf) would take a fit for every row, and is refused. A transformer is that of
+        the fit of all rows.
         """
         found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
@@ -253,11 +280,6 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             raise InputError(
                 "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
                 "here: call fit"
-            )
-        if self._model.kernel.is_precomputed:
-            raise InputError(
-                "kernel is 'precomputed', and k(x, x) of new rows is not known; expected a kernel of dkrr, or a "
-                "function of rows"
             )
         return self._known_processes
 
@@ -307,8 +329,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
     def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
         self._take(function, dual_coef, is_vector=bool(found["vector"]))
 
+    def _set_learned(self, kernel: Kernel, X: Any) -> None:
+        self._learned = Learned(kernel, partial(_safe_indexing, X))
+
     def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
         """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        self.__dict__.pop("_learned", None)  # of a fit that failed
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         check_finite(y, "y")
         release_pages(y)  # they would count as memory of this process
@@ -316,7 +342,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
-        self._known_processes = Processes(request)
+        self._known_processes = Processes(request, self.__dict__.pop("_learned", None))
         (solved,) = fitted.solved
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)

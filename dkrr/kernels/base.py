@@ -415,6 +415,11 @@ class Kernel(Parameters, ABC):
         """Whether X is itself the Gram matrix."""
         return False
 
+    @property
+    def learns_values(self) -> bool:
+        """Whether k(x, z) depends on the data that `fitted` is still to be given, as weights of rare words do."""
+        return False
+
     @abstractmethod
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""

@@ -57,6 +57,10 @@ class Compound(Kernel):
     def functions(self) -> tuple[Any, ...]:
         return tuple(function for part in self.parts for function in part.functions)
 
+    @property
+    def learns_values(self) -> bool:
+        return any(part.learns_values for part in self.parts)
+
     def width(self, n_features: int) -> int:
         """Number of columns that the parts take."""
         return n_features

@@ -257,6 +257,10 @@ class BagOfWords(Kernel):
         return self._of_rows.row_degree
 
     @property
+    def learns_values(self) -> bool:
+        return bool(self._lacks)
+
+    @property
     def _of_rows(self) -> Kernel:
         """The kernel of encoded rows."""
         return Cosine() if self.cosine else Linear()

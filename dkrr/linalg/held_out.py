@@ -4,9 +4,13 @@ With A = C K C + diag(s), C² = W, and β = A⁻¹ C y, the solution without the
 
     e_F = C_F (y_F − f₋F(x_F)) = [(A⁻¹)_FF]⁻¹ β_F,    β₋F = β − A⁻¹ E_F e_F
 
-E_F the columns of the identity. With a free constant A⁻¹ is replaced by A⁻¹ − v vᵀ / cᵀv for v = A⁻¹ c. With columns
-X = L⁻¹ E_F, computed in strips that begin at their first row, (A⁻¹)_FF is XᵀX, for a single row the squared length of
-a column: leave-one-out takes a triangular inverse, n³/3 operations, and k folds (k + 1) n³/2k² more.
+E_F the columns of the identity. With a free constant A⁻¹ is replaced by A⁻¹ − v vᵀ / cᵀv for v = A⁻¹ c. Where a row of
+large weight determines the constant, nothing is left of that difference; with w = L⁻¹ c it is L⁻ᵀ (I − w wᵀ / wᵀw) L⁻¹,
+a projection, which is applied to vectors and loses no digits. Blocks of the inverse are differences, but for the folds
+that are found to have lost digits.
+
+With columns X = L⁻¹ E_F, computed in strips that begin at their first row, (A⁻¹)_FF is XᵀX, for a single row the
+squared length of a column: leave-one-out takes a triangular inverse, n³/3 operations, and k folds (k + 1) n³/2k² more.
 
 References
 ----------
@@ -17,6 +21,7 @@ Recognition 40 (2007).
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +43,8 @@ STRIP_COLUMNS = 256
 """Columns of L⁻¹ that one task computes: products at full rate, and vectors of 8 n bytes each."""
 BATCH_COLUMNS = 2048
 """Columns of L⁻¹ for small folds together: each is only a task or two."""
+CANCELLED = 1e4
+"""Loss of digits by a free constant above which a block of the inverse is computed by projection."""
 
 
 @dataclass
@@ -65,12 +72,42 @@ class LeftOut:
     progress: Progress | None = None
 
     @cached_property
-    def _solved(self) -> tuple[Array, Array | None]:
-        """β without a free constant, and v."""
+    def _solved(self) -> tuple[Array, Array | None, Array]:
+        """A⁻¹ C y without a free constant, v, and β."""
+        t = self.right_sides.shape[1]
         if self.constant is None:
-            return substituted(self.factor, self.right_sides), None
-        both = substituted(self.factor, np.column_stack([self.right_sides, self.constant]))
-        return both[:, :-1], both[:, -1]
+            u = substituted(self.factor, self.right_sides)
+            return u, None, u
+        z, w = self._forward_sides, self._direction
+        x = substituted(self.factor, np.column_stack([z, w, self._projected(z)]), (True,))
+        return x[:, :t], x[:, t], x[:, t + 1 :]
+
+    @cached_property
+    def _forward_all(self) -> Array:
+        """L⁻¹ [C y, c]."""
+        assert self.constant is not None
+        return substituted(self.factor, np.column_stack([self.right_sides, self.constant]), (False,))
+
+    @property
+    def _forward_sides(self) -> Array:
+        return self._forward_all[:, :-1]
+
+    @property
+    def _direction(self) -> Array:
+        """The projection's w = L⁻¹ c."""
+        return self._forward_all[:, -1]
+
+    @cached_property
+    def _total(self) -> float:
+        """cᵀA⁻¹c = wᵀw."""
+        return float(self._direction @ self._direction)
+
+    def _projected(self, z: Array) -> Array:
+        """(I − w wᵀ / wᵀw) Z; twice, since what rounding leaves of w the first time may exceed the rest."""
+        w = self._direction
+        for _ in range(2):
+            z = z - np.outer(w, (w @ z) / self._total)
+        return z
 
     @property
     def unfreed(self) -> Array:
@@ -80,16 +117,14 @@ class LeftOut:
     @cached_property
     def constants(self) -> Array:
         """b, the free constants of the fit of all rows, of shape (t,)."""
-        u, v = self._solved
-        if v is None or self.constant is None:
-            return np.zeros(u.shape[1])
-        return np.asarray((self.constant @ u) / (self.constant @ v))
+        if self.constant is None:
+            return np.zeros(self.right_sides.shape[1])
+        return np.asarray((self._direction @ self._forward_sides) / self._total)
 
-    @cached_property
+    @property
     def solution(self) -> Array:
         """β of all rows, of shape (n, t)."""
-        u, v = self._solved
-        return u if v is None else u - v[:, None] * self.constants
+        return self._solved[2]
 
     def of_rows(self) -> Array:
         """Scaled errors of every row by itself, of shape (n, t)."""
@@ -103,8 +138,14 @@ class LeftOut:
         strips = [slice(k, min(k + STRIP_COLUMNS, n)) for k in range(0, n, STRIP_COLUMNS)]
         self._run([Task(f"inverse-{s.start}", squares, (s,), flops=float((n - s.start) ** 2)) for s in strips])
         v = self._solved[1]
-        if v is not None and self.constant is not None:
-            diagonal -= v**2 / (self.constant @ v)
+        if v is not None:
+            taken = v**2 / self._total
+            diagonal -= taken
+            lost = np.flatnonzero(~(CANCELLED * diagonal > taken))
+            for start in range(0, len(lost), STRIP_COLUMNS):
+                rows = lost[start : start + STRIP_COLUMNS]
+                z = self._projected(self._forward(Meter(), rows))
+                diagonal[rows] = np.einsum("ij,ij->j", z, z)
         return np.asarray(self.solution / diagonal[:, None])
 
     def of_folds(self, folds: Sequence[Numbers]) -> list[Array]:
@@ -141,27 +182,28 @@ class LeftOut:
         return blocks
 
     def _errors(self, rows: Numbers, block: Array) -> Array:
-        v = self._solved[1]
-        if v is not None and self.constant is not None:
-            block -= np.outer(v[rows], v[rows] / (self.constant @ v))
-        try:
-            factor = scipy.linalg.cho_factor(block, lower=True, overwrite_a=True, check_finite=False)
-            return np.asarray(scipy.linalg.cho_solve(factor, self.solution[rows], check_finite=False))
-        except np.linalg.LinAlgError as error:
-            raise NotPositiveDefiniteError(
-                "a block of the inverse is not positive definite: λ is below what rounding in K allows", int(rows[0])
-            ) from error
+        v, beta = self._solved[1], self.solution[rows]
+        if v is None:
+            return _solved_block(block, beta, rows)
+        taken = v[rows] / np.sqrt(self._total)
+        with suppress(NotPositiveDefiniteError):
+            found = _solved_block(block - np.outer(taken, taken), np.column_stack([beta, taken]), rows)
+            if taken @ found[:, -1] < CANCELLED:  # tᵀ(B − t tᵀ)⁻¹t, which is large where B − t tᵀ is nearly singular
+                return found[:, :-1]
+        z = self._projected(self._forward(Meter(), rows))
+        return _solved_block(z.T @ z, beta, rows)
 
     def without(self, rows: Numbers, errors: Array) -> tuple[Array, Array]:
         """β and free constants of the fit without some rows, from their errors; shapes (n, t) and (t,)."""
         scattered = np.zeros_like(self.right_sides)
         scattered[rows] = errors
-        change, v = substituted(self.factor, scattered), self._solved[1]
         constants = self.constants
-        if v is not None and self.constant is not None:
-            moved = (self.constant @ change) / (self.constant @ v)
-            change = change - v[:, None] * moved
-            constants = constants - moved
+        if self.constant is None:
+            change = substituted(self.factor, scattered)
+        else:
+            z = substituted(self.factor, scattered, (False,))
+            constants = constants - (self._direction @ z) / self._total
+            change = substituted(self.factor, self._projected(z), (True,))
         solution = self.solution - change
         solution[rows] = 0.0
         return solution, constants
@@ -177,6 +219,17 @@ class LeftOut:
         sweep = Substitution.in_memory(self.factor, x, (int(columns[0]) // grid.tile, grid.n_tiles), transpose=False)
         solve_block(meter, sweep, 0)
         return x
+
+
+def _solved_block(block: Array, right_sides: Array, rows: Numbers) -> Array:
+    """B⁻¹ times right-hand sides, from the lower triangle of B; `rows` are those of the block, for the message."""
+    try:
+        factor = scipy.linalg.cho_factor(block, lower=True, overwrite_a=True, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise NotPositiveDefiniteError(
+            "a block of the inverse is not positive definite: λ is below what rounding in K allows", int(rows[0])
+        ) from error
+    return np.asarray(scipy.linalg.cho_solve(factor, right_sides, check_finite=False))
 
 
 def _batches(folds: Sequence[Numbers]) -> Iterator[Sequence[Numbers]]:

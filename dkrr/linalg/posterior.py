@@ -21,7 +21,7 @@ from dkrr.errors import NotFiniteError
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.inverse import block_cuts
 from dkrr.linalg.substitution import Substitution, substitution_tasks
-from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, VarianceBounds, constant_bounds
+from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, RELATIVE_WIDTH, VarianceBounds, constant_bounds
 from dkrr.runtime import Progress, ThreadExecutor
 
 Array = NDArray[np.float64]
@@ -43,21 +43,22 @@ class FactoredPosterior:
     n_threads : int
     shift : float
         Smallest s.
-    trace : float
-        Trace of A.
+    diagonal : ndarray of shape (n,)
+        Diagonal of A.
     """
 
     factor: Matrix
     constant: Array | None
     n_threads: int
     shift: float
-    trace: float
+    diagonal: Array
 
     def variances(self, cross: Array, prior: Array) -> VarianceBounds:
         """Variances of some rows for a process of variance k, with bounds of the rounding.
 
-        The factor is that of a matrix A + E, ‖E‖ ≤ η, so that kᵀA⁻¹k is off by η ‖A⁻¹k‖², at most a fraction
-        η / λ of it.
+        The factor and the substitutions are those of a matrix A + E, |E| ≤ γ |L| |Lᵀ| with γ about 3 n eps. So kᵀA⁻¹k
+        is off by xᵀEx for x = A⁻¹k, which is at most a fraction γ tr(A) / λ of it. Only where that is too much x is
+        computed, and xᵀ|E|x ≤ γ (Σ |xᵢ| √Aᵢᵢ)².
 
         Parameters
         ----------
@@ -71,7 +72,7 @@ class FactoredPosterior:
         NotFiniteError
             If a variance is negative by more than rounding.
         """
-        z = self._forward(cross)
+        z = self._swept(cross)
         found = prior - np.einsum("ij,ij->j", z, z)
         bad = found < -ROUNDING * np.maximum(prior, 1e-300)
         if bad.any():
@@ -79,36 +80,76 @@ class FactoredPosterior:
                 f"a variance is {found[bad][0]:.1e}, negative by more than rounding: λ is too small beside rounding in "
                 f"K, or the kernel is not positive semidefinite; expected a larger alpha"
             )
-        found, part = np.maximum(found, 0.0), self._rounded_fraction
-        error = part * (prior - found) + 4 * EPS * prior
-        lower, upper = np.maximum(found - error, 0.0), found + error
-        if part >= 1.0:  # E may be as large as A: only that the kernel is positive semidefinite is known
-            lower, upper = np.zeros(len(found)), prior * (1.0 + 4 * EPS)
+        found = np.maximum(found, 0.0)
+        part = self._quick_fraction
+        quick = np.sqrt((prior - found) * part) if part < np.inf else np.full(len(found), np.inf)
+        bounds = self._bounded(z, found, prior, quick)
+        wide = np.flatnonzero(bounds.relative_width > RELATIVE_WIDTH)
+        if len(wide):
+            z = np.ascontiguousarray(z[:, wide])
+            x = self._swept(z.copy(), transpose=True)
+            near = self._bounded(z, found[wide], prior[wide], self._rounding_of(x, self._least))
+            bounds.lower[wide] = np.maximum(bounds.lower[wide], near.lower)
+            bounds.upper[wide] = np.minimum(bounds.upper[wide], near.upper)
+        return bounds
+
+    def _bounded(self, z: Array, found: Array, prior: Array, rounding: Array) -> VarianceBounds:
+        """Bounds from roots of the largest |xᵀEx|, of shape (m,)."""
+        error = rounding**2 + 4 * EPS * prior
+        lower, upper = np.maximum(found - error, 0.0), np.minimum(found + error, prior * (1.0 + 4 * EPS))
         if self._solved_constant is not None:
-            w, total = self._solved_constant
+            w, total, root = self._solved_constant
             distance = np.abs(1.0 - w @ z)
             found = found + distance**2 / total
-            if part >= 1.0:
-                return VarianceBounds(found, lower, np.full(len(found), np.inf))
-            error = part * np.sqrt(total * prior) + 4 * EPS
-            low, high = constant_bounds(distance, error, (total * (1.0 - part), total * (1.0 + part)))
-            lower, upper = lower + low, upper + high
+            if root**2 < total:
+                low, high = constant_bounds(distance, rounding * root + 4 * EPS, (total - root**2, total + root**2))
+                return VarianceBounds(found, lower + low, upper + high)
+            upper = np.full(len(found), np.inf)
         return VarianceBounds(found, lower, upper)
 
-    @cached_property
-    def _rounded_fraction(self) -> float:
-        """Largest fraction of kᵀA⁻¹k that rounding of the factor and of a substitution may change; 1 at most."""
-        n = self.factor.grid.n
-        relative = 3 * (n + ENTRY_ROUNDINGS) * EPS * self.trace / self.shift if self.shift > 0 else 1.0
-        return min(2 * relative / (1.0 - relative), 1.0) if relative < 1 else 1.0
+    @property
+    def _gamma(self) -> float:
+        return 3 * (self.factor.grid.n + 2) * EPS
 
     @cached_property
-    def _solved_constant(self) -> tuple[Array, float] | None:
-        """L⁻¹ c and cᵀA⁻¹c."""
+    def _trace(self) -> float:
+        return float(self.diagonal.sum())
+
+    @cached_property
+    def _quick_fraction(self) -> float:
+        """Largest fraction of kᵀA⁻¹k that rounding may change; infinite if it is as large as A."""
+        relative = self._gamma * self._trace / self._presumed if self._presumed > 0 else 1.0
+        return 2 * relative / (1.0 - relative) if relative < 1 else np.inf
+
+    @property
+    def _presumed(self) -> float:
+        """Least eigenvalue of A, for a positive semidefinite kernel whose entries are rounded."""
+        return self.shift - (self.factor.grid.n + ENTRY_ROUNDINGS) * EPS * self._trace
+
+    @cached_property
+    def _least(self) -> float:
+        """Lower bound of the least eigenvalue of A; of a factor in one tile from ‖L⁻¹‖, which is soon computed."""
+        if self.factor.grid.n_tiles > 1:
+            return self._presumed
+        inverse = self._swept(np.eye(self.factor.grid.n))
+        return 1.0 / float(np.einsum("ij,ij->", inverse, inverse)) - self._gamma * self._trace
+
+    def _rounding_of(self, x: Array, least: float) -> Array:
+        """Root of the largest |xᵀEx| + xᵀE A⁻¹E x of solutions, of shape (m,)."""
+        if not least > 0:
+            return np.full(x.shape[1], np.inf)
+        sizes = np.sqrt(self.diagonal) @ np.abs(x)
+        return np.asarray(sizes * np.sqrt(self._gamma * (1.0 + self._gamma * self._trace / least)))
+
+    @cached_property
+    def _solved_constant(self) -> tuple[Array, float, float] | None:
+        """L⁻¹ c, cᵀA⁻¹c, and the root of what rounding may change in the latter."""
         if self.constant is None:
             return None
-        w = self._forward(self.constant[:, None].copy())[:, 0]
-        return w, float(w @ w)
+        w = self._swept(self.constant[:, None].copy())
+        total, least = float(w[:, 0] @ w[:, 0]), self._presumed
+        x = self._swept(w.copy(), transpose=True)
+        return w[:, 0], total, float(self._rounding_of(x, least if least > 0 else self._least)[0])
 
     def log_determinant(self) -> float:
         """Log |A|, and with a free constant log(cᵀA⁻¹c) more, as the restricted likelihood has it."""
@@ -119,10 +160,10 @@ class FactoredPosterior:
             total += 2.0 * float(np.log(tile.diagonal()).sum())
         return total if self._solved_constant is None else total + float(np.log(self._solved_constant[1]))
 
-    def _forward(self, x: Array) -> Array:
-        """L⁻¹ X, in place of X."""
+    def _swept(self, x: Array, *, transpose: bool = False) -> Array:
+        """L⁻¹ X, or L⁻ᵀ X, in place of X."""
         cuts = block_cuts(self.factor.grid.n_tiles, 2 * self.n_threads)
-        sweep = Substitution.in_memory(self.factor, x, cuts, transpose=False)
+        sweep = Substitution.in_memory(self.factor, x, cuts, transpose=transpose)
         with ThreadExecutor(self.n_threads) as executor:
-            executor.run(substitution_tasks(sweep, "forward"), Progress())
+            executor.run(substitution_tasks(sweep, "sweep"), Progress())
         return x

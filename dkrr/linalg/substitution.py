@@ -212,15 +212,15 @@ def solve_block(meter: Meter, job: Substitution, q: int) -> None:
     job.write(meter, job.solution, x, q)
 
 
-def substituted(factor: Matrix, right_sides: Array) -> Array:
-    """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m)."""
+def substituted(factor: Matrix, right_sides: Array, sweeps: Sequence[bool] = (False, True)) -> Array:
+    """(L Lᵀ)⁻¹ B in the calling thread, of shape (n, m); with one of both sweeps L⁻¹ B (False) or L⁻ᵀ B (True)."""
     x = np.array(right_sides, np.float64, order="C")
     if isinstance(factor, MemoryMatrix) and factor.grid.n_tiles == 1:  # what follows takes longer than a small solve
         square = factor.tile_buffer(0, 0).astype(np.float64, copy=False)
-        blas.solve_lower(square, x)
-        blas.solve_lower(square, x, transpose=True)
+        for transpose in sweeps:
+            blas.solve_lower(square, x, transpose=transpose)
         return x
-    for transpose in (False, True):
+    for transpose in sweeps:
         solve_block(Meter(), Substitution.in_memory(factor, x, (0, factor.grid.n_tiles), transpose=transpose), 0)
     return x
 

@@ -37,6 +37,10 @@ ENTRY_ROUNDINGS = 40_000
 Euclidean kernels are wrong by a few roundings of γ(‖x‖² + ‖z‖²), which is at most 1e4 before they are refined, as far
 from the mean as two clusters may be."""
 
+RELATIVE_WIDTH = 1e-3
+"""Width of the bounds of a variance over the variance that is aimed at; a standard deviation is then known to 2.5e-4 of
+itself."""
+
 
 @dataclass(frozen=True)
 class VarianceBounds:

@@ -7,5 +7,6 @@ certified bounds and the likelihood with a standard error.
 """
 
 from dkrr.posterior.processes import Processes, Variances
+from dkrr.posterior.refits import Learned
 
-__all__ = ["Processes", "Variances"]
+__all__ = ["Learned", "Processes", "Variances"]

@@ -8,6 +8,7 @@ D. A. Harville, "Maximum likelihood approaches to variance component estimation 
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import InputError
+from dkrr import blas
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
-from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
 from dkrr.prediction import BLOCK_ROWS
 from dkrr.rows import Rows
 from dkrr.rows.checks import check_finite
+from dkrr.rows.sources import dense
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -113,8 +116,13 @@ class FactoredProcess(Posterior):
         """Models that each leave out the rows of a fold, and train on all others."""
 
     def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+        widths = list[Array]()
         for where, x in blocks(rows, self.data.n, first):
-            yield where, self.variances_of(x)
+            found = self.variances_of(x)
+            widths.append(found.relative_width)
+            yield where, found
+        remedy = f"alpha = {self.alpha:g} is too small for the digits of a factor: give a larger alpha"
+        warn_of_width(widths, rows.shape[0], remedy)
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,19 @@ def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iter
         yield where, x
 
 
+def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
+    """Warn of variances whose bounds are farther apart than was aimed at."""
+    relative = np.concatenate(widths) if widths else np.empty(0)
+    loose = relative[relative > RELATIVE_WIDTH]
+    if len(loose):
+        warnings.warn(
+            f"bounds of the variances of {len(loose):,} of {n_rows:,} rows are up to {loose.max():.1e} of the variance "
+            f"apart, where {RELATIVE_WIDTH:.0e} was asked (predict_variance_bounds returns them): {remedy}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
 def diagonal_of(kernel: Kernel, x: Any) -> Array:
     """k(x, x), of shape (m,)."""
     return np.ones(x.shape[0]) if kernel.has_unit_diagonal else np.asarray(kernel.diagonal(x), np.float64)
@@ -158,3 +179,14 @@ def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Arr
     if scale is not None:
         cross *= scale[:, None]
     return cross
+
+
+def product_of(kernel: Kernel, training: Rows, x: Any, coef: Array) -> Array:
+    """K(x, X) V of some rows, of shape (m, columns of V); for a precomputed kernel x is K(x, X)."""
+    if kernel.is_precomputed:
+        return blas.product(dense(x), coef)
+    found = np.zeros((x.shape[0], coef.shape[1]))
+    for start in range(0, training.shape[0], BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, training.shape[0])
+        found += kernel(x, training.read(start, stop)) @ coef[start:stop]
+    return found

@@ -14,8 +14,7 @@ from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Direct
-from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers, cross_of, diagonal_of
-from dkrr.prediction import BLOCK_ROWS
+from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers, cross_of, diagonal_of, product_of
 from dkrr.requests import FitRequest, Targets, plan_of
 from dkrr.runtime import Progress, ThreadExecutor
 from dkrr.solvers import Cholesky
@@ -44,8 +43,8 @@ class DualPosterior(FactoredProcess):
         constant = self._scale if data.fit_intercept else None
         self._threads = plan.resources.local_threads
         shift = self.data.dual_shift(alpha)
-        trace = float((matrix.diagonal() * self._scale**2).sum() + shift.sum())
-        self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), trace)
+        diagonal = matrix.diagonal() * self._scale**2 + shift
+        self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
         self._matrix_factor, self._constant = factor, constant
 
@@ -78,10 +77,7 @@ class DualPosterior(FactoredProcess):
                 coef = left_out.solution * self._scale[:, None]
                 for i in np.flatnonzero(~known):
                     row = self._rows.read(int(i), int(i) + 1)
-                    values = left_out.constants + self._means
-                    for start in range(0, self.data.n, BLOCK_ROWS):
-                        stop = min(start + BLOCK_ROWS, self.data.n)
-                        values = values + (self.kernel(row, self._rows.read(start, stop)) @ coef[start:stop])[0]
+                    values = left_out.constants + self._means + product_of(self.kernel, self._rows, row, coef)[0]
                     found[i] = self.data.targets[i] - values
         return found
 
@@ -98,10 +94,7 @@ class DualPosterior(FactoredProcess):
         together, t = np.hstack(coefs), self.data.targets.shape[1]
 
         def predict(x: Any) -> Array:
-            found = np.zeros((x.shape[0], together.shape[1]))
-            for start in range(0, self.data.n, BLOCK_ROWS):
-                stop = min(start + BLOCK_ROWS, self.data.n)
-                found += self.kernel(x, self._rows.read(start, stop)) @ together[start:stop]
+            found = product_of(self.kernel, self._rows, x, together)
             return np.asarray(found.reshape(len(found), len(folds), t).swapaxes(0, 1) + np.stack(constants)[:, None])
 
         return FoldModels(errors, predict)

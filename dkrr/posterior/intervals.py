@@ -2,12 +2,13 @@
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from dkrr.posterior.base import Array, FactoredProcess, FoldModels, Numbers, blocks
+from dkrr.posterior.base import Array, FoldModels, Numbers, blocks
 from dkrr.rows import Rows
 
 
@@ -31,30 +32,30 @@ class CrossValidationIntervals:
     ranks: tuple[int, int]
     """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
     n_targets: int
+    encode: Callable[[Any], Any] | None = None
+    """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
 
     @classmethod
     def of(
         cls,
-        posteriors: Sequence[tuple[Numbers, FactoredProcess]],
-        n_targets: int,
+        models: Sequence[tuple[Numbers, FoldModels]],
+        weights: Array | None,
         folds: Sequence[Numbers],
         coverage: float,
+        encode: Callable[[Any], Any] | None = None,
     ) -> "CrossValidationIntervals":
-        """Intervals of the models that leave these folds out."""
-        data = posteriors[0][1].data
-        counting = np.ones(data.n, bool) if data.weights is None else data.weights > 0
-        kept = [counting[fold] for fold in folds]
+        """Intervals of the models that leave these folds out, each for some targets."""
+        kept = [np.ones(len(fold), bool) if weights is None else weights[fold] > 0 for fold in folds]
         fold_of = np.repeat(np.arange(len(folds)), [int(k.sum()) for k in kept])
         n = len(fold_of)
         high = math.ceil(coverage * (n + 1)) - 1
-        groups = []
-        for columns, one in posteriors:
-            models = one.fold_models(folds)
-            sizes = np.abs(np.vstack([errors[k] for errors, k in zip(models.errors, kept, strict=True)]))
-            groups.append((columns, models, sizes))
-        return cls(groups, fold_of, (n - 1 - high, high), n_targets)
+        groups = [
+            (columns, one, np.abs(np.vstack([errors[k] for errors, k in zip(one.errors, kept, strict=True)])))
+            for columns, one in models
+        ]
+        return cls(groups, fold_of, (n - 1 - high, high), sum(len(columns) for columns, _ in models), encode)
 
     def __dask_tokenize__(self) -> str:
         return self.token

@@ -24,11 +24,11 @@ from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import Operator, column_sizes
 from dkrr.linalg.preconditioner import Fixed, Identity
-from dkrr.linalg.variance_bounds import ResidualBounds, Solved, VarianceBounds, variance_bounds
+from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, ResidualBounds, Solved, VarianceBounds, variance_bounds
 from dkrr.machine import detect
 from dkrr.planning import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
-from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of
+from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
 from dkrr.requests import FitRequest, Targets, with_spectrum
 from dkrr.rows import Rows
 from dkrr.runtime import Progress
@@ -38,11 +38,8 @@ from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.quadrature import LanczosTrace
 
-RELATIVE_WIDTH = 1e-3
-"""Width of the bounds of a variance over the variance, at which its column ends; a standard deviation is then known to
-2.5e-4 of itself."""
 GOAL = 0.5
-"""Fraction of that width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
+"""Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
 MIN_TOL = 1e-13
 """Smallest relative residual that is required of a column: it ends there, however wide its bounds are."""
 MAX_CONTINUATIONS = 6
@@ -88,23 +85,20 @@ class IteratedPosterior(Posterior):
         return vars(self) | {"plan": None}
 
     def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
-        loose = list[float]()
+        loose = list[Array]()
         with self._opened(rows.shape[0]) as run:
             constant = self._constant_of(run)
             for where, x in blocks(rows, self.data.n, first, run.width):
                 found = run.variances(
                     cross_of(self.kernel, run.matrix.rows, x, self._scale), diagonal_of(self.kernel, x), constant
                 )
-                loose += found.relative_width[found.relative_width > RELATIVE_WIDTH].tolist()
+                loose.append(found.relative_width)
                 yield where, found
-        if loose:
-            warnings.warn(
-                f"bounds of the variances of {len(loose):,} of {rows.shape[0]:,} rows are up to {max(loose):.1e} of "
-                f"the variance apart, where {RELATIVE_WIDTH:.0e} was asked (predict_variance_bounds returns them): "
-                f"give a larger alpha, a preconditioner of a higher rank, a larger max_iter, or solver='cholesky'",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+        warn_of_width(
+            loose,
+            rows.shape[0],
+            "give a larger alpha, a preconditioner of a higher rank, a larger max_iter, or solver='cholesky'",
+        )
 
     def quadratic(self) -> Array:
         return self._known[0]

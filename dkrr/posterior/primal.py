@@ -12,7 +12,7 @@ import scipy.linalg
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.normal_sums import NormalSums, feature_blocks, features_of, part_of
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, VarianceBounds
+from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers
 from dkrr.requests import FitRequest, Targets, plan_of
 from dkrr.solvers import Cholesky
@@ -64,7 +64,7 @@ class PrimalPosterior(FactoredProcess):
         inverse = scipy.linalg.solve_triangular(self._factor, np.eye(len(self._factor)), lower=True, check_finite=False)
         least = 1.0 / float(np.einsum("ij,ij->", inverse, inverse))
         size = float(np.einsum("ij,ij->", self._factor, self._factor))
-        part = 3 * (self.data.n + len(inverse) + ENTRY_ROUNDINGS) * EPS * size / least
+        part = 3 * (self.data.n + len(inverse) + 2) * EPS * size / least
         return min(2 * part / (1.0 - part), 1.0) if part < 1 else 1.0
 
     def _errors(self) -> Iterator[tuple[slice, Array, Array]]:

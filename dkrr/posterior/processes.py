@@ -11,7 +11,7 @@ import numpy as np
 
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
-from dkrr.fitting.sampled import drawn
+from dkrr.fitting.sampled import drawn, is_drawn
 from dkrr.kernels import Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.machine import detect
@@ -23,6 +23,7 @@ from dkrr.posterior.dual import DualPosterior
 from dkrr.posterior.intervals import CrossValidationIntervals
 from dkrr.posterior.iterated import IteratedPosterior
 from dkrr.posterior.primal import PrimalPosterior
+from dkrr.posterior.refits import Learned, refitted
 from dkrr.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
@@ -36,11 +37,14 @@ class Processes:
     ----------
     request : FitRequest
         Request of the fit.
+    learned : Learned, optional
+        What its kernel was fitted to, if its values depend on that.
     """
 
-    def __init__(self, request: FitRequest) -> None:
+    def __init__(self, request: FitRequest, learned: Learned | None = None) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
+        self._learned, self._given = learned, request
         self._request, self._outputs, self._is_prepared = request, outputs, False
         self._groups = [
             (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
@@ -133,10 +137,36 @@ class Processes:
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
         """Intervals by the models that leave out folds."""
-        return CrossValidationIntervals.of(self.factored(), self._outputs.values.shape[1], folds, coverage)
+        weights = self._given.weights
+        if not self._learns:
+            models = [(columns, one.fold_models(folds)) for columns, one in self.factored()]
+            return CrossValidationIntervals.of(models, weights, folds, coverage)
+        self._refuse_changed_targets()
+        found = refitted(self._given, self._learned, folds)
+        everything = np.arange(self._outputs.values.shape[1])
+        return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, found.encode)
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the kernel depends on its training rows, so that every fold has another."""
+        return self._learned is not None or is_drawn(self._given.settings.kernel)
 
     def loo_residuals(self) -> Array:
-        """Y − f₋ᵢ(xᵢ), of shape (n, t)."""
+        """Y − f₋ᵢ(xᵢ), of shape (n, t).
+
+        Raises
+        ------
+        InputError
+            If the kernel learns from its training rows: every row would take a fit of its own.
+        """
+        if self._learns:
+            kernel = self._given.settings.kernel if self._learned is None else self._learned.kernel
+            raise InputError(
+                f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals_ would take a fit "
+                f"for each of {len(self._outputs.values):,} rows; expected a kernel that does not: use y - "
+                f"cross_val_predict(model, X, y, cv=10) of scikit-learn, or a kernel that is fixed before the fit "
+                f" (dkrr.features.whitened(kernel, centres), BagOfWords with vocabulary and idf)"
+            )
         found = np.empty(self._outputs.values.shape)
         for columns, one in self.factored():
             found[:, columns] = one.loo_residuals()

@@ -363,9 +363,26 @@ def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
     except _Ended as ended:
         return False, str(ended)
     n = len(objective.values)
+    if ends := _ends_of_range(objective, start):
+        return False, (
+            f"it ended at the bound of the range, a factor of {RANGE:g} from the start, with {ends}, and the error "
+            f"falls beyond; expected an optimum within: start there (alphas, or the kernel's lengths), or use another "
+            f"kernel"
+        )
     if found.status == 0:
         return True, f"converged after {n} evaluations"
     return False, f"no smaller error was found in the direction of descent after {n} evaluations"
+
+
+def _ends_of_range(objective: _Objective, start: Array) -> str:
+    """Parameters of the best evaluation that are at an end of their range, and would go on; empty if none is."""
+    best = objective.best
+    found, slopes = objective.parameters[best], objective.gradients[best] / objective.values[best]
+    low = (found <= start - log(RANGE)) & (slopes > LEAST_SLOPE)
+    high = (found >= start + log(RANGE)) & (slopes < -LEAST_SLOPE)
+    beyond, values = np.flatnonzero(low | high), np.exp(found)
+    names = [f"alpha = {values[k]:.3g}" if k == 0 else f"length {k - 1} = {values[k]:.3g}" for k in beyond]
+    return ", ".join(names)
 
 
 def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iterator[str]:

@@ -150,7 +150,9 @@ def test_no_plan_before_the_first_question(data):
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_bounds_from_a_factor_whose_digits_are_lost(data, fit_intercept):
     model = KernelRidge(alpha=1e-13, kernel=RBF(gamma=GAMMA), solver="cholesky", fit_intercept=fit_intercept)
-    lower, upper = model.fit(data.X[:40], data.y[:40, 0]).predict_variance_bounds(data.X_new, scale=1.0)
+    model.fit(np.repeat(data.X[:40], 2, axis=0), np.repeat(data.y[:40, 0], 2))
+    with pytest.warns(ConvergenceWarning, match="alpha = 1e-13 is too small for the digits of a factor"):
+        lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
     assert (lower == 0).all()
     assert_allclose(upper, np.inf if fit_intercept else 1.0, rtol=1e-12)
 

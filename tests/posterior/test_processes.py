@@ -1,11 +1,13 @@
 """Standard deviations, likelihood and leave-one-out residuals against scikit-learn's Gaussian process and n fits."""
 
 import pickle
-from contextlib import nullcontext, suppress
+import warnings
+from contextlib import nullcontext
 
 import dask.array as da
 import numpy as np
 import pytest
+from flint import arb, arb_mat
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk_kernels
@@ -13,9 +15,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.model_selection import KFold, ShuffleSplit
 
 import dkrr
+from benchmarks.precise import matrix, precision, ridge
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, NotFiniteError
-from dkrr.kernels import RBF
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.features import Nystroem, whitened
+from dkrr.kernels import RBF, BagOfWords, Linear
+from tests.pairs import every_pair
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
@@ -93,6 +98,33 @@ def test_residuals_of_models_without_the_row(data, kernel, fit_intercept):
     model = KernelRidge(alpha=ALPHA, **settings).fit(X, Y, sample_weight=weights)
     expected = Y - np.vstack(naive_predictions(X, Y, leave_one_out(50), ALPHA, weights, **settings))
     assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("weight", "heavy"), [(1e16, [7]), (1e18, [7]), (1e18, [3, 4])], ids=str)
+def test_a_dominating_weight_costs_no_digits(weight, heavy):
+    rng, n, alpha, kernel = np.random.default_rng(3), 12, 0.5, Linear()
+    X, y, w = rng.normal(size=(n, 3)), rng.normal(size=n) + 3, np.ones(n)
+    w[heavy] = weight
+
+    def exact(folds):
+        pairs = [(np.setdiff1d(np.arange(n), test), test) for test in folds]
+        return np.vstack(
+            [
+                ridge(kernel, X[a], y[a], alpha, sample_weight=w[a], fit_intercept=True, X_new=X[b]).predictions
+                for a, b in pairs
+            ]
+        )[:, 0]
+
+    settings = {"kernel": kernel, "fit_intercept": True, "form": "dual", "solver": "cholesky"}
+    model = KernelRidge(alpha=alpha, **settings).fit(X, y, sample_weight=w)
+    assert_allclose(model.loo_residuals_, y - exact(np.arange(n)[:, None]), rtol=1e-6)
+    search = KernelRidgeCV([alpha], cv=4, store_cv_predictions=True, **settings).fit(X, y, sample_weight=w)
+    expected = exact(np.split(np.arange(n), 4))
+    assert_allclose(search.cv_predictions_, expected, rtol=1e-6)
+    found = model._processes().factored()[0][1].fold_models(np.split(np.arange(n), 4))
+    assert_allclose(np.vstack(found.errors)[:, 0], y - expected, rtol=1e-6)
+    for k, fold in enumerate(np.split(np.arange(n), 4)):
+        assert_allclose(found.predict(X)[k, fold, 0], expected[fold], rtol=1e-6)
 
 
 def test_a_wrong_target_stands_out(data):
@@ -195,16 +227,127 @@ def test_bad_scales(data, scale, expected):
         model.predict(data.X_new, return_std=True, scale=scale)
 
 
-def test_precomputed_has_no_variance(data):
-    K = RBF(gamma=0.2)(data.X)
-    model = KernelRidge(kernel="precomputed").fit(K, data.y[:, 0])
-    with pytest.raises(InputError, match="precomputed"):
-        model.predict(K, return_std=True)
+@pytest.mark.parametrize("settings", [{}, {"fit_intercept": True}, {"solver": "cg"}, {"tile": 40}], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_precomputed_has_all_but_variances(data, settings, weighted):
+    kernel, weights = RBF(gamma=0.2), data.weights if weighted else None
+    K, K_new = kernel(data.X), kernel(data.X_new, data.X)
+    model = KernelRidge(kernel="precomputed", **settings).fit(K, data.y, sample_weight=weights)
+    plain = KernelRidge(kernel=kernel, **settings).fit(data.X, data.y, sample_weight=weights)
+    assert_allclose(model.loo_residuals_, plain.loo_residuals_, rtol=1e-7)
+    assert_allclose(model.log_marginal_likelihood_, plain.log_marginal_likelihood_, rtol=1e-9)
+    for found, expected in zip(model.predict_interval(K_new), plain.predict_interval(data.X_new), strict=True):
+        assert_allclose(found, expected, rtol=1e-7)
+    for call in (lambda: model.predict(K_new, return_std=True), lambda: model.predict_variance_bounds(K_new)):
+        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals_"):
+            call()
 
 
 @pytest.mark.parametrize("alpha", [1e-13, 1e-9, 1e-3])
 def test_never_negative(data, alpha):
     X = np.repeat(data.X[:40], 3, axis=0)
     model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
-    with suppress(NotFiniteError) if alpha < 1e-8 else nullcontext():  # the others must have an answer
+    said = pytest.warns(ConvergenceWarning, match="too small for the digits") if alpha < 1e-8 else nullcontext()
+    with said:
         assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()
+
+
+DOCUMENTS = [" ".join(np.random.default_rng(i).choice(list("abcdefghijklmnopqrstuvwxyz"), 6)) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Nystroem(RBF(2.0), 15),
+        BagOfWords(token_pattern="[a-z]"),
+        BagOfWords(token_pattern="[a-z]", n_hashed=64) + BagOfWords("counts", token_pattern="[a-z]"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_have_kernels_that_have_not_seen_them(kernel, weighted):
+    rng, n, new = np.random.default_rng(0), 30, slice(30, 40)
+    X = rng.normal(size=(40, 2)) if isinstance(kernel, Nystroem) else np.array(DOCUMENTS, object)
+    y = np.column_stack([np.sin(np.arange(40)), rng.normal(size=40)])
+    w = rng.uniform(0.5, 2.0, n) if weighted else None
+    folds, alphas = list(KFold(4).split(X[:n])), [1e-4, 0.3]
+    model = KernelRidge(alphas, kernel=kernel).fit(X[:n], y[:n], sample_weight=w)
+    lower, upper = model.predict_interval(X[new], 0.8, cv=4)
+    below, above = [], []
+    for train, test in folds:
+        one = KernelRidge(alphas, kernel=kernel).fit(X[train], y[train], None if w is None else w[train])
+        errors = np.abs(y[test] - one.predict(X[test]))
+        below += list(one.predict(X[new]) - errors[:, None])
+        above += list(one.predict(X[new]) + errors[:, None])
+    k = int(np.ceil(0.8 * (n + 1)))
+    assert_allclose(lower, np.sort(below, axis=0)[n - k], rtol=1e-7, atol=1e-9)
+    assert_allclose(upper, np.sort(above, axis=0)[k - 1], rtol=1e-7, atol=1e-9)
+    with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
+        model.loo_residuals_  # noqa: B018
+
+
+def test_fixed_kernels_have_residuals():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30.0)
+    docs = DOCUMENTS[:30]
+    pairs = [(whitened(RBF(2.0), X[:12]), X), (BagOfWords(token_pattern="[a-z]").fitted(docs), np.array(docs, object))]
+    for kernel, rows in pairs:
+        expected = [
+            y[i] - KernelRidge(kernel=kernel).fit(rows[a], y[a]).predict(rows[[i]])[0] for a, (i,) in leave_one_out(30)
+        ]
+        assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals_, expected, rtol=1e-7)
+
+
+def exact_variances(K, k, prior, alpha, w, fit_intercept):
+    """Variances for s = 1 in 180 digits, of matrices taken as the exact numbers that they are."""
+    with precision():
+        n, ones = len(K), matrix(np.ones(len(K)))
+        A = matrix(K)
+        for i in range(n):
+            A[i, i] += arb(alpha) / arb(float(w[i]))
+        cross = matrix(k)
+        x = A.solve(arb_mat([[*a, *b] for a, b in zip(cross.tolist(), ones.tolist(), strict=True)]))
+        found = []
+        for j, own in enumerate(prior):
+            value = arb(float(own)) - sum((cross[i, j] * x[i, j] for i in range(n)), arb(0))
+            if fit_intercept:
+                total = sum((x[i, len(prior)] for i in range(n)), arb(0))
+                value += (1 - sum((x[i, j] for i in range(n)), arb(0))) ** 2 / total
+            found.append(float(value.mid()))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-8, 1e-10, 1e-13])
+@every_pair(fit_intercept=[False, True], weighted=[False, True], settings=[{}, {"tile": 16}])
+def test_bounds_from_a_factor_hold_and_are_tight_or_say_so(alpha, fit_intercept, weighted, settings):
+    rng, kernel, n = np.random.default_rng(1), RBF(0.5), 30
+    X = rng.normal(size=(n, 2))
+    X_new = np.vstack([X[:5], X[:3] + 1e-4, rng.normal(size=(4, 2)), [[9.0, 9.0]]])
+    w = 10 ** rng.uniform(-2, 2, n) if weighted else np.ones(n)
+    expected = exact_variances(kernel(X), kernel(X, X_new), np.ones(len(X_new)), alpha, w, fit_intercept)
+    model = KernelRidge(alpha, kernel=kernel, solver="cholesky", fit_intercept=fit_intercept, **settings)
+    model.fit(X, X[:, 0], sample_weight=w if weighted else None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+        _, std = model.predict(X_new, return_std=True, scale=1.0)
+    assert (lower <= expected * (1 + 1e-12)).all() and (expected * (1 - 1e-12) <= upper).all()
+    assert ((lower <= std**2 * (1 + 1e-12)) & (std**2 <= upper * (1 + 1e-12))).all()
+    said = [str(w.message) for w in caught if "bounds of the variances" in str(w.message)]
+    if said:
+        assert len(said) == 2 and f"alpha = {alpha:g} is too small for the digits" in said[0] and alpha < 1e-5
+        assert all(issubclass(w.category, ConvergenceWarning) for w in caught)
+    else:
+        assert (upper - lower <= 1e-3 * expected * (1 + 1e-9)).all()
+        assert_allclose(std**2, expected, rtol=1e-3)
+    assert bool(said) == (alpha < 1e-12) or 1e-12 < alpha < 1e-5
+
+
+def test_primal_bounds_are_tight_or_say_so():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4))
+    lower, upper = KernelRidge(1e-3, kernel="linear").fit(X, X[:, 0]).predict_variance_bounds(X[:9], scale=1.0)
+    assert (upper - lower <= 1e-3 * lower).all()
+    X[:, 3] = X[:, 2] + 1e-9 * X[:, 3]
+    model = KernelRidge(1e-12, kernel="linear", form="primal").fit(X, X[:, 0])
+    with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
+        model.predict(X[:9], return_std=True)

@@ -213,3 +213,12 @@ def test_groups_and_sparse_rows():
     with pytest.raises(InputError, match="X is sparse"):
         KernelRidgeCV([0.1], optimize="length").fit(sp.csr_array(X), Y)
     assert KernelRidgeCV([0.1], optimize="alpha").fit(sp.csr_array(X), Y).optimum_.converged
+
+
+def test_an_end_at_a_bound_is_said():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 3)), rng.normal(size=80)
+    with pytest.warns(ConvergenceWarning, match=r"ended at the bound .* alpha = 10, and .*; expected .* start there"):
+        search = KernelRidgeCV([1e-2], kernel="rbf", cv=4, optimize="alpha").fit(X, y)
+    assert not search.optimum_.converged and search.alpha_ == pytest.approx(10)
+    assert KernelRidgeCV([10.0], kernel="rbf", cv=4, optimize="alpha").fit(X, y).optimum_.converged
