@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -99,11 +98,20 @@ def check_store(store: str | None) -> None:
 
 
 def check_folder(store: str | None) -> None:
-    """Refuse a file where the stores of a run are to be."""
+    """Refuse a file, a model or a store where the folder with the stores of a search is to be."""
+    from dkrr.tiles.descriptions import read_group
+    from dkrr.tiles.paths import local_path
+
     if store is not None:
-        path = Path(location(store, "--store", "a folder for the stores of the run", is_kept=True))
-        if path.exists() and not path.is_dir():
+        url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
+        path = local_path(url)
+        if path is not None and path.exists() and not path.is_dir():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
+        with named("--store"):
+            found = read_group(url)
+        if found is not None:
+            what = f"a {found['kind']} of dkrr" if found.get("kind") in ("run", "model") else "a group of Zarr"
+            raise InputError(f"--store is {shown(store)}, {what}; expected a folder for the stores of the run, or none")
 
 
 @contextmanager
