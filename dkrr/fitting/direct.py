@@ -19,7 +19,7 @@ from dkrr.linalg.residual import Check, Solved, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
 from dkrr.linalg.tile_steps import n_update_parts, tile_steps
-from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
+from dkrr.runtime import Executor, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
 
