@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import PLAN, WORK
@@ -249,6 +249,11 @@ def status(path: str | Path) -> RunStatus:
         If the path does not hold a run, or its description is damaged.
     """
     run = RunStore(resolved_place(location(path, "path", "the path or URL of a run", is_kept=True)))
+    if (_read(run.url) or {}).get("kind") == "model":
+        raise StoreError(
+            f"{path} is a saved model; expected the store of a run (store=): dkrr info describes a model, and dkrr "
+            f"verify checks it"
+        )
     description = run.description()
     if description is None:
         raise StoreError(f"{path} does not exist, or is empty; expected the store of a run")
@@ -336,6 +341,8 @@ def notes_of_run(path: str | Path) -> dict[str, Any]:
 def _read(url: str) -> dict[str, Any] | None:
     try:
         return read_group(url)
+    except UnreachableStoreError:
+        raise
     except StoreError:
         return None  # RunStore says what is wrong
 

@@ -87,7 +87,10 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     path = location(path, "path", "the path or URL of the new model", is_kept=True)
     overwrite = flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
-        raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
+        raise InputTypeError(
+            f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is "
+            f"saved with it as transformer=, as in KernelRidge(transformer=pipeline[:-1]), and of a search its best_estimator_"
+        )
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")

@@ -21,6 +21,8 @@ from dkrr.plain_text import safe_message
 
 MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which costs are computed."""
+CLASSES = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
+"""What to do about text as targets."""
 MAX_SHOWN = 160
 """Characters of a value in a message."""
 BUCKETS = ("s3", "gs", "az")

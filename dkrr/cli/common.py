@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +18,8 @@ ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,
 """Of a scheduler: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
 """Names of values that are paths, in the help of options and arguments."""
 
@@ -69,7 +70,7 @@ def printable_warnings() -> Iterator[None]:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Print an error in one line, and end with its exit status."""
+    """Print an error, or how to resume after an interrupt, in one line, and end with its exit status."""
     try:
         yield
     except DkrrError as error:
@@ -78,6 +79,19 @@ def readable_errors() -> Iterator[None]:
     except (OSError, MemoryError) as error:  # of the machine, during the work
         echo(one_line(safe_message(f"dkrr: {type(error).__name__}: {error}")), err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        echo(_interrupted(), err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _interrupted() -> str:
+    """What an interrupt has left of the command that runs."""
+    context = click.get_current_context(silent=True)
+    options = {} if context is None else context.params
+    if options.get("store") is not None:
+        return one_line(f"dkrr: interrupted; the same command resumes from --store {options['store']}")
+    remedy = "; nothing of it is kept; with --store the same command would resume" if "store" in options else ""
+    return f"dkrr: interrupted{remedy}"
 
 
 @contextmanager
@@ -99,11 +113,20 @@ def check_store(store: str | None) -> None:
 
 
 def check_folder(store: str | None) -> None:
-    """Refuse a file where the stores of a run are to be."""
+    """Refuse a file, a model or a store where the folder with the stores of a search is to be."""
+    from dkrr.tiles.descriptions import read_group
+    from dkrr.tiles.paths import local_path
+
     if store is not None:
-        path = Path(location(store, "--store", "a folder for the stores of the run", is_kept=True))
-        if path.exists() and not path.is_dir():
+        url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
+        path = local_path(url)
+        if path is not None and path.exists() and not path.is_dir():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
+        with named("--store"):
+            found = read_group(url)
+        if found is not None:
+            what = f"a {found['kind']} of dkrr" if found.get("kind") in ("run", "model") else "a group of Zarr"
+            raise InputError(f"--store is {shown(store)}, {what}; expected a folder for the stores of the run, or none")
 
 
 @contextmanager

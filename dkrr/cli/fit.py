@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dkrr.cli.common import check_store, cluster, echo, quiet_option, readable_errors
+from dkrr.cli.common import check_store, cluster, echo, named, quiet_option, readable_errors
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_report
@@ -61,7 +61,8 @@ def fit(
     with readable_errors(), cluster(scheduler):
         inputs = {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight}
         refuse_enclosing({"--model": model_path, "--store": options["store"]}, inputs)
-        check_model_path(model_path, overwrite=overwrite, name="--model")
+        with named("--model"):
+            check_model_path(model_path, overwrite=overwrite, name="--model")
         check_store(options["store"])
         is_filled = options["impute"] is not None
         X = training_rows(x_path, columns, (y_path, sample_weight), drop_missing=drop_missing, is_filled=is_filled)

@@ -1,16 +1,17 @@
 """``dkrr fit``, ``predict``, ``plan``, ``info``, ``calibrate`` ...; also ``dask dkrr ...``.
 
 Exit status: 0 on success; 2 on bad usage or bad input, such as a missing model; 1 on failure, and if a fit did not
-reach the required accuracy. Results go to stdout, everything else to stderr.
+reach the required accuracy; 130 after Ctrl-C. Results go to stdout, everything else to stderr.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from dkrr.cli.common import LOG, complete_paths, printable_warnings
+from dkrr.cli.common import INTERRUPTED, LOG, complete_paths, echo, printable_warnings
 from dkrr.cli.fit import fit
 from dkrr.cli.machine import calibrate
 from dkrr.cli.plan import plan
@@ -41,6 +42,9 @@ def _printable_usage() -> Iterator[None]:
     except click.ClickException as error:
         vars(error)["message"] = one_line(safe_message(error.message))
         raise
+    except KeyboardInterrupt:  # while libraries are imported
+        echo("dkrr: interrupted; no work was begun", err=True)
+        sys.exit(INTERRUPTED)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
-from dkrr.cli.common import check_folder, cluster, echo, quiet_option, readable_errors
+from dkrr.cli.common import check_folder, cluster, echo, named, quiet_option, readable_errors
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, write_picture
@@ -74,7 +74,8 @@ def select(
             {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight},
         )
         if model_path is not None:
-            check_model_path(model_path, overwrite=overwrite, name="--model")
+            with named("--model"):
+                check_model_path(model_path, overwrite=overwrite, name="--model")
         if out_path is not None:
             check_picture_path(out_path, overwrite=overwrite)
         check_folder(options["store"])

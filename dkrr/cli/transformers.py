@@ -7,7 +7,6 @@ import click
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.tables import Table, opened, with_columns
-from dkrr.tables.base import not_numbers
 from dkrr.values import shown
 
 OPTIONS = ("standardize", "one_hot", "unknown", "impute")
@@ -66,5 +65,5 @@ def _encoded(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[s
     rest = table.without(encoded)
     for column in rest.columns:
         if column.kind != "number":
-            raise InputTypeError(not_numbers("--x", column.name, column.kind, column.dtype, rest.names))
+            raise InputTypeError(rest.not_numbers("--x", column))
     return encoded

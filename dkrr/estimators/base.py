@@ -388,7 +388,8 @@ def unreadable_column(X: Any) -> InputError | None:
             X[name].to_numpy(np.float64)
         except (TypeError, ValueError):
             kind = "category" if str(dtype) == "category" else "text"
-            return InputTypeError(not_numbers("X", str(name), kind, str(dtype), [str(c) for c in X.columns]))
+            others = [str(c) for c in X.columns if getattr(X[c].dtype, "kind", "O") in "biuf"]
+            return InputTypeError(not_numbers("X", str(name), kind, str(dtype), others))
     return None
 
 

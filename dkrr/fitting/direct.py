@@ -18,7 +18,7 @@ from dkrr.linalg.residual import Check, Solved, SolvedProbe, check_tiled, checke
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
 from dkrr.linalg.tile_steps import n_update_parts, tile_steps
-from dkrr.runtime import Executor, Progress, SerialExecutor, ThreadExecutor
+from dkrr.runtime import Executor, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
 from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
 
@@ -133,12 +133,12 @@ class MemorySystems(DirectSystems):
             if settle is None:
                 return SystemSolution(found, probe)
             constants = settle(found)
-            with self._progress.stage("true residual", 1.0):
-                if isinstance(source, KeptTiles):
+            if isinstance(source, KeptTiles):
+                with self._progress.stage("true residual", 1.0):
                     check = checked(both, shift[:, None], x, source.multiply, constants, probe)
-                else:
-                    solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
-                    check, _ = check_tiled(solved, constants, executor, Progress(), self._threads)
+            else:
+                solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
+                check, _ = check_tiled(solved, constants, executor, self._progress, self._threads)
         return SystemSolution(found, probe, check)
 
     def factored(self, group: str, shift: Array, detail: str = "") -> MemoryMatrix:  # noqa: ARG002
@@ -206,8 +206,7 @@ class TiledSystems(DirectSystems):
             constants = settle(found)
             kept_scaling = storage.vectors(group, "scaling", grid, 1, scaling)
             solved = Solved(self.source, grid, kept_shift, kept_sides, solution, kept_scaling)
-            with context.progress.stage("true residual", 2.0 * grid.n**2 * both.shape[1]):
-                check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
+            check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
             context.add(record)
         for k in range(self._n_sums()):
             storage.delete(f"{group}/sum-{k}")
@@ -238,8 +237,7 @@ class TiledSystems(DirectSystems):
         constants = settle(found)
         kept = partial(storage.vectors, inner, grid=grid, width=1)
         solved = Solved(self.source, grid, kept("shift", data=shift), sides, solution, kept("scaling", data=scaling))
-        with context.progress.stage("true residual", 2.0 * grid.n**2 * both.shape[1]):
-            check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
+        check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
         context.add(record)
         storage.delete(inner)
         return SystemSolution(found, probe, check)

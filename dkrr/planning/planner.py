@@ -15,6 +15,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
+from dkrr.solvers import ConjugateGradient
 from dkrr.units import format_bytes, format_count, format_seconds
 
 STRATEGIES: Mapping[Loss, tuple[type[Strategy], ...]] = {
@@ -209,10 +210,12 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
     if in_memory:
         least = min(in_memory, key=lambda c: c.disk_bytes)
         free = format_bytes(resources.disk_free_bytes or 0)
+        by_cg = _candidates(replace(problem, solver=ConjugateGradient()), resources, least.form)
+        iterative = "" if all(c.refused for c in by_cg) else ", give solver='cg' (conjugate gradient), which has room"
         raise DiskSpaceError(
             f"not enough disk: the plan with the smallest need ({least.summary()}) takes "
             f"{format_bytes(least.disk_bytes)} in the store, {free} are free. Free some space, give store= or "
-            f"dkrr.temporary-directory on a larger disk, or raise memory_limit. Nothing was computed"
+            f"dkrr.temporary-directory on a larger disk{iterative}, or raise memory_limit. Nothing was computed"
         )
     if resources.cluster_is_running:
         possible = [c for c in possible if c.execution == "dask"] or possible

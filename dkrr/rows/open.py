@@ -33,7 +33,7 @@ from dkrr.rows.zarr_arrays import zarr_rows
 from dkrr.tables import Table, as_table, is_pandas_like, table_at
 from dkrr.tiles.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
-from dkrr.values import is_existing_folder, location
+from dkrr.values import CLASSES, is_existing_folder, location
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
@@ -134,9 +134,7 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
         kind = getattr(dtype, "kind", "f")
         if isinstance(kind, str) and kind in kinds:
             of = f" in column {column!r}" if is_frame else ""
-            raise InputTypeError(
-                f"{name} has dtype {dtype}{of}; expected numbers: convert it, e.g. a date to the days since another one"
-            )
+            raise InputTypeError(f"{name} has dtype {dtype}{of}; expected numbers: {_remedy(name, dtype)}")
 
 
 def as_rows(X: Any, name: str = "X") -> Rows:
@@ -225,7 +223,15 @@ def _check_dtype(dtype: Any, name: str) -> None:
     if kind == "c":
         raise InputTypeError(f"{name} has dtype {dtype}; expected real numbers: complex data not supported")
     if kind not in "biuf":
-        raise InputTypeError(f"{name} has dtype {dtype}; expected numbers: convert it, e.g. {name}.astype(float)")
+        raise InputTypeError(f"{name} has dtype {dtype}; expected numbers: {_remedy(name, dtype)}")
+
+
+def _remedy(name: str, dtype: Any) -> str:
+    """What to do about values that are not numbers."""
+    kind = getattr(dtype, "kind", "O")
+    if name == "y" and kind in "OSUT":
+        return CLASSES
+    return "convert it, e.g. " + ("a date to the days since another one" if kind in "mM" else f"{name}.astype(float)")
 
 
 def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:

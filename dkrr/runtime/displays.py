@@ -145,7 +145,7 @@ class LiveProgress(Progress):
     def end(self, *, failed: bool) -> None:
         if self._bar is not None:
             if failed:
-                self._bar.update(self._bar.task_ids[0], description="[red]failed[/red]")
+                self._bar.update(self._bar.task_ids[0], description="[red]stopped[/red]")
             self._bar.stop()
             self._bar = None
 
@@ -184,7 +184,7 @@ class LogProgress(Progress):
         self.note(f"{stage.name}: {stage.fraction:4.0%}, {format_seconds(stage.elapsed)} gone{left}")
 
     def end(self, *, failed: bool) -> None:
-        how = "failed after" if failed else "done in"
+        how = "stopped after" if failed else "done in"
         self.note(f"{self._stage.name}: {how} {format_seconds(self._stage.elapsed)}")
 
     def note(self, message: str) -> None:
@@ -239,7 +239,7 @@ class NotebookProgress(Progress):
         """Text of what has ended, and of messages."""
         width = max(map(len, self._ended), default=0)
         ended = [
-            f"{name:<{width}}  {'failed after' if failed else 'done in'} {format_seconds(seconds)}"
+            f"{name:<{width}}  {'stopped after' if failed else 'done in'} {format_seconds(seconds)}"
             + (f" ({number} times)" if number > 1 else "")
             for name, (number, seconds, failed) in self._ended.items()
         ]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError, InputTypeError
 from dkrr.tables.names import check_names, selected_names
 from dkrr.tables.source import BATCH_ROWS, Column, Kind, Source
-from dkrr.values import shown, whole
+from dkrr.values import CLASSES, shown, whole
 
 if TYPE_CHECKING:
     import pandas
@@ -186,7 +186,12 @@ class Table:
         """
         for column in self.columns:
             if column.kind != "number":
-                raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, self.names))
+                raise InputTypeError(self.not_numbers(name, column))
+
+    def not_numbers(self, name: str, column: Column) -> str:
+        """Message about a column that does not hold numbers, with those that do."""
+        others = [other.name for other in self.columns if other.kind == "number"]
+        return not_numbers(name, column.name, column.kind, column.dtype, others)
 
     def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
@@ -275,9 +280,11 @@ class Table:
         )
 
 
-def not_numbers(name: str, column: str, kind: str, dtype: str, names: Sequence[str]) -> str:
-    """Message about a column that does not hold numbers."""
-    others = ",".join([other for other in names if other != column][:3]) or "a,b"
+def not_numbers(name: str, column: str, kind: str, dtype: str, others: Sequence[str]) -> str:
+    """Message about a column that does not hold numbers; `others` do."""
+    if name == "y" and kind in ("text", "category"):
+        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {CLASSES}"
+    rest = ",".join(others) or "a,b"
     remedies = {
         "date": "give the days since another date instead",
         "text": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns with "
@@ -288,5 +295,5 @@ def not_numbers(name: str, column: str, kind: str, dtype: str, names: Sequence[s
     }
     return (
         f"{name} has the column {column!r} of {kind if kind != 'other' else 'other values'} ({dtype}); expected "
-        f"numbers: leave it out (columns={shown(others)}), or {remedies[kind]}"
+        f"numbers: leave it out (columns={shown(rest)}), or {remedies[kind]}"
     )

@@ -6,6 +6,7 @@ Credentials, regions and addresses of servers come from the environment, as for 
 """
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.errors import InputError
-from dkrr.values import refuse_others_than_kept
+from dkrr.values import refuse_others_than_kept, shown
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
@@ -28,6 +29,9 @@ CONNECTIONS = 8
 MAX_PUT_BYTES = 64 * 2**20
 """Objects up to this size, which those that dkrr writes rarely exceed, are written by one request. Several parts take
 two requests more, one after the other, and a killed writer leaves those that it has sent, which are paid for."""
+
+VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+"""Beginnings of the names of the variables of the environment with the settings of a protocol."""
 
 Buffer = Any
 
@@ -47,6 +51,7 @@ class Bucket:
 
         self._library, self._errors = obstore, obstore.exceptions
         self.store = _opened(protocol, name, None)
+        self.has_answered = False
         self._pool: ThreadPoolExecutor | None = None
 
     def get(self, key: str, start: int, stop: int | None) -> Buffer | None:
@@ -193,12 +198,13 @@ def bucket_of(url: str) -> tuple[Bucket, str]:
     name, _, key = rest.partition("/")
     if not name:
         raise InputError(f"{url} has no bucket; expected {protocol}://bucket/name")
-    return _bucket(os.getpid(), protocol, name), key.strip("/")
+    settings = tuple((k, value) for k, value in os.environ.items() if k.startswith(VARIABLES[protocol]))
+    return _bucket(os.getpid(), settings, protocol, name), key.strip("/")
 
 
 @lru_cache(maxsize=64)
-def _bucket(process: int, protocol: str, name: str) -> Bucket:  # noqa: ARG001
-    """Bucket that a process has opened: a fork cannot use its parent's connections."""
+def _bucket(process: int, settings: tuple[tuple[str, str], ...], protocol: str, name: str) -> Bucket:  # noqa: ARG001
+    """Bucket that a process has opened with these settings: a fork cannot use its parent's connections."""
     return Bucket(protocol, name)
 
 
@@ -233,6 +239,8 @@ def _opened(protocol: str, name: str, prefix: str | None) -> Any:
         return AzureStore(name, **options)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
+        if not re.match("https?://[^/]", endpoint):
+            raise InputError(f"AWS_ENDPOINT_URL is {shown(endpoint)}; expected an address such as https://host:9000")
         options["endpoint"] = endpoint
         options["client_options"]["allow_http"] = endpoint.startswith("http://")
     provider = _profile()

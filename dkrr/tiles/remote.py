@@ -8,6 +8,7 @@ safely. Answers that would not change (no permission, no such bucket, no space) 
 import errno
 import io
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,9 +40,6 @@ _FINAL_NUMBERS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.E
 
 _FINAL_NAMES = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "UnknownConfigurationKeyError"}
 """Such errors of obstore, which has no common base with Python's; it is imported only where a bucket is used."""
-
-_answered: set[str] = set()
-"""Stores that have answered this process."""
 
 _waits = random.Random()  # not the generator that a user has seeded
 
@@ -270,14 +268,13 @@ def _object(url: str, key: str) -> tuple[Bucket, str]:
 
 def _repeated(request: Callable[[], Value], what: str, url: str) -> Value:
     """Answer to a request, which is repeated while it may yet succeed."""
-    started, n_tries, wait = time.monotonic(), 0, FIRST_WAIT_SECONDS
-    place = "/".join(url.split("/")[:3])
-    limit = RETRY_SECONDS if place in _answered else min(FIRST_SECONDS, RETRY_SECONDS)
+    started, n_tries, wait, (store, _) = time.monotonic(), 0, FIRST_WAIT_SECONDS, _store(url)
+    limit = RETRY_SECONDS if store.has_answered else min(FIRST_SECONDS, RETRY_SECONDS)
     while True:
         n_tries += 1
         try:
             answer = request()
-            _answered.add(place)
+            store.has_answered = True
             return answer
         except Exception as error:  # of obstore or Python
             waited = time.monotonic() - started
@@ -299,6 +296,14 @@ def _is_final(error: Exception) -> bool:
     return type(error).__name__ in _FINAL_NAMES or _known_cause(error) is not None
 
 
+_ADDRESS = re.compile(r"https?://[^/\s]+")
+"""Address of a server in the error of a request."""
+_FAULTS = {
+    "it refuses connections": "ConnectionRefused",
+    "no server has this name (DNS)": "dns error",
+    "it does not answer in time": "TimedOut",
+}
+"""Why a server cannot be reached, with signs of it in the errors of obstore."""
 _CAUSES = {
     "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
     "AWS_ENDPOINT_URL for a server of your own)": (
@@ -322,13 +327,25 @@ def _known_cause(error: Exception) -> str | None:
     return next((cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs)), None)
 
 
+def _unreachable(error: Exception) -> str | None:
+    """What is wrong with the address of a server; None if it has answered."""
+    text = str(error)
+    why = next((why for why, sign in _FAULTS.items() if sign in text), None)
+    address = _ADDRESS.search(text)
+    if why is None or address is None:
+        return None
+    return (
+        f"the server {address[0]} cannot be reached: {why}; check the address (for S3 AWS_ENDPOINT_URL) and the network"
+    )
+
+
 def _first_line(error: Exception) -> str:
     """First line of a message; others hold what a library knows for its authors."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _message(what: str, url: str, error: Exception, tries: str) -> str:
-    why = _known_cause(error) or _first_line(error)
+    why = _known_cause(error) or _unreachable(error) or _first_line(error)
     return (
         f"cannot {what} in the store {url}: {why}{tries}. What is finished is kept: "
         f"when the store can be reached and written to, run again with the same store"

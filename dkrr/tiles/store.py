@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.tiles import files
 from dkrr.tiles.chunks import ChunkedArray
 from dkrr.tiles.descriptions import NAME, read_group, write_group
@@ -257,7 +257,8 @@ class RunStore:
         try:
             found = read_group(self.url)
         except StoreError as error:
-            if isinstance(error.__cause__, OSError):  # the system does not let it be read, whatever it is
+            # The system or the service does not let it be read, whatever it is.
+            if isinstance(error, UnreachableStoreError) or isinstance(error.__cause__, OSError):
                 raise
             raise StoreError(f"{_foreign(self.url)} ({error})") from error
         if found is None:
@@ -266,10 +267,15 @@ class RunStore:
             return None
         if not found:
             raise StoreError(_foreign(self.url))
-        if found.get("kind") != "run" or found.get("format") != FORMAT_VERSION:
+        if found.get("kind") != "run":
             raise StoreError(
-                f"{self.url} is a dkrr {found.get('kind')} of format {found.get('format')}, not a run of format "
-                f"{FORMAT_VERSION}. Give another store= or delete this one"
+                f"{self.url} is a saved {found.get('kind')} of dkrr, not the store of a run; nothing was changed. Give "
+                f"another store="
+            )
+        if found.get("format") != FORMAT_VERSION:
+            raise StoreError(
+                f"{self.url} is a dkrr run of format {found.get('format')}, not of format {FORMAT_VERSION}. Give "
+                f"another store= or delete this one"
             )
         kinds = {"fingerprint": dict | None, "layout": dict | None, "notes": dict | None}
         is_wrong = "fingerprint" not in found or any(not isinstance(found.get(k), kind) for k, kind in kinds.items())

@@ -57,3 +57,11 @@ def test_a_precomputed_matrix(estimator, solver, tmp_path):
     model = fitted(estimator, store, X @ X.T + np.eye(90), kernel="precomputed", solver=SOLVERS[solver])
     check_names(model)
     assert "checking symmetry" in {s.name for s in model.solve_result_.stages}
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_stage_is_shown_once(is_stored, tmp_path, capsys):
+    store = tmp_path / "run.zarr" if is_stored else None
+    KernelRidge(kernel="rbf", form="dual", solver="cholesky", store=store, progress=True).fit(X, OUTPUTS[KernelRidge])
+    shown = capsys.readouterr().err
+    assert shown.count("true residual") == 1, shown

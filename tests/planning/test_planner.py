@@ -360,6 +360,17 @@ class TestDiskRefused:
         with pytest.raises(DiskSpaceError):
             make_plan(what, machine(4 * GIB, disk_free_bytes=int(0.98 * named)))
 
+    @pytest.mark.parametrize("memory", [4 * GIB, 256 * MIB])
+    def test_conjugate_gradient_is_named_where_it_has_room(self, memory):
+        what, resources = direct(60_000, 10), machine(memory, disk_free_bytes=GIB)
+        with pytest.raises(DiskSpaceError) as caught:
+            make_plan(what, resources)
+        try:
+            has_room = make_plan(replace(what, solver=ConjugateGradient()), resources).disk_bytes <= GIB
+        except PlanError:
+            has_room = False
+        assert ("solver='cg'" in str(caught.value)) == has_room == (memory == 4 * GIB)
+
     def test_in_memory_needs_no_disk(self):
         assert make_plan(problem(2000, 10), machine(disk_free_bytes=0)).execution == "memory"
 

@@ -178,7 +178,7 @@ class TestNotebook:
         display = NotebookProgress()
         with pytest.raises(ZeroDivisionError), display.stage("x", 10.0):
             1 / 0  # noqa: B018
-        assert notebook[-1]["text/plain"].startswith("x  failed after")
+        assert notebook[-1]["text/plain"].startswith("x  stopped after")
 
     def test_nothing_is_shown_without_work(self, notebook):
         NotebookProgress()
