@@ -50,14 +50,20 @@ def trial(of_class: str, number: int) -> Trial:
         From 0.
     """
     rng = np.random.default_rng([SEED, list(CLASSES).index(of_class), number])
-    made = CLASSES[of_class](_ordinary(rng, f"{of_class}:{number}"), rng)
+    made = CLASSES[of_class](ordinary(rng, f"{of_class}:{number}"), rng)
+    return with_possible_form(made)
+
+
+def with_possible_form(made: Trial) -> Trial:
+    """Return the trial, in dual form if its kernel has no features."""
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Cosine | Polynomial):
         return replace(made, settings={**made.settings, "form": "dual"})
     return made
 
 
-def _ordinary(rng: np.random.Generator, name: str) -> Trial:
-    is_logistic = bool(rng.random() < 0.4)
+def ordinary(rng: np.random.Generator, name: str, logistic: float = 0.4) -> Trial:
+    """Return a problem of standard normal rows, with some probability a logistic one."""
+    is_logistic = bool(rng.random() < logistic)
     n, d = int(rng.integers(12, 33 if is_logistic else 61)), int(rng.integers(2, 5))
     X = rng.standard_normal((n + N_NEW, d))
     signal = np.sin(2 * X[:n, 0]) + X[:n, 1]
