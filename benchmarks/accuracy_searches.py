@@ -7,11 +7,10 @@ of conjugate gradient are moved by the residual that it promises: `cv_tol`, or t
 out, over the targets, times that.
 """
 
-import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,13 +34,14 @@ TOL = 1e-6
 """Relative error of a score that is always allowed."""
 FACTOR = 100.0
 """By which an error may exceed that of float64 refits."""
-ITERATED = (1e-3, 10.0, 0.1)
-"""The same for conjugate gradient, whose refits are off by residuals as large as it may leave, and in place of
-ILL_CONDITIONED."""
+ITERATED_TOL = 1e-3
+"""Relative error of a score by conjugate gradient that is always allowed."""
+ITERATED_ILL_CONDITIONED = 0.1
+"""The same as ILL_CONDITIONED for conjugate gradient."""
 DRAWS = 3
 """Refits with moved inputs, besides one without."""
 ILL_CONDITIONED = 1e-3
-"""Relative error allowed to a score above which it is called ill-conditioned."""
+"""Relative error allowed to a score above which it is called undetermined."""
 MAX_LOO_ROWS = 24
 SMALLEST = 1e-300
 """Sizes of scores below which float64 loses their digits."""
@@ -352,54 +352,66 @@ def _ratio(error: arb, size: arb) -> float:
 
 
 def scores(one: Search, form: str, tol: float) -> ExactScores:
-    """Exact scores, and what float64 refits of a form, to residuals that conjugate gradient has with a tol, allow."""
+    """Exact scores, and the errors that float64 refits of a form allow, or residuals of that `tol`."""
     problem, pairs = one.problem, one.pairs()
     t, is_loo = one.y.shape[1], one.cv == "loo"
     k = t if one.settings["alpha_per_target"] and t > 1 else 1
     rng = np.random.default_rng(0)
-    n_values = 1 if is_loo else len(pairs)
-    least, factor = ITERATED[:2] if tol > 0 else (TOL, FACTOR)
-    values, allowed = (np.empty((len(one.alphas), n_values, k), object) for _ in range(2))
+    # Rows that are scored together: those of a fold, or all of leave-one-out.
+    groups = [list(range(len(pairs)))] if is_loo else [[f] for f in range(len(pairs))]
+    values, allowed = (np.empty((len(one.alphas), len(groups), k), object) for _ in range(2))
     with precision():
-        spread = _squares([[arb(float(v)) for v in row] for row in one.y], problem.weights, k)
-        floor = arb(SMALLEST) + arb(ROUNDING) ** 2 * max(abs(arb(float(v))) for v in one.y.ravel()) ** 2
+        y = np.array([[arb(float(v)) for v in row] for row in one.y], object)
+        spread = np.array(_squares(y, problem.weights, k), object)
+        floor = arb(SMALLEST) + arb(ROUNDING * float(np.abs(one.y).max())) ** 2
         for a, alpha in enumerate(one.alphas):
-            exact: list[list[list[arb]]] = []
-            for train, test in pairs:
-                found = problem.predictions(float(alpha), train, test)
-                exact.append([[found[i, c] - arb(float(one.y[r, c])) for c in range(t)] for i, r in enumerate(test)])
-            for f, errors in enumerate([list(itertools.chain(*exact))] if is_loo else exact):
-                rows = np.arange(len(one.y)) if is_loo else pairs[f][1]
-                values[a, f] = _squares(errors, problem.weights[rows], k)
-            # Conjugate gradient promises a smaller residual where errors are small beside the targets.
-            part = max(_ratio(v, s) for v, s in zip(values[a].ravel(), spread * n_values, strict=True))
-            residual = tol * min(1.0, 10 * math.sqrt(part)) if math.isfinite(part) else tol
-            rounded = []
-            for draw in range(DRAWS + 1):
-                moved = rng if draw else None
-                off = []
-                for train, test in pairs:
-                    try:
-                        f64 = problem.rounded_predictions(float(alpha), train, test, form, moved, residual)
-                    except (ValueError, ArithmeticError, np.linalg.LinAlgError, DkrrError):
-                        f64 = np.full((len(test), t), np.nan)
-                    off.append([[arb(float(f64[i, c])) - arb(float(one.y[r, c])) for c in range(t)]
-                                for i, r in enumerate(test)])  # fmt: skip
-                rounded.append([list(itertools.chain(*off))] if is_loo else off)
-            for f in range(n_values):
-                rows = np.arange(len(one.y)) if is_loo else pairs[f][1]
-                each = [_squares(draw[f], problem.weights[rows], k) for draw in rounded]
-                for c in range(k):
-                    off = [abs(e[c] - values[a, f, c]).mid() for e in each]
-                    worst = arb(math.nan) if any(v.is_nan() for v in off) else max(off)
-                    allowed[a, f, c] = least * abs(values[a, f, c]) + factor * worst + floor
+            for g, group in enumerate(groups):
+                rows = np.concatenate([pairs[f][1] for f in group])
+                found = [_table(problem.predictions(float(alpha), *pairs[f])) for f in group]
+                errors = np.vstack(found) - y[rows]
+                values[a, g] = _squares(errors, problem.weights[rows], k)
+                # Conjugate gradient promises a smaller residual where errors are small beside the targets.
+                part = max(_ratio(v, s) for v, s in zip(values[a, g], spread, strict=True))
+                residual = tol * min(1.0, 10 * math.sqrt(part))
+                off = [arb(0)] * k
+                for draw in range(DRAWS + 1):
+                    each = [_rounded(problem, float(alpha), pairs[f], form, rng if draw else None) for f in group]
+                    moved = np.vstack([f64 for f64, _ in each]) - y[rows]
+                    if tol > 0:
+                        change = np.vstack([sensitivity for _, sensitivity in each]) * arb(residual)
+                        moved = abs(moved) + change
+                    scored = _squares(moved, problem.weights[rows], k)
+                    off = [_larger(o, abs(v - s).mid()) for o, v, s in zip(off, values[a, g], scored, strict=True)]
+                least, factor = (ITERATED_TOL, 2.0) if tol > 0 else (TOL, FACTOR)
+                allowed[a, g] = [least * abs(v) + factor * o + floor for v, o in zip(values[a, g], off, strict=True)]
     return ExactScores(values, allowed)
 
 
-def _squares(errors: Sequence[Sequence[arb]], weights: Array, k: int) -> list[arb]:
-    """Negative weighted means of squared errors, of each target or of all."""
+def _rounded(
+    problem: Problem, alpha: float, pair: tuple[Numbers, Numbers], form: str, rng: np.random.Generator | None
+) -> tuple[Any, Any]:
+    """Float64 predictions and sensitivities as numbers of flint; NaN where there are none."""
+    try:
+        found = problem.rounded_predictions(alpha, *pair, form, rng)
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError, DkrrError):
+        found = (np.full((len(pair[1]), problem.y.shape[1]), np.nan),) * 2
+    first, second = (np.array([[arb(float(v)) for v in row] for row in part], object) for part in found)
+    return first, second
+
+
+def _table(values: Any) -> Any:
+    return np.array(values.table(), object)
+
+
+def _larger(a: arb, b: arb) -> arb:
+    """Larger of two numbers; NaN if either is."""
+    return a if a.is_nan() or a > b else b
+
+
+def _squares(errors: Any, weights: Array, k: int) -> list[arb]:
+    """Negative weighted means of squared errors (rows, t), of each target or of all."""
     w = [arb(float(v)) for v in weights]
-    t, total = len(errors[0]), sum(w, arb(0))
+    t, total = errors.shape[1], sum(w, arb(0))
     of_target = [-sum((v * e[c] ** 2 for v, e in zip(w, errors, strict=True)), arb(0)) / total for c in range(t)]
     return of_target if k == t else [sum(of_target, arb(0)) / t]
 
@@ -419,7 +431,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
     """
     plan = made.selection_plan_
     is_iterative = one.settings["solver"] == "cg" if plan is None else plan.method == "sweep" or (
-        plan.method == "refits" and "gradient" in str(plan.plan.solver) or plan.plan.solver == "cg"
+        (plan.method == "refits" and "gradient" in str(plan.plan.solver)) or plan.plan.solver == "cg"
     )  # fmt: skip
     form = "dual" if plan is None else plan.plan.form
     how = f"{'fits' if plan is None else plan.method} {form}{' cg' if is_iterative else ''}"
@@ -439,7 +451,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
         found = np.column_stack([results[f"split{f}_test_score"] for f in range(n_values)])
         expected, slack = exact.values[:, :, 0].tolist(), exact.allowed[:, :, 0].tolist()
     dishonest, largest, ill = list[str](), 0.0, 0
-    limit = ITERATED[2] if is_iterative else ILL_CONDITIONED
+    limit = ITERATED_ILL_CONDITIONED if is_iterative else ILL_CONDITIONED
     is_warned = np.array([any(alpha <= name * (1 + 1e-5) for name in named) for alpha in one.alphas])
     is_off = np.zeros(n_alphas, bool)
     with precision():
@@ -462,7 +474,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
                                          f"{off:.1e}, allowed {allowed:.1e}")  # fmt: skip
                 elif allowed <= limit and abs(e) > arb(10) ** -290 and not is_warned[a]:
                     largest = max(largest, off)
-        regret, wrong = _choice(made, exact, is_off & is_warned, limit)
+        regret, wrong = _choice(made, exact, is_warned & (is_off | (results["residual"] > 2 * made.cv_tol)), limit)
     return SearchOutcome(
         one, ended, how, math.nan if is_iterative else largest, largest if is_iterative else math.nan, regret, ill,
         (*dishonest, *wrong), tuple(sorted(others)),
@@ -481,7 +493,7 @@ def _choice(
         slack = [sum(row[:, c], arb(0)) / n_values for row in exact.allowed]
         chosen = int(np.atleast_1d(made.best_index_)[c if k > 1 else 0])
         if is_unsolved[chosen]:
-            wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen, whose score is off as a warning says")
+            wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen, whose systems were not solved, as a warning says")
         known = [a for a in np.flatnonzero(has_score) if not slack[a].is_nan() and not is_unsolved[a]]
         if chosen not in known:
             continue

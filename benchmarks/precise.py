@@ -137,9 +137,7 @@ def ridge(
         return _exact(kernel, X, X_new, k, dual, intercept)
 
 
-def system(
-    k: arb_mat, used: Sequence[int], weights: Sequence[arb], alpha: float, *, fit_intercept: bool
-) -> arb_mat:
+def system(k: arb_mat, used: Sequence[int], weights: Sequence[arb], alpha: float, *, fit_intercept: bool) -> arb_mat:
     """Matrix K + λW⁻¹ of some rows; with an intercept it has a row and a column of ones, and a 0 where they meet.
 
     Parameters

@@ -138,9 +138,9 @@ class Problem:
         return certain(compute, lambda found: found.entries(), bits)
 
     def rounded_predictions(
-        self, alpha: float, train: Numbers, at: Numbers, form: str, rng: np.random.Generator | None, residual: float
-    ) -> Array:
-        """Predictions by a float64 model of the form, with inputs moved by rounding, and targets by a residual.
+        self, alpha: float, train: Numbers, at: Numbers, form: str, rng: np.random.Generator | None = None
+    ) -> tuple[Array, Array]:
+        """Predictions by a float64 model of the form, with inputs moved by rounding.
 
         Parameters
         ----------
@@ -149,18 +149,27 @@ class Problem:
         form : {"primal", "dual"}
         rng : Generator, optional
             None: nothing is moved.
-        residual : float
-            Length of the change of the right sides, over theirs.
+
+        Returns
+        -------
+        predictions : ndarray of shape (len(at), t)
+        sensitivity : ndarray of shape (len(at), t)
+            By how much a residual as long as the right side may change them.
         """
         used = train[self.weights[train] > 0]
         w, y = self.weights[used], self.y[used]
         unit = np.abs(y).max() or 1.0
         mean = np.average(y / unit, axis=0, weights=w) if self.fit_intercept else np.zeros(y.shape[1])
-        y = y / unit - mean
-        fit = _primal if form == "primal" else _dual
+        make = _primal if form == "primal" else _dual
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", scipy.linalg.LinAlgWarning)
-            return np.asarray((fit(self, alpha, train, used, at, y, w, rng, residual) + mean) * unit)
+            table, right, rows, scale = make(self, alpha, train, used, at, y / unit - mean, w, rng)
+            if not (np.isfinite(table).all() and np.isfinite(right).all()):
+                return (np.full((len(at), y.shape[1]), np.nan),) * 2
+            moved = scipy.linalg.solve(table, rows.T, assume_a="sym").T / scale
+            found = rows @ scipy.linalg.solve(table, right, assume_a="sym") + mean
+            lengths = np.outer(np.linalg.norm(moved, axis=1), np.linalg.norm(right.T * scale, axis=1))
+            return found * unit, lengths * unit
 
     def features(self, train: Numbers) -> Array:
         """Features of all rows, in float64."""
@@ -191,36 +200,27 @@ def _moved(values: Array, rng: np.random.Generator | None) -> Array:
     return values if rng is None else values * (1 + ROUNDING * rng.uniform(-1, 1, values.shape))
 
 
-def _with_residual(right: Array, rng: np.random.Generator | None, residual: float) -> Array:
-    if rng is None or residual == 0:
-        return right
-    change = rng.standard_normal(right.shape)
-    return right + residual * change * (np.linalg.norm(right, axis=0) / np.linalg.norm(change, axis=0))
-
-
 def _dual(
     one: Problem, alpha: float, train: Numbers, used: Numbers, at: Numbers, y: Array, w: Array,
-    rng: np.random.Generator | None, residual: float,
-) -> Array:  # fmt: skip
-    """(√W K √W + λI) β = √W y, with the intercept's row and column of √w."""
+    rng: np.random.Generator | None,
+) -> tuple[Array, Array, Array, Any]:  # fmt: skip
+    """(√W K √W + λI) β = √W y, with the intercept's row and column of √w, and the rows that β is multiplied with."""
     k = _moved(one.entries(train), rng)
     size, root = float(np.abs(k).max()) or 1.0, np.sqrt(w / w.max())
     table = root[:, None] * (k[np.ix_(used, used)] / size) * root + alpha / w.max() / size * np.eye(len(used))
-    table = np.tril(table) + np.tril(table, -1).T
-    right = _with_residual(root[:, None] * y, rng, residual)
+    table, right = np.tril(table) + np.tril(table, -1).T, root[:, None] * y
+    rows = k[np.ix_(at, used)] / size * root
     if one.fit_intercept:
         table = np.block([[table, root[:, None]], [root, np.zeros(1)]])
-        right = np.vstack([right, np.zeros(y.shape[1])])
-    solution = scipy.linalg.solve(table, right, assume_a="sym") if np.isfinite(table).all() else right * np.nan
-    constant = solution[len(used) :].sum(axis=0) if one.fit_intercept else 0.0
-    return np.asarray(k[np.ix_(at, used)] / size @ (root[:, None] * solution[: len(used)]) + constant)
+        right, rows = np.vstack([right, np.zeros(y.shape[1])]), np.column_stack([rows, np.ones(len(at))])
+    return table, right, rows, 1.0
 
 
 def _primal(
     one: Problem, alpha: float, train: Numbers, used: Numbers, at: Numbers, y: Array, w: Array,
-    rng: np.random.Generator | None, residual: float,
-) -> Array:  # fmt: skip
-    """(ΦᵀWΦ + λI) w = ΦᵀWy, of features at unit scale, centred if there is an intercept."""
+    rng: np.random.Generator | None,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """(ΦᵀWΦ + λI) w = ΦᵀWy, of features at unit scale, centred if there is an intercept; the features; their scales."""
     phi = _moved(one.features(train), rng)
     scale = np.abs(phi[used]).max(axis=0)
     scale = np.where(scale > 0, scale, float(scale.max()) or 1.0)
@@ -229,6 +229,4 @@ def _primal(
         phi = phi - np.average(phi[used], axis=0, weights=w)
     inner, part = phi[used], (w / w.max())[:, None]
     table = inner.T @ (part * inner) + np.diag(alpha / w.max() / scale / scale)
-    right = _with_residual(inner.T @ (part * y), rng, residual)
-    solution = scipy.linalg.solve(table, right, assume_a="sym") if np.isfinite(table).all() else right * np.nan
-    return np.asarray(phi[at] @ solution)
+    return table, inner.T @ (part * y), phi[at], scale

@@ -1,7 +1,7 @@
 """Small random problems at the edges of float64, each from a recorded seed, for `benchmarks.accuracy`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,11 +51,6 @@ def trial(of_class: str, number: int) -> Trial:
     """
     rng = np.random.default_rng([SEED, list(CLASSES).index(of_class), number])
     made = CLASSES[of_class](ordinary(rng, f"{of_class}:{number}"), rng)
-    return with_possible_form(made)
-
-
-def with_possible_form(made: Trial) -> Trial:
-    """Return the trial, in dual form if its kernel has no features."""
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Cosine | Polynomial):
         return replace(made, settings={**made.settings, "form": "dual"})
     return made
@@ -202,7 +197,7 @@ CLASSES: dict[str, Callable[[Trial, np.random.Generator], Trial]] = {
 """By name: what makes a trial of the class of an ordinary one. New classes are appended, since seeds count them."""
 
 
-def label(of_class: str) -> str:
+def label(classes: Mapping[str, Callable[..., Any]], of_class: str) -> str:
     """Return what a class is, in a line: what its function's docstring begins with, or its name without one."""
-    text = inspect.getdoc(CLASSES[of_class]) or of_class  # python -OO drops docstrings
+    text = inspect.getdoc(classes[of_class]) or of_class  # python -OO drops docstrings
     return text.splitlines()[0].rstrip(".")
