@@ -4,7 +4,7 @@ Arguments are float64 (or float32) arrays, taken as the exact numbers that they 
 the very end. For some hundred rows at most. Needs the extra `test` (python-flint).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,9 @@ NEWTON_DIGITS = 60
 
 
 @contextmanager
-def precision() -> Iterator[None]:
-    """Let numbers inside the block have 180 digits."""
-    before, ctx.prec = ctx.prec, BITS
+def precision(bits: int = BITS) -> Iterator[None]:
+    """Let numbers inside the block have 180 digits, or as many bits."""
+    before, ctx.prec = ctx.prec, bits
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
     Z : array of shape (m, d), optional
         None: X.
     """
-    with precision():
+    with precision(max(BITS, ctx.prec)):
         if isinstance(kernel, Sum):
             return gram(kernel.left, X, Z) + gram(kernel.right, X, Z)
         if isinstance(kernel, Scaled):
@@ -127,21 +127,34 @@ def ridge(
         weights = [arb(1)] * n if sample_weight is None else [arb(float(w)) for w in np.asarray(sample_weight)]
         used = [i for i in range(n) if weights[i] != 0]
         m = len(used)
-        size = m + int(fit_intercept)
-        table = [
-            [k[i, j] + (arb(alpha) / weights[i] if i == j else 0) for j in used] + [arb(1)] * (size - m) for i in used
-        ]
-        right = [[targets[i, c] for c in range(t)] for i in used]
-        if fit_intercept:
-            table.append([arb(1)] * m + [arb(0)])
-            right.append([arb(0)] * t)
-        solution = arb_mat(table).solve(arb_mat(right))
+        right = [[targets[i, c] for c in range(t)] for i in used] + [[arb(0)] * t] * fit_intercept
+        solution = system(k, used, weights, alpha, fit_intercept=fit_intercept).solve(arb_mat(right))
         dual = arb_mat(n, t)
         for row, i in enumerate(used):
             for c in range(t):
                 dual[i, c] = solution[row, c]
         intercept = [solution[m, c] if fit_intercept else arb(0) for c in range(t)]
         return _exact(kernel, X, X_new, k, dual, intercept)
+
+
+def system(k: arb_mat, used: Sequence[int], weights: Sequence[arb], alpha: float, *, fit_intercept: bool) -> arb_mat:
+    """Matrix K + λW⁻¹ of some rows; with an intercept it has a row and a column of ones, and a 0 where they meet.
+
+    Parameters
+    ----------
+    k : arb_mat
+        K of all rows.
+    used : sequence of int
+        Rows of positive weight.
+    weights : sequence of arb
+        Weights of all rows.
+    alpha : float
+        λ.
+    fit_intercept : bool
+    """
+    ones = [arb(1)] * fit_intercept
+    table = [[k[i, j] + (arb(alpha) / weights[i] if i == j else 0) for j in used] + ones for i in used]
+    return arb_mat(table + [[arb(1)] * len(used) + [arb(0)]] * fit_intercept)
 
 
 def _exact(

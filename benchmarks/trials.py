@@ -1,7 +1,7 @@
 """Small random problems at the edges of float64, each from a recorded seed, for `benchmarks.accuracy`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +50,15 @@ def trial(of_class: str, number: int) -> Trial:
         From 0.
     """
     rng = np.random.default_rng([SEED, list(CLASSES).index(of_class), number])
-    made = CLASSES[of_class](_ordinary(rng, f"{of_class}:{number}"), rng)
+    made = CLASSES[of_class](ordinary(rng, f"{of_class}:{number}"), rng)
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Cosine | Polynomial):
         return replace(made, settings={**made.settings, "form": "dual"})
     return made
 
 
-def _ordinary(rng: np.random.Generator, name: str) -> Trial:
-    is_logistic = bool(rng.random() < 0.4)
+def ordinary(rng: np.random.Generator, name: str, logistic: float = 0.4) -> Trial:
+    """Return a problem of standard normal rows, with some probability a logistic one."""
+    is_logistic = bool(rng.random() < logistic)
     n, d = int(rng.integers(12, 33 if is_logistic else 61)), int(rng.integers(2, 5))
     X = rng.standard_normal((n + N_NEW, d))
     signal = np.sin(2 * X[:n, 0]) + X[:n, 1]
@@ -196,7 +197,7 @@ CLASSES: dict[str, Callable[[Trial, np.random.Generator], Trial]] = {
 """By name: what makes a trial of the class of an ordinary one. New classes are appended, since seeds count them."""
 
 
-def label(of_class: str) -> str:
+def label(classes: Mapping[str, Callable[..., Any]], of_class: str) -> str:
     """Return what a class is, in a line: what its function's docstring begins with, or its name without one."""
-    text = inspect.getdoc(CLASSES[of_class]) or of_class  # python -OO drops docstrings
+    text = inspect.getdoc(classes[of_class]) or of_class  # python -OO drops docstrings
     return text.splitlines()[0].rstrip(".")

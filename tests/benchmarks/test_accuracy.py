@@ -100,7 +100,7 @@ class TestChecks:
 
 def test_labels_are_there_without_docstrings(monkeypatch):
     monkeypatch.setitem(CLASSES, "bare", lambda one, rng: one)
-    assert trials.label("bare") == "bare" and trials.label("offset") == "X + 1 … 1e8"
+    assert trials.label(CLASSES, "bare") == "bare" and trials.label(CLASSES, "offset") == "X + 1 … 1e8"
 
 
 @pytest.mark.parametrize("of_class", CLASSES)
