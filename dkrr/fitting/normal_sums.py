@@ -1,6 +1,6 @@
 """ΦᵀWΦ, ΦᵀWy and yᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from dkrr.linalg.segments import strip_rows
 from dkrr.rows.checks import check_finite
 
 Array = NDArray[np.float64]
+
+LEAST_LEFT = 0.1
+"""Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,39 @@ class NormalSums:
         blas.solve_lower(factor, coef, transpose=True)
         return factor, coef
 
-    def without(self, other: "NormalSums") -> "NormalSums":
-        """Sums of the rows that are not among the others."""
+    def without(self, other: "NormalSums") -> "NormalSums | None":
+        """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
+        parts = (self.gram.diagonal(), other.gram.diagonal()), (self.squares, other.squares)
+        if any((whole - part < LEAST_LEFT * whole).any() for whole, part in parts):
+            return None
         return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides, self.squares - other.squares)
+
+    def with_rows_of(self, others: "Sequence[NormalSums]") -> "NormalSums":
+        """Sums of these and of other rows."""
+        found = NormalSums(self.gram.copy(), self.right_sides.copy(), self.squares.copy())
+        for other in others:
+            found.include(other)
+        return found
 
     def include(self, other: "NormalSums") -> None:
         """Add the sums of other rows."""
         self.gram[...] += other.gram
         self.right_sides[...] += other.right_sides
         self.squares[...] += other.squares
+
+
+def sums_of_others(parts: Sequence[NormalSums], rest: NormalSums) -> Iterator[NormalSums]:
+    """Sums of the rest and of all parts but one, for one part after the other.
+
+    They are added, half of the parts at a time: the sums of all rows less those of a part have no digits of the others
+    where the part has rows or weights that are much larger. Takes the memory of log₂ k sums for k parts.
+    """
+    if len(parts) < 2:
+        yield rest
+        return
+    half = len(parts) // 2
+    for own, others in ((parts[:half], parts[half:]), (parts[half:], parts[:half])):
+        yield from sums_of_others(own, rest.with_rows_of(others))
 
 
 def features_of(data: TrainingData, x: Any) -> Array:

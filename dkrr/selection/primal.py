@@ -1,6 +1,6 @@
 """Selection in the primal form: sums over the rows of every fold from one pass, which have the squared errors, too.
 
-A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. With approximate coefficients θ and the
+A training set has the sums of the other folds. With approximate coefficients θ and the
 residuals r = y − Φθ, the rows that are left out have the sum of squared errors
 
     ‖r_v − Φ_v δ‖² = r_vᵀr_v − 2 δᵀΦ_vᵀr_v + δᵀΦ_vᵀΦ_v δ        (with √w in Φ and r),    δ = β − θ,
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of
+from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of, sums_of_others
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
@@ -153,12 +153,14 @@ class PrimalFolds:
             sums, _ = self._sums([folds.training(f) for f in range(len(folds))], np.zeros(n, bool), about)
             return [], iter(sums)
         counts = np.bincount(np.concatenate(folds.test), minlength=n)
-        are_disjoint = bool(counts.max() == 1)
-        held, whole = self._sums(folds.test, counts == 0 if are_disjoint else np.ones(n, bool), about)
-        if are_disjoint:
-            for one in held:
-                whole.include(one)
-        return held, (whole.without(one) for one in held)
+        if counts.max() == 1:
+            held, rest = self._sums(folds.test, counts == 0, about)
+            return held, sums_of_others(held, rest)
+        held, whole = self._sums(folds.test, np.ones(n, bool), about)
+        return held, (
+            whole.without(one) or self._sums([folds.training(f)], np.zeros(n, bool), about)[0][0]
+            for f, one in enumerate(held)
+        )
 
     def _sample_solution(self, alpha: float) -> Array | None:
         """Approximate coefficients, of shape (p, t), from a sample; None where there are too few rows."""

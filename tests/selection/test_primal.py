@@ -9,7 +9,7 @@ from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 from dkrr import KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.selection import primal
-from tests.selection.naive import naive_scores
+from tests.selection.naive import exact_scores, naive_scores
 
 ALPHAS = [100.0, 1.0, 1e-3]
 N = 1100
@@ -107,3 +107,28 @@ def test_bad_rows_are_named_though_the_sample_has_them(rows):
     X[2, 1] = np.nan
     with pytest.raises(InputError, match="NaN.*row 2, column 1"):
         search_of(4).fit(X, Y)
+
+
+DOMINATING = {
+    "rows": (np.r_[np.full(12, 1e8), np.ones(48)], None),
+    "row": (np.r_[1e8, np.ones(59)], None),
+    "weight": (np.ones(60), np.r_[1e16, np.ones(59)]),
+}
+"""Sizes of rows, and weights, of which the first fold has the largest."""
+
+
+@pytest.mark.parametrize("case", DOMINATING)
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_intercept, overlapping):
+    rng, (sizes, weights) = np.random.default_rng(1), DOMINATING[case]
+    X = rng.standard_normal((60, 3)) * sizes[:, None]
+    y = X @ [1e-8, 1e-8, 2e-8] + rng.standard_normal(60)
+    everything = np.arange(60)
+    tests = [everything[:25], everything[:40]] if overlapping else [everything[:12], everything[12:40], everything[40:]]
+    folds = [(np.setdiff1d(everything, test), test) for test in tests]
+    found = scores_of(search_of(folds, [1.0], fit_intercept=fit_intercept).fit(X, y, sample_weight=weights))[0]
+    expected = exact_scores(X, y, folds, 1.0, weights, fit_intercept=fit_intercept)
+    assert_allclose(found[:1], expected[:1], rtol=1e-9)
+    # Training sets that have the large row keep few digits of the others, as those of a fit.
+    assert_allclose(found, expected, rtol=1e-9 if case == "rows" else 0.02)
