@@ -7,7 +7,7 @@ residuals r = y − Φθ, the rows that are left out have the sum of squared err
 
 whose terms are no larger than it where δ is small. Other scores, and sums that would cancel, take a second pass.
 Leave-one-out takes the errors of all rows over 1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the leverage of the
-row.
+row; where that is nearly 1, see `errors_by_others`.
 
 References
 ----------
@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of, sums_of_others
+from dkrr.fitting.normal_sums import (
+    LEAST_UNLEVERAGED,
+    NormalSums,
+    errors_by_others,
+    feature_blocks,
+    part_of,
+    sums_of_others,
+)
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
@@ -222,8 +229,8 @@ class PrimalFolds:
         solved = [self._solve(sums, float(alpha)) for alpha in alphas]
         kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
 
-        def of_segment(start: int, stop: int) -> Array:
-            squares = np.zeros((len(alphas), t))
+        def of_segment(start: int, stop: int) -> tuple[Array, list[tuple[int, Numbers]]]:
+            squares, near = np.zeros((len(alphas), t)), list[tuple[int, Numbers]]()
             for where, features in feature_blocks(data, start, stop):
                 targets = self._residuals(where, features, None)
                 weights = np.ones(len(features)) if data.weights is None else data.weights[where]
@@ -231,14 +238,29 @@ class PrimalFolds:
                     inner = features.copy()
                     blas.solve_lower_right(factor, inner)
                     left = 1.0 - weights * np.einsum("ij,ij->i", inner, inner)
-                    errors = (targets - blas.product(features, coef)) / left[:, None]
+                    errors = targets - blas.product(features, coef)
+                    is_near = left < LEAST_UNLEVERAGED
+                    if is_near.any():  # entered below
+                        near.append((a, where.start + np.flatnonzero(is_near)))
+                        errors[is_near], left[is_near] = 0.0, 1.0
+                    errors /= left[:, None]
                     if kept:
                         kept[a][where] = data.targets[where] - errors
                     else:
                         squares[a] += weights @ errors**2
-            return squares
+            return squares, near
 
-        squares = sum(self._each("held-out errors", of_segment))
+        parts = self._each("held-out errors", of_segment)
+        squares, near = sum(part[0] for part in parts), [one for part in parts for one in part[1]]
+        if near:
+            numbers = np.unique(np.concatenate([rows for _, rows in near]))
+            found = errors_by_others(data, self._means, numbers, alphas.tolist(), self._n_features)
+            for a, rows in near:
+                errors = found[a, np.searchsorted(numbers, rows)]
+                if kept:
+                    kept[a][rows] = data.targets[rows] - errors
+                else:
+                    squares[a] += (np.ones(len(rows)) if data.weights is None else data.weights[rows]) @ errors**2
         total = data.n if data.weights is None else data.weights.sum()
         for a in range(len(alphas)):
             if kept:

@@ -6,10 +6,10 @@ import zarr
 from numpy.testing import assert_allclose
 from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 
-from dkrr import KernelRidgeCV
+from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.selection import primal
-from tests.selection.naive import exact_scores, naive_scores
+from tests.selection.naive import exact_errors, exact_scores, leave_one_out, naive_scores
 
 ALPHAS = [100.0, 1.0, 1e-3]
 N = 1100
@@ -132,3 +132,43 @@ def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_interce
     assert_allclose(found[:1], expected[:1], rtol=1e-9)
     # Training sets that have the large row keep few digits of the others, as those of a fit.
     assert_allclose(found, expected, rtol=1e-9 if case == "rows" else 0.02)
+
+
+def with_leverages_of_1(case):
+    """Rows, targets and weights, and which rows have a leverage near 1."""
+    rng = np.random.default_rng(1)
+    if case == "square":
+        return rng.standard_normal((6, 6)), rng.standard_normal((6, 2)), None, np.arange(6)
+    X, weights, near = np.c_[rng.standard_normal((14, 2)), np.zeros(14)], None, [7]
+    if case == "alone":
+        X[7, 2] = 1e6
+    elif case == "several":
+        near = [7, 9, 11]
+        X[near] *= 1e6
+        X[:, 2] = rng.standard_normal(14)
+    else:
+        X[:, 2] = rng.standard_normal(14)
+        weights = np.r_[0.0, np.ones(6), 1e14, np.ones(6)]
+    return X, rng.standard_normal((14, 2)), weights, near
+
+
+@pytest.mark.parametrize("case", ["alone", "several", "weight", "square"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_rows_with_a_leverage_near_1(case, fit_intercept, monkeypatch):
+    X, Y, weights, near = with_leverages_of_1(case)
+    alphas, settings, searches = [1.0, 1e-6], {"fit_intercept": fit_intercept}, []
+    for parts, keeps in ((1, True), (1, False), (3, False)):
+        monkeypatch.setattr(primal, "parts_for_folds", lambda *_, parts=parts: parts)
+        search = search_of("loo", alphas, store_cv_predictions=keeps, **settings)
+        searches.append(search.fit(X, Y, sample_weight=weights))
+    for a, alpha in enumerate(alphas):
+        errors = np.vstack(exact_errors(X, Y, leave_one_out(len(X)), alpha, weights, **settings))
+        score = -np.mean(np.average(errors**2, axis=0, weights=weights))
+        for search in searches:
+            assert_allclose(search.cv_results_["mean_test_score"][a], score, rtol=1e-9)
+        model = KernelRidge(alpha, kernel="linear", form="primal", **settings).fit(X, Y, sample_weight=weights)
+        assert_allclose(model.loo_residuals_[near], errors[near], rtol=1e-8)
+        # A fit with the large rows keeps few digits of the others.
+        assert_allclose(model.loo_residuals_, errors, rtol=1e-8, atol=0.1)
+        if alpha == searches[0].alpha_:
+            assert_allclose(searches[0].cv_predictions_[near], (Y - errors)[near], rtol=1e-8)
