@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError
+from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.selection import primal
 from tests.selection.naive import exact_errors, exact_scores, leave_one_out, naive_scores
 
@@ -172,3 +172,15 @@ def test_rows_with_a_leverage_near_1(case, fit_intercept, monkeypatch):
         assert_allclose(model.loo_residuals_, errors, rtol=1e-8, atol=0.1)
         if alpha == searches[0].alpha_:
             assert_allclose(searches[0].cv_predictions_[near], (Y - errors)[near], rtol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_the_dual_form_names_alpha_and_the_scale_of_the_data(solver):
+    rng = np.random.default_rng(1)
+    X, y = rng.standard_normal((60, 3)) * np.r_[np.full(12, 1e8), np.ones(48)][:, None], rng.standard_normal(60)
+    message = r"alpha = 1[:.].*increase alpha.*k\(x, x\) is up to 1\.1e\+17.*form='primal'"
+    for estimator in (KernelRidge(1.0, form="dual", solver=solver), KernelRidgeCV([1.0], form="dual", solver=solver)):
+        with pytest.raises(NotPositiveDefiniteError, match=message):
+            estimator.set_params(kernel="linear").fit(X, y)
+    # The primal form solves what they refuse.
+    assert KernelRidge(1.0, kernel="linear", form="primal").fit(X, y).solve_result_.residual < 1e-10
