@@ -1,10 +1,11 @@
 """ΦᵀWΦ, ΦᵀWy and yᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr import blas
@@ -13,8 +14,14 @@ from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
 from dkrr.linalg.segments import strip_rows
 from dkrr.rows.checks import check_finite
+from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
+
+LEAST_LEFT = 0.1
+"""Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
+LEAST_UNLEVERAGED = 1e-3
+"""1 − leverage of a row below which its error follows from the other rows: at most one row per feature."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +78,95 @@ class NormalSums:
         blas.solve_lower(factor, coef, transpose=True)
         return factor, coef
 
-    def without(self, other: "NormalSums") -> "NormalSums":
-        """Sums of the rows that are not among the others."""
+    def without(self, other: "NormalSums") -> "NormalSums | None":
+        """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
+        parts = (self.gram.diagonal(), other.gram.diagonal()), (self.squares, other.squares)
+        if any((whole - part < LEAST_LEFT * whole).any() for whole, part in parts):
+            return None
         return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides, self.squares - other.squares)
+
+    def with_rows_of(self, others: "Sequence[NormalSums]") -> "NormalSums":
+        """Sums of these and of other rows."""
+        found = NormalSums(self.gram.copy(), self.right_sides.copy(), self.squares.copy())
+        for other in others:
+            found.include(other)
+        return found
 
     def include(self, other: "NormalSums") -> None:
         """Add the sums of other rows."""
         self.gram[...] += other.gram
         self.right_sides[...] += other.right_sides
         self.squares[...] += other.squares
+
+
+def sums_of_others(parts: Sequence[NormalSums], rest: NormalSums) -> Iterator[NormalSums]:
+    """Sums of the rest and of all parts but one, for one part after the other.
+
+    They are added, half of the parts at a time: the sums of all rows less those of a part have no digits of the others
+    where the part has rows or weights that are much larger. Takes the memory of log₂ k sums for k parts.
+    """
+    if len(parts) < 2:
+        yield rest
+        return
+    half = len(parts) // 2
+    for own, others in ((parts[:half], parts[half:]), (parts[half:], parts[:half])):
+        yield from sums_of_others(own, rest.with_rows_of(others))
+
+
+def errors_by_others(
+    data: TrainingData, means: Array, numbers: NDArray[np.intp], alphas: Sequence[float], n_penalised: int
+) -> Array:
+    """Errors of a few rows, each by the model of all other rows, for every λ; of shape (n_alphas, m, t).
+
+    With B the matrix of the rows outside, U = L⁻¹Φᵀ√W of the rows inside, B = L Lᵀ, and r their scaled errors by B's
+    solution, the scaled error of row i is cᵢ / [(UᵀU + I)⁻¹]ᵢᵢ for c = (UᵀU + I)⁻¹r: neither term cancels for a row
+    that dominates, where 1 − its leverage does.
+
+    Parameters
+    ----------
+    data : TrainingData
+    means : ndarray of shape (t,)
+        Subtracted from the targets.
+    numbers : ndarray of shape (m,)
+        Rows of positive weight.
+    alphas : sequence of float
+    n_penalised : int
+        Features that λ is for.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If the matrix of the other rows is not positive definite; the message names λ.
+    """
+    counting = data.n if data.weights is None else np.count_nonzero(data.weights)
+    # A free constant needs a row outside.
+    cuts = [1] if data.fit_intercept and len(numbers) == counting else []
+    return np.concatenate([_by_others(data, means, part, alphas, n_penalised) for part in np.split(numbers, cuts)], 1)
+
+
+def _by_others(
+    data: TrainingData, means: Array, numbers: NDArray[np.intp], alphas: Sequence[float], n_penalised: int
+) -> Array:
+    is_inside, t = np.zeros(data.n, bool), len(means)
+    is_inside[numbers] = True
+    rest = NormalSums.zeros(n_penalised + data.fit_intercept, t)
+    for where, features in feature_blocks(data):
+        here = np.flatnonzero(~is_inside[where])
+        weights = None if data.weights is None else data.weights[where][here]
+        rest.add(features[here], data.targets[where][here] - means, weights)
+    roots = np.ones(len(numbers)) if data.weights is None else np.sqrt(data.weights[numbers])
+    features = features_of(data, data.rows.take(numbers)) * roots[:, None]
+    targets, found = (data.targets[numbers] - means) * roots[:, None], np.empty((len(alphas), len(numbers), t))
+    for a, alpha in enumerate(alphas):
+        with in_terms_of_alpha([alpha], "primal"):
+            factor, coef = rest.solved(alpha, n_penalised)
+        inner = features.copy()
+        blas.solve_lower_right(factor, inner)
+        unit = np.eye(len(numbers))
+        inverse = scipy.linalg.solve_triangular(np.linalg.cholesky(inner @ inner.T + unit), unit, lower=True)
+        errors = inverse.T @ (inverse @ (targets - features @ coef))
+        found[a] = errors / (np.einsum("ij,ij->j", inverse, inverse) * roots)[:, None]
+    return found
 
 
 def features_of(data: TrainingData, x: Any) -> Array:

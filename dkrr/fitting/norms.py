@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
 from dkrr.linalg.sources import located
+from dkrr.planning.problem import Form
 from dkrr.rows import Rows
 from dkrr.rows.sources import dense
 
 Array = NDArray[np.float64]
 
-ROUNDING = 2 * float(np.finfo(float).eps)
+EPS = float(np.finfo(float).eps)
+ROUNDING = 2 * EPS
 """Times √n Σ Kᵢᵢ αᵢ²: error of αᵀKα (measured on rows that repeat each other: up to a third of this)."""
 _BLOCK = 1024
 
@@ -64,6 +66,19 @@ def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
         here = slice(start, start + _BLOCK)
         total += np.einsum("ij,ij->j", diagonal[here, None] * coef[here], coef[here])
     return total
+
+
+def scale_of(data: TrainingData, form: Form) -> str:
+    """Sentence on the scale of K, for an error of a matrix that is not positive definite."""
+    diagonal, what = gram_diagonal(data.kernel, data.rows), "k(x, x)"
+    if data.weights is not None:
+        what = "sample_weight × k(x, x)"
+        with np.errstate(over="ignore"):
+            diagonal = diagonal * data.weights
+    size, remedy, feature_map = float(diagonal.max()), "bring the rows of X nearer to one scale", data.feature_map
+    if form == "dual" and feature_map is not None and feature_map.dimension(data.rows.shape[1]) < data.n:
+        remedy += ", or give form='primal'"
+    return f"{what} is up to {size:.1e}, and the rounding of such entries {EPS * size:.1e}: {remedy}"
 
 
 def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:

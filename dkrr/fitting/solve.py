@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.iteration import resumed
+from dkrr.fitting.norms import scale_of
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.linalg.residual import worst
@@ -26,14 +28,14 @@ from dkrr.solvers.iteration_state import CGOutcome
 
 def solve_directly(
     form: DirectDual | DirectPrimal,
-    data: TrainingData,  # noqa: ARG001
+    data: TrainingData,
     plan: Plan,
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
     """One factorisation for each distinct λ."""
     for system in form.systems():
-        with in_terms_of_alpha([system.alpha], plan.form):
+        with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
             form.solve(system)
     return form.solution()
 
@@ -46,7 +48,7 @@ def solve_iteratively(
     start: DualStart | None = None,
 ) -> Solution:
     """Conjugate gradient for all λ at once, which a run of the same store resumes."""
-    with in_terms_of_alpha(np.unique(data.alphas), plan.form):
+    with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
         if start is not None and isinstance(form, IteratedDual):
             return _continued(form, start, context)
         iteration, groups = form.iteration()
@@ -64,7 +66,7 @@ def _continued(form: IteratedDual, start: DualStart, context: Context) -> Soluti
 
 def solve_with_float32_factor(
     form: FactoredDual,
-    data: TrainingData,  # noqa: ARG001
+    data: TrainingData,
     plan: Plan,  # noqa: ARG001
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
@@ -72,7 +74,7 @@ def solve_with_float32_factor(
     """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
     outcomes = list[CGOutcome]()
     for system in form.systems():
-        with in_terms_of_alpha([system.alpha], "dual"):
+        with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
             outcomes.append(form.solve(system))
     return form.solution(merged(outcomes))
 

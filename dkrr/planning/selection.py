@@ -253,7 +253,7 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
         if sizes.is_loo:
             raise MemoryLimitError(f"{what}that are allowed: increase memory_limit")
         return _refits(problem, sizes, resources, f"{what}that are allowed")
-    reason = "the features are no more than the rows: sums over all rows less those that a fold leaves out"
+    reason = "the features are no more than the rows: a training set has the sums of the other folds"
     return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
@@ -262,7 +262,7 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     t, n_columns = p.n_targets, p.n_targets * len(p.alphas)
     n_sets = 0 if sizes.is_loo else sizes.n_folds
     parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
-    sums = (parts * (n_sets + 1) + 2) * 8 * side * (side + t)
+    sums = (parts * (n_sets + 1) + 2 + n_sets.bit_length()) * 8 * side * (side + t)
     coefs = (n_sets + 3) * 8 * side * n_columns
     row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)
     blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + feature_bytes(p))

@@ -10,7 +10,15 @@ import numpy as np
 import scipy.linalg
 
 from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks, features_of, part_of
+from dkrr.fitting.normal_sums import (
+    LEAST_UNLEVERAGED,
+    NormalSums,
+    errors_by_others,
+    feature_blocks,
+    features_of,
+    part_of,
+    sums_of_others,
+)
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers
@@ -87,19 +95,27 @@ class PrimalPosterior(FactoredProcess):
         return Estimate(found)
 
     def loo_residuals(self) -> Array:
-        found = np.empty(self.data.targets.shape)
+        found, near = np.empty(self.data.targets.shape), list[Numbers]()
         for where, errors, features in self._errors():
             weights = np.ones(len(errors)) if self.data.weights is None else self.data.weights[where]
-            found[where] = errors / (1.0 - weights * self._lengths(features))[:, None]
+            left = 1.0 - weights * self._lengths(features)
+            near.append(where.start + np.flatnonzero(left < LEAST_UNLEVERAGED))
+            found[where] = errors / np.maximum(left, LEAST_UNLEVERAGED)[:, None]
+        numbers = np.concatenate(near)
+        if len(numbers):
+            found[numbers] = errors_by_others(self.data, self._means, numbers, [self.alpha], self._n_features)[0]
         return found
 
     def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
-        held = [NormalSums.zeros(len(self._sums.gram), self.data.targets.shape[1]) for _ in folds]
+        rest, *held = [
+            NormalSums.zeros(len(self._sums.gram), self.data.targets.shape[1]) for _ in range(len(folds) + 1)
+        ]
         for where, features in feature_blocks(self.data):
             for one, rows in zip(held, folds, strict=True):
                 self._add(one, where, features, part_of(rows, where)[1])
         with in_terms_of_alpha([self.alpha], "primal"):
-            coefs = np.stack([self._sums.without(one).solved(self.alpha, self._n_features)[1] for one in held])
+            others = sums_of_others(held, rest)  # every row is in one fold
+            coefs = np.stack([one.solved(self.alpha, self._n_features)[1] for one in others])
         errors = [np.empty((len(rows), self.data.targets.shape[1])) for rows in folds]
         for where, features in feature_blocks(self.data):
             for f, rows in enumerate(folds):

@@ -1,11 +1,14 @@
 """Held-out errors from a Cholesky factor for each λ: exact, for leave-one-out and for folds that train on the rest."""
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import FactoredGram, direct_gram
+from dkrr.fitting.norms import scale_of
 from dkrr.linalg.held_out import LeftOut
 from dkrr.planning import Direct
 from dkrr.runtime import ThreadExecutor
@@ -43,7 +46,7 @@ def score_by_factors(
     """
     matrix = direct_gram(data, strategy, context, data.dual_scale())
     for a, alpha in enumerate(alphas):
-        with in_terms_of_alpha([float(alpha)], "dual"):
+        with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
             predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
         matrix.release(f"factor-{a}")
         report.residuals[a] = residual

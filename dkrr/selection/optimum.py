@@ -33,6 +33,7 @@ from dkrr.rows.checks import digest_of
 from dkrr.runtime import Progress, make_progress
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
+from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.tiles import RunStore
 from dkrr.values import shown, whole
 
@@ -242,7 +243,9 @@ class _Objective:
         return evaluation.value, self._search.gradient(evaluation), evaluation.excess
 
     def _evaluate(self, parameters: Array) -> Evaluation:
-        return self._error(exp(parameters[0]), self.kernel(parameters), of_lengths=self._search.what != "alpha")
+        alpha = exp(parameters[0])
+        with in_terms_of_alpha([alpha], "dual"):
+            return self._error(alpha, self.kernel(parameters), of_lengths=self._search.what != "alpha")
 
     def predictions_of_best(self) -> tuple[Array, ...]:
         """Held-out predictions of the best evaluation, which is made again if an earlier run made it."""

@@ -1,13 +1,13 @@
 """Selection in the primal form: sums over the rows of every fold from one pass, which have the squared errors, too.
 
-A training set that leaves out the rows V has ΦᵀWΦ − Φ_vᵀW_vΦ_v. With approximate coefficients θ and the
+A training set has the sums of the other folds. With approximate coefficients θ and the
 residuals r = y − Φθ, the rows that are left out have the sum of squared errors
 
     ‖r_v − Φ_v δ‖² = r_vᵀr_v − 2 δᵀΦ_vᵀr_v + δᵀΦ_vᵀΦ_v δ        (with √w in Φ and r),    δ = β − θ,
 
 whose terms are no larger than it where δ is small. Other scores, and sums that would cancel, take a second pass.
 Leave-one-out takes the errors of all rows over 1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the leverage of the
-row.
+row; where that is nearly 1, see `errors_by_others`.
 
 References
 ----------
@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_sums import NormalSums, feature_blocks, part_of
+from dkrr.fitting.normal_sums import (
+    LEAST_UNLEVERAGED,
+    NormalSums,
+    errors_by_others,
+    feature_blocks,
+    part_of,
+    sums_of_others,
+)
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
@@ -153,12 +160,14 @@ class PrimalFolds:
             sums, _ = self._sums([folds.training(f) for f in range(len(folds))], np.zeros(n, bool), about)
             return [], iter(sums)
         counts = np.bincount(np.concatenate(folds.test), minlength=n)
-        are_disjoint = bool(counts.max() == 1)
-        held, whole = self._sums(folds.test, counts == 0 if are_disjoint else np.ones(n, bool), about)
-        if are_disjoint:
-            for one in held:
-                whole.include(one)
-        return held, (whole.without(one) for one in held)
+        if counts.max() == 1:
+            held, rest = self._sums(folds.test, counts == 0, about)
+            return held, sums_of_others(held, rest)
+        held, whole = self._sums(folds.test, np.ones(n, bool), about)
+        return held, (
+            whole.without(one) or self._sums([folds.training(f)], np.zeros(n, bool), about)[0][0]
+            for f, one in enumerate(held)
+        )
 
     def _sample_solution(self, alpha: float) -> Array | None:
         """Approximate coefficients, of shape (p, t), from a sample; None where there are too few rows."""
@@ -220,8 +229,8 @@ class PrimalFolds:
         solved = [self._solve(sums, float(alpha)) for alpha in alphas]
         kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
 
-        def of_segment(start: int, stop: int) -> Array:
-            squares = np.zeros((len(alphas), t))
+        def of_segment(start: int, stop: int) -> tuple[Array, list[tuple[int, Numbers]]]:
+            squares, near = np.zeros((len(alphas), t)), list[tuple[int, Numbers]]()
             for where, features in feature_blocks(data, start, stop):
                 targets = self._residuals(where, features, None)
                 weights = np.ones(len(features)) if data.weights is None else data.weights[where]
@@ -229,14 +238,29 @@ class PrimalFolds:
                     inner = features.copy()
                     blas.solve_lower_right(factor, inner)
                     left = 1.0 - weights * np.einsum("ij,ij->i", inner, inner)
-                    errors = (targets - blas.product(features, coef)) / left[:, None]
+                    errors = targets - blas.product(features, coef)
+                    is_near = left < LEAST_UNLEVERAGED
+                    if is_near.any():  # entered below
+                        near.append((a, where.start + np.flatnonzero(is_near)))
+                        errors[is_near], left[is_near] = 0.0, 1.0
+                    errors /= left[:, None]
                     if kept:
                         kept[a][where] = data.targets[where] - errors
                     else:
                         squares[a] += weights @ errors**2
-            return squares
+            return squares, near
 
-        squares = sum(self._each("held-out errors", of_segment))
+        parts = self._each("held-out errors", of_segment)
+        squares, near = sum(part[0] for part in parts), [one for part in parts for one in part[1]]
+        if near:
+            numbers = np.unique(np.concatenate([rows for _, rows in near]))
+            found = errors_by_others(data, self._means, numbers, alphas.tolist(), self._n_features)
+            for a, rows in near:
+                errors = found[a, np.searchsorted(numbers, rows)]
+                if kept:
+                    kept[a][rows] = data.targets[rows] - errors
+                else:
+                    squares[a] += (np.ones(len(rows)) if data.weights is None else data.weights[rows]) @ errors**2
         total = data.n if data.weights is None else data.weights.sum()
         for a in range(len(alphas)):
             if kept:

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
+from dkrr.fitting.norms import scale_of
 from dkrr.fitting.repair import with_repairs
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
@@ -32,6 +34,7 @@ from dkrr.selection.report import Report
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import ScoreSheet
 from dkrr.selection.sweep import sweep
+from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -215,18 +218,19 @@ def _carry_out(
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
             assert isinstance(one.chosen, Iterative)
-            sweep(
-                one.chosen,
-                data,
-                one,
-                context,
-                folds,
-                alphas,
-                sheet,
-                report,
-                race=request.race,
-                refit=work.refit,
-            )
+            with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
+                sweep(
+                    one.chosen,
+                    data,
+                    one,
+                    context,
+                    folds,
+                    alphas,
+                    sheet,
+                    report,
+                    race=request.race,
+                    refit=work.refit,
+                )
         else:
             assert isinstance(one.chosen, Direct)
             data = data.by_folds()

@@ -83,7 +83,9 @@ class Cholesky:
 
 
 @contextmanager
-def in_terms_of_alpha(alphas: Iterable[float], form: Literal["dual", "primal"]) -> Iterator[None]:
+def in_terms_of_alpha(
+    alphas: Iterable[float], form: Literal["dual", "primal"], scale: Callable[[], str] = str
+) -> Iterator[None]:
     """Raise an error of a matrix that is not positive definite in the terms of the user's problem.
 
     Parameters
@@ -91,11 +93,14 @@ def in_terms_of_alpha(alphas: Iterable[float], form: Literal["dual", "primal"]) 
     alphas : iterable of float
         Values of λ that are solved for.
     form : {"dual", "primal"}
+    scale : callable
+        Gives a sentence on the scale of the data, which is only asked for after an error.
     """
     try:
         yield
     except NotPositiveDefiniteError as error:
-        raise NotPositiveDefiniteError(_explained(error, alphas, form), error.row) from None
+        text = " ".join(filter(None, (_explained(error, alphas, form), scale())))
+        raise NotPositiveDefiniteError(text, error.row) from None
 
 
 def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: Literal["dual", "primal"]) -> str:
@@ -117,11 +122,11 @@ def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: L
     if error.row < 0:  # of an iteration, which meets no pivots
         return (
             f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds a jitter of its own; "
-            f"checkpoints in a given store are kept"
+            f"checkpoints in a given store are kept."
         )
     return (
         f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
-        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own"
+        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own."
     )
 
 

@@ -192,6 +192,23 @@ def test_intervals_are_those_of_separate_fits(data, kernel, fit_intercept):
     assert_allclose(upper, np.sort(above, axis=0)[int(np.ceil(0.8 * (n + 1))) - 1], rtol=1e-6, atol=1e-8)
 
 
+def test_intervals_of_folds_one_of_which_dominates():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((60, 3))
+    X[:6] *= 1e8
+    y = X @ [1e-8, 1e-8, 2e-8] + rng.standard_normal(60)
+    settings, folds = {"kernel": "linear", "fit_intercept": True}, KFold(10)
+    lower, upper = KernelRidge(alpha=1.0, **settings).fit(X, y).predict_interval(X[20:23], cv=folds)
+    models = [KernelRidge(alpha=1.0, **settings).fit(X[train], y[train]) for train, _ in folds.split(X)]
+    each = [
+        (one.predict(X[20:23]), error)
+        for one, (_, test) in zip(models, folds.split(X), strict=True)
+        for error in np.abs(y[test] - one.predict(X[test]))
+    ]
+    assert_allclose(lower, np.sort([p - e for p, e in each], axis=0)[5], rtol=1e-7)
+    assert_allclose(upper, np.sort([p + e for p, e in each], axis=0)[54], rtol=1e-7)
+
+
 def test_intervals_hold_new_targets():
     rng = np.random.default_rng(3)
     X = rng.uniform(-3, 3, (1200, 1))

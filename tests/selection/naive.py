@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from benchmarks import precise
 from dkrr import KernelRidge
+from dkrr.kernels import Linear
 
 
 def naive_predictions(X, Y, folds, alpha, weights=None, **settings):
@@ -24,6 +26,24 @@ def naive_scores(X, Y, folds, alphas, weights=None, **settings):
             squares = (Y[test] - values).reshape(len(test), -1) ** 2
             scores[a, k] = -np.average(squares.mean(axis=1), weights=None if weights is None else weights[test])
     return scores
+
+
+def exact_errors(X, y, folds, alpha, weights=None, *, fit_intercept=False):
+    """Held-out errors of every fold by a linear model in 180 digits, of the shape of y[test] each."""
+    found = []
+    for train, test in folds:
+        w = None if weights is None else weights[train]
+        settings = {"sample_weight": w, "fit_intercept": fit_intercept, "X_new": X[test]}
+        predictions = precise.ridge(Linear(), X[train], y[train], alpha, **settings).predictions
+        found.append(y[test] - predictions.reshape(y[test].shape))
+    return found
+
+
+def exact_scores(X, y, folds, alpha, weights=None, *, fit_intercept=False):
+    """Negative weighted mean squared errors of those, of shape (n_folds,)."""
+    errors = exact_errors(X, y, folds, alpha, weights, fit_intercept=fit_intercept)
+    each = [None if weights is None else weights[test] for _, test in folds]
+    return np.array([-np.average(e**2, weights=w) for e, w in zip(errors, each, strict=True)])
 
 
 def leave_one_out(n):

@@ -6,10 +6,10 @@ import zarr
 from numpy.testing import assert_allclose
 from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 
-from dkrr import KernelRidgeCV
-from dkrr.errors import InputError
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.selection import primal
-from tests.selection.naive import naive_scores
+from tests.selection.naive import exact_errors, exact_scores, leave_one_out, naive_scores
 
 ALPHAS = [100.0, 1.0, 1e-3]
 N = 1100
@@ -107,3 +107,80 @@ def test_bad_rows_are_named_though_the_sample_has_them(rows):
     X[2, 1] = np.nan
     with pytest.raises(InputError, match="NaN.*row 2, column 1"):
         search_of(4).fit(X, Y)
+
+
+DOMINATING = {
+    "rows": (np.r_[np.full(12, 1e8), np.ones(48)], None),
+    "row": (np.r_[1e8, np.ones(59)], None),
+    "weight": (np.ones(60), np.r_[1e16, np.ones(59)]),
+}
+"""Sizes of rows, and weights, of which the first fold has the largest."""
+
+
+@pytest.mark.parametrize("case", DOMINATING)
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_intercept, overlapping):
+    rng, (sizes, weights) = np.random.default_rng(1), DOMINATING[case]
+    X = rng.standard_normal((60, 3)) * sizes[:, None]
+    y = X @ [1e-8, 1e-8, 2e-8] + rng.standard_normal(60)
+    everything = np.arange(60)
+    tests = [everything[:25], everything[:40]] if overlapping else [everything[:12], everything[12:40], everything[40:]]
+    folds = [(np.setdiff1d(everything, test), test) for test in tests]
+    found = scores_of(search_of(folds, [1.0], fit_intercept=fit_intercept).fit(X, y, sample_weight=weights))[0]
+    expected = exact_scores(X, y, folds, 1.0, weights, fit_intercept=fit_intercept)
+    assert_allclose(found[:1], expected[:1], rtol=1e-9)
+    # Training sets that have the large row keep few digits of the others, as those of a fit.
+    assert_allclose(found, expected, rtol=1e-9 if case == "rows" else 0.02)
+
+
+def with_leverages_of_1(case):
+    """Rows, targets and weights, and which rows have a leverage near 1."""
+    rng = np.random.default_rng(1)
+    if case == "square":
+        return rng.standard_normal((6, 6)), rng.standard_normal((6, 2)), None, np.arange(6)
+    X, weights, near = np.c_[rng.standard_normal((14, 2)), np.zeros(14)], None, [7]
+    if case == "alone":
+        X[7, 2] = 1e6
+    elif case == "several":
+        near = [7, 9, 11]
+        X[near] *= 1e6
+        X[:, 2] = rng.standard_normal(14)
+    else:
+        X[:, 2] = rng.standard_normal(14)
+        weights = np.r_[0.0, np.ones(6), 1e14, np.ones(6)]
+    return X, rng.standard_normal((14, 2)), weights, near
+
+
+@pytest.mark.parametrize("case", ["alone", "several", "weight", "square"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_rows_with_a_leverage_near_1(case, fit_intercept, monkeypatch):
+    X, Y, weights, near = with_leverages_of_1(case)
+    alphas, settings, searches = [1.0, 1e-6], {"fit_intercept": fit_intercept}, []
+    for parts, keeps in ((1, True), (1, False), (3, False)):
+        monkeypatch.setattr(primal, "parts_for_folds", lambda *_, parts=parts: parts)
+        search = search_of("loo", alphas, store_cv_predictions=keeps, **settings)
+        searches.append(search.fit(X, Y, sample_weight=weights))
+    for a, alpha in enumerate(alphas):
+        errors = np.vstack(exact_errors(X, Y, leave_one_out(len(X)), alpha, weights, **settings))
+        score = -np.mean(np.average(errors**2, axis=0, weights=weights))
+        for search in searches:
+            assert_allclose(search.cv_results_["mean_test_score"][a], score, rtol=1e-9)
+        model = KernelRidge(alpha, kernel="linear", form="primal", **settings).fit(X, Y, sample_weight=weights)
+        assert_allclose(model.loo_residuals_[near], errors[near], rtol=1e-8)
+        # A fit with the large rows keeps few digits of the others.
+        assert_allclose(model.loo_residuals_, errors, rtol=1e-8, atol=0.1)
+        if alpha == searches[0].alpha_:
+            assert_allclose(searches[0].cv_predictions_[near], (Y - errors)[near], rtol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_the_dual_form_names_alpha_and_the_scale_of_the_data(solver):
+    rng = np.random.default_rng(1)
+    X, y = rng.standard_normal((60, 3)) * np.r_[np.full(12, 1e8), np.ones(48)][:, None], rng.standard_normal(60)
+    message = r"alpha = 1[:.].*increase alpha.*k\(x, x\) is up to 1\.1e\+17.*form='primal'"
+    for estimator in (KernelRidge(1.0, form="dual", solver=solver), KernelRidgeCV([1.0], form="dual", solver=solver)):
+        with pytest.raises(NotPositiveDefiniteError, match=message):
+            estimator.set_params(kernel="linear").fit(X, y)
+    # The primal form solves what they refuse.
+    assert KernelRidge(1.0, kernel="linear", form="primal").fit(X, y).solve_result_.residual < 1e-10
