@@ -78,28 +78,19 @@ class LeftOut:
         if self.constant is None:
             u = substituted(self.factor, self.right_sides)
             return u, None, u
-        z, w = self._forward_sides, self._direction
-        x = substituted(self.factor, np.column_stack([z, w, self._projected(z)]), (True,))
+        z = substituted(self.factor, self.right_sides, (False,))
+        x = substituted(self.factor, np.column_stack([z, self._direction, self._projected(z)]), (True,))
         return x[:, :t], x[:, t], x[:, t + 1 :]
 
     @cached_property
-    def _forward_all(self) -> Array:
-        """L⁻¹ [C y, c]."""
-        assert self.constant is not None
-        return substituted(self.factor, np.column_stack([self.right_sides, self.constant]), (False,))
-
-    @property
-    def _forward_sides(self) -> Array:
-        return self._forward_all[:, :-1]
-
-    @property
     def _direction(self) -> Array:
         """The projection's w = L⁻¹ c."""
-        return self._forward_all[:, -1]
+        assert self.constant is not None
+        return substituted(self.factor, self.constant[:, None], (False,))[:, 0]
 
     @cached_property
     def _total(self) -> float:
-        """cᵀA⁻¹c = wᵀw."""
+        """The scalar cᵀA⁻¹c = wᵀw."""
         return float(self._direction @ self._direction)
 
     def _projected(self, z: Array) -> Array:
@@ -119,7 +110,7 @@ class LeftOut:
         """b, the free constants of the fit of all rows, of shape (t,)."""
         if self.constant is None:
             return np.zeros(self.right_sides.shape[1])
-        return np.asarray((self._direction @ self._forward_sides) / self._total)
+        return np.asarray((self._direction @ substituted(self.factor, self.right_sides, (False,))) / self._total)
 
     @property
     def solution(self) -> Array:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr import inspection, model_description
 from dkrr.cli import dkrr as command
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.inspection import tile_maps
 from dkrr.kernels import CallableKernel
 from dkrr.model_description import describe_model, search_summary, summary_of
@@ -112,9 +112,9 @@ class TestOfAModel:
         assert np.array_equal(line.get_ydata(), [s.gradient for s in model.solve_result_.steps])
 
     def test_of_a_search_and_what_it_saves(self, data, tmp_path):
-        search = dkrr.KernelRidgeCV(
-            alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], optimize="length", train_sizes=[0.5]
-        ).fit(*data)
+        search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], optimize="length", train_sizes=[0.5])
+        with pytest.warns(ConvergenceWarning, match="ended at the bound"):
+            search.fit(*data)
         page = dkrr.report(search)
         dkrr.save(search, tmp_path / "m.zarr")
         saved = dkrr.report(tmp_path / "m.zarr")
