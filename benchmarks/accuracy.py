@@ -34,8 +34,8 @@ intervals of the median size, and 100 times the error of float64 refits.
   allowed; if a score is missing without a warning; if the chosen λ is worse than the best that has a score by more than
   that, or its systems were not solved, warned of or not; or if it ended in an error that is not one of `dkrr.errors`.
 - A **posterior** is dishonest if, without a warning, a standard deviation is off by more than 1e-3, or likelihoods,
-  leave-one-out residuals or intervals by more than is allowed; if bounds of a variance do not hold, or are further apart
-  than 1.1e-3 of it; or if one of these ends in an error that is not one of `dkrr.errors`.
+  leave-one-out residuals or intervals by more than is allowed; if bounds of a variance do not hold, or are apart by
+  more than 1.1e-3 of it; or if one of these ends in an error that is not one of `dkrr.errors`.
 
 Where 180 digits do not suffice for the solution (K from 1e-600 to 1e600 beside a λ of 1) its errors are left out; the
 residual is checked all the same.

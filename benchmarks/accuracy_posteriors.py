@@ -30,7 +30,8 @@ from benchmarks.trials import N_NEW, Trial, ordinary
 from dkrr import KernelRidge
 from dkrr.errors import DkrrError
 from dkrr.features import Nystroem, NystroemMap
-from dkrr.kernels import RBF, BagOfWords, Cosine, Laplacian, Linear, Polynomial
+from dkrr.features.nystroem import Pivots
+from dkrr.kernels import RBF, BagOfWords, Cosine, Kernel, Laplacian, Linear, Polynomial
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -83,7 +84,7 @@ def posterior(of_class: str, number: int) -> Trial:
 
 def _narrow_and_wide(one: Trial, rng: np.random.Generator) -> Trial:
     """λ from 1e-15 to 1e-6, kernels from narrow to wide."""
-    kernel = [RBF, Laplacian][int(rng.integers(2))](float(10 ** rng.uniform(-3, 1)))
+    kernel: Kernel = [RBF, Laplacian][int(rng.integers(2))](float(10 ** rng.uniform(-3, 1)))
     kernel = kernel if rng.random() < 0.8 else Polynomial(2)
     return replace(one, kernel=kernel, alpha=float(10 ** rng.uniform(-15, -6)))
 
@@ -110,7 +111,7 @@ def _one_weight(one: Trial, rng: np.random.Generator) -> Trial:
 def _nystroem(one: Trial, rng: np.random.Generator) -> Trial:
     """Nyström maps, λ 1e-6 … 1."""
     base = [RBF(1.0), Laplacian(0.5), RBF(0.1)][int(rng.integers(3))]
-    pivots = "uniform" if rng.random() < 0.5 else "rpcholesky"
+    pivots: Pivots = "uniform" if rng.random() < 0.5 else "rpcholesky"
     kernel: Any = Nystroem(base, int(rng.integers(3, len(one.y) // 2)), pivots=pivots)
     return replace(one, kernel=kernel, alpha=float(10 ** rng.uniform(-6, 0)))
 
@@ -211,7 +212,7 @@ def _folds(n: int) -> list[Numbers]:
 
 def problem_of(one: Trial) -> Problem:
     """The rows, new ones behind them, as models of training sets take them."""
-    is_precomputed = isinstance(one.kernel, str)
+    is_precomputed = one.kernel == "precomputed"
     X = [*one.X, *one.X_new] if isinstance(one.X, list) else np.vstack([one.X, one.X_new])
     weights = np.ones(len(one.y)) if one.sample_weight is None else one.sample_weight
     return Problem(X, one.y, one.kernel, weights, one.fit_intercept, is_precomputed=is_precomputed)
@@ -370,7 +371,7 @@ def run(one: Trial) -> PosteriorOutcome:
         "loo": _ask(lambda: made.loo_residuals_),
         "interval": _ask(lambda: made.predict_interval(one.X_new, coverage=COVERAGE, cv=FOLDS)),
     }
-    if isinstance(one.kernel, str):  # k(x, x) is not known
+    if one.kernel == "precomputed":  # k(x, x) is not known
         del asked["std"], asked["bounds"]
     return judge(one, made.plan_.form, made, asked)
 
