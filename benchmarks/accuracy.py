@@ -26,16 +26,16 @@ It is **surprising**, and listed but not counted, if it is a success whose predi
 largest |f|, or probabilities by more than 1e-6; or if it warned of anything but its accuracy; or if an ordinary problem
 was refused. A problem that is close to singular can have such predictions and a residual at the level of rounding.
 
-Every class of `accuracy_searches` is searched `--searches` times, and every class of `accuracy_posteriors` is fitted
-and asked for its errors `--posteriors` times; each kind has a table of its own. Allowed are 1e-6, of residuals and
+Every class of `search_trials` is searched `--searches` times, and every class of `posterior_trials` is fitted and asked
+for its errors `--posteriors` times; each kind has a table of its own. Allowed are 1e-6, of residuals and
 intervals of the median size, and 100 times the error of float64 refits.
 
 - A **search** is dishonest if a score that it gives, without a warning that names its λ, is off by more than is
   allowed; if a score is missing without a warning; if the chosen λ is worse than the best that has a score by more than
   that, or its systems were not solved, warned of or not; or if it ended in an error that is not one of `dkrr.errors`.
 - A **posterior** is dishonest if, without a warning, a standard deviation is off by more than 1e-3, or likelihoods,
-  leave-one-out residuals or intervals by more than is allowed; if bounds of a variance do not hold, or are further apart
-  than 1.1e-3 of it; or if one of these ends in an error that is not one of `dkrr.errors`.
+  leave-one-out residuals or intervals by more than is allowed; if bounds of a variance do not hold, or are apart by
+  more than 1.1e-3 of it; or if one of these ends in an error that is not one of `dkrr.errors`.
 
 Where 180 digits do not suffice for the solution (K from 1e-600 to 1e600 beside a λ of 1) its errors are left out; the
 residual is checked all the same.
@@ -55,9 +55,9 @@ import numpy as np
 import threadpoolctl
 from numpy.typing import NDArray
 
-from benchmarks import accuracy_posteriors, accuracy_searches, precise
-from benchmarks.accuracy_posteriors import WHAT, PosteriorOutcome, posterior
-from benchmarks.accuracy_searches import SearchOutcome, search
+from benchmarks import accuracy_posteriors, accuracy_searches, posterior_trials, precise, search_trials
+from benchmarks.accuracy_posteriors import WHAT, PosteriorOutcome
+from benchmarks.accuracy_searches import SearchOutcome
 from benchmarks.precise_checks import dual_residual, logistic_gradient, primal_residual
 from benchmarks.trials import CLASSES, Trial, label, trial
 from dkrr import KernelLogisticRegression, KernelRidge
@@ -304,8 +304,8 @@ KINDS = {
         _of_fits,
     ),
     "searches": Kind(
-        accuracy_searches.CLASSES,
-        lambda name, k: accuracy_searches.run(search(name, k)),
+        search_trials.CLASSES,
+        lambda name, k: accuracy_searches.run(search_trials.search(name, k)),
         "<!-- table of searches: begin -->",
         "searches",
         (
@@ -317,8 +317,8 @@ KINDS = {
         _of_searches,
     ),
     "posteriors": Kind(
-        accuracy_posteriors.CLASSES,
-        lambda name, k: accuracy_posteriors.run(posterior(name, k)),
+        posterior_trials.CLASSES,
+        lambda name, k: accuracy_posteriors.run(posterior_trials.posterior(name, k)),
         "<!-- table of posteriors: begin -->",
         "fits",
         ("largest error of a standard deviation", "of a likelihood", "of a residual", "of an interval", "undetermined"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from benchmarks.precise import gram, matrix, precision, system
-from dkrr.features import Nystroem, NystroemMap, feature_map
+from dkrr.features import Nystroem, NystroemMap, required_feature_map
 from dkrr.fitting.sampled import drawn
 from dkrr.kernels import BagOfWords, Cosine
 from dkrr.rows import MemoryRows
@@ -119,7 +119,8 @@ class Problem:
             if self.learns and what == "gram":
                 self._known.clear()  # each training set has its own
             self._known[key] = compute()
-        return self._known[key]
+        found: T = self._known[key]
+        return found
 
     def predictions(self, alpha: float, train: Numbers, at: Numbers, bits: int = STARTS[0]) -> arb_mat:
         """Exact predictions of some rows by the model of a training set, of shape (len(at), t)."""
@@ -176,8 +177,9 @@ class Problem:
 
         def compute() -> Array:
             kernel, X = self.learned(train)
-            one = kernel if isinstance(kernel, NystroemMap) else feature_map(kernel.resolved(X.shape[1]), X.shape[1])
-            return np.asarray(one.transform(X), np.float64)
+            if isinstance(kernel, NystroemMap):
+                return kernel.transform(X)
+            return required_feature_map(kernel.resolved(X.shape[1]), X.shape[1]).transform(X)
 
         return self._cached("features", train, compute)
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.kernels import RBF, Cosine, Kernel, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Polynomial
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,8 @@ class Trial:
     y: Array
     """Targets (n, t), or labels (n,) of 0 and 1."""
     alpha: float
-    kernel: Kernel
+    kernel: Any
+    """Kernel of dkrr; of posteriors also a feature map, or "precomputed"."""
     fit_intercept: bool
     sample_weight: Array | None
     settings: dict[str, Any]

@@ -10,10 +10,11 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as gaussian_kernels
 from sklearn.model_selection import KFold
 
-from benchmarks import accuracy, accuracy_posteriors, accuracy_searches
-from benchmarks.accuracy_posteriors import posterior
-from benchmarks.accuracy_searches import Search, scores, search
+from benchmarks import accuracy, accuracy_posteriors, accuracy_searches, posterior_trials, search_trials
+from benchmarks.accuracy_searches import scores
+from benchmarks.posterior_trials import posterior
 from benchmarks.precise_models import Problem, certain
+from benchmarks.search_trials import Search, search
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
@@ -22,7 +23,7 @@ rng = np.random.default_rng(3)
 X, Y = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
 WEIGHTS = np.append(0.0, rng.uniform(0.5, 2, 19))
 SETTINGS = {"form": "dual", "solver": "cholesky", "alpha_per_target": False, "scoring": None, "race": False}
-TEXTS = accuracy_searches.documents(rng, 20)
+TEXTS = search_trials.documents(rng, 20)
 KERNELS = {
     "linear": (Linear(), X),
     "rbf": (RBF(0.4), X),
@@ -162,7 +163,7 @@ class TestSearchVerdicts:
         assert "not dkrr's own: ZeroDivisionError" in accuracy_searches.run(an_ordinary()).dishonest[0]
 
 
-@pytest.mark.parametrize("of_class", accuracy_searches.CLASSES)
+@pytest.mark.parametrize("of_class", search_trials.CLASSES)
 def test_searches_are_the_same_each_time_and_are_judged(of_class):
     one, again = search(of_class, 5), search(of_class, 5)
     assert repr(one) == repr(again) and one.name.startswith("search-")
@@ -232,7 +233,7 @@ class TestPosteriors:
         (message,) = accuracy_posteriors.judge(one, "dual", made, asked).dishonest
         assert "without a word" in message
 
-    @pytest.mark.parametrize("of_class", accuracy_posteriors.CLASSES)
+    @pytest.mark.parametrize("of_class", posterior_trials.CLASSES)
     def test_trials_are_the_same_each_time_and_are_judged(self, of_class):
         one, again = posterior(of_class, 3), posterior(of_class, 3)
         assert str(one) == str(again) and one.name == f"{of_class}:3"
