@@ -1,5 +1,6 @@
 """Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
+import warnings
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
@@ -17,7 +18,8 @@ from dkrr.estimators.kernel_logistic import KernelLogisticRegression
 from dkrr.estimators.search import curve_results, parameter_grid, search_results
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
-from dkrr.selection import Folds
+from dkrr.selection import Folds, no_choice, without_score
+from dkrr.solvers import Status
 from dkrr.tables import with_columns
 from dkrr.values import flag, shown
 
@@ -167,9 +169,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
         def scored(sets: Folds) -> tuple[Array, NDArray[np.intp], Array]:
-            """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds)."""
+            """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds).
+
+            A λ whose fits have not converged has no score.
+            """
             values = np.empty((len(grid), len(alphas), len(sets)))
-            steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
+            steps, gradients, solved = (np.zeros(values.shape, kind) for kind in (np.intp, np.float64, np.bool_))
             order = np.argsort(-alphas, kind="stable")
             for k, model in enumerate(models):
                 for f, test in enumerate(sets.test):
@@ -179,6 +184,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
                     for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
                         values[k, a, f] = score(fitted, held_out, given[test], w[1])
                         steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
+                        solved[k, a, f] = fitted.solve_result_.status is Status.CONVERGED
+            self._leave_out(values, solved, alphas, gradients)
+            if sets is folds and not solved.all(axis=2).any():
+                raise no_choice(is_unsolved=True)
             return values, steps, gradients
 
         values, steps, gradients = scored(folds)
@@ -194,6 +203,17 @@ class KernelLogisticRegressionCV(KernelClassifier):
             with self._names_kept():
                 self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         return self
+
+    def _leave_out(self, values: Array, solved: NDArray[np.bool_], alphas: Array, gradients: Array) -> None:
+        """Set the scores of fits that have not converged to NaN, and warn of them; shapes as in `scored`."""
+        values[~solved] = np.nan
+        late = ~solved.all(axis=(0, 2))
+        if late.any():
+            remedy = "larger values, or a larger max_iter"
+            text = without_score(
+                alphas[late], float(gradients[:, late].max()), self.tol, remedy, what="relative gradient"
+            )
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         return self._model_with({})._training(X, y)
@@ -235,7 +255,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():
-            raise InputError("the scores of all candidates are NaN; expected numbers: give another scoring")
+            raise no_choice(is_unsolved=False)
         self.best_index_ = int(np.nanargmax(means))
         self.best_params_ = parameters[self.best_index_]
         self.alpha_, self.best_score_ = self.best_params_["alpha"], float(means[self.best_index_])

@@ -1,6 +1,7 @@
 """Kernel ridge regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
 import time
+import warnings
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
 from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
@@ -360,10 +361,11 @@ class KernelRidgeCV(RidgeRegressor):
             w = None if weights is None else weights[rows]
             model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
             predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
-            report.iterations[:, f] = model.solve_result_.iterations
-            report.residuals[:, f] = model.solve_result_.residual
+            report.take_fit(f, model.solve_result_, self.cv_tol)
             for a in range(len(alphas)):
                 sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
+        for message in report.leave_out(sheet.values, alphas):
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
         return sheet, report
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:

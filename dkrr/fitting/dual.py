@@ -110,7 +110,7 @@ class DualRidge:
         return constants if self._data.fit_intercept else None
 
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
-        self._squares[columns] = check.squares
+        self._squares[columns], self._residuals[columns] = check.squares, check.residual
         self._checks.append(check)
 
     def iterate(
@@ -184,7 +184,8 @@ class DualRidge:
             rows=self.matrix.rows,
             residual=float(np.max([c.residual for c in self._checks])),
             condition=worst([c.condition for c in self._checks]),
-            outcome=None if outcome is None else replace(outcome, residuals=self._residuals),
+            outcome=outcome,
+            residuals=self._residuals,
             squares=self._squares,
         )
 

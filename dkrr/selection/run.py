@@ -140,13 +140,23 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
+def no_choice(*, is_unsolved: bool) -> InputError:
+    """Error where no candidate has a score, for some since their systems were not solved."""
+    if is_unsolved:
+        return InputError(
+            "no candidate has a score, since their systems were not solved to the accuracy that scores need (the "
+            "warnings say how far they were); expected larger alphas, a larger max_iter, or another solver"
+        )
+    return InputError(
+        "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
+    )
+
+
 def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, float | Array]:
     """Number of the kernel and of the λ of every target, and the score."""
     means = np.stack([c.means for c in candidates])  # kernels × λ × targets
     if np.isnan(means).all(axis=(0, 1)).any():
-        raise InputError(
-            "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
-        )
+        raise no_choice(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
     kernel = int(np.argmax(found.max(axis=1).mean(axis=1)))
     chosen = np.argmax(found[kernel], axis=0)

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -82,7 +81,7 @@ class _Work:
     def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
         self.report.seconds = seconds
-        for message in _shortfalls(self.report, self.alphas):
+        for message in self.report.leave_out(self.sheet.values, self.alphas):
             warnings.warn(message, ConvergenceWarning, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
         start = None if self.refit is None else self.refit.start(request.values.shape[1])
@@ -156,24 +155,14 @@ def _scored_parts(
         fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
         sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
         score_by_refits(fits, parts, alphas, sheet, report, show_progress, in_place=form == "primal")
+        for message in report.leave_out(sheet.values, alphas):
+            warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
         found[size, kept] = sheet.values
     return found
 
 
 def _progress_of(seconds: float, show: bool | None) -> Progress:
     return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
-
-
-def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
-    """What the scores lack in accuracy."""
-    yield from report.left_out
-    reached = np.nan_to_num(report.residuals.max(axis=1))
-    late = np.flatnonzero((report.residuals > report.wanted).any(axis=1) & ~report.stopped)
-    if len(late):
-        yield (
-            f"scores of alpha = {alphas[late[0]]:g} are from a true relative residual of {reached[late].max():.1e}, "
-            f"where {report.wanted[late].min():.1e} is needed; expected a larger alpha, or a larger max_iter"
-        )
 
 
 def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:

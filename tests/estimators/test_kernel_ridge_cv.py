@@ -425,15 +425,42 @@ def test_scores_of_a_system_that_is_ill_conditioned_are_left_out(data, y, tile):
     X = data.X.copy()
     X[100] = X[3]  # rounding leaves a pivot of 1e-16 there
     settings = {"gamma": 3.0, "solver": "cholesky", "cv": 3, "tile": tile}
-    with pytest.warns(ConvergenceWarning, match="scores of alpha = 0 are left out: the true residual"):
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 0: the true residual"):
         search = KernelRidgeCV([1.0, 0.0], **settings).fit(X, y)
     assert search.alpha_ == 1.0 and np.isnan(search.cv_results_["mean_test_score"][1])
     assert search.cv_results_["residual"][0] < 1e-12 < search.cv_results_["residual"][1]
 
 
-def test_too_few_iterations_are_said(data, y):
-    with pytest.warns(ConvergenceWarning, match=r"scores of alpha = .* true relative residual of"):
-        KernelRidgeCV([1e-6], solver=ConjugateGradient(preconditioner=None, max_iter=3), refit=False).fit(data.X, y)
+def test_without_any_solved_system_there_is_no_choice(data, y):
+    few = ConjugateGradient(preconditioner=None, max_iter=3)
+    with (
+        pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-06: the true residual .* 1.0e-03 is needed"),
+        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
+    ):
+        KernelRidgeCV([1e-6], solver=few).fit(data.X, y)
+
+
+@pytest.mark.filterwarnings("ignore:true relative residual")
+@pytest.mark.parametrize(
+    ("kernel", "solver", "good"),
+    [
+        (RBF(0.1), "cg", 1e-3),
+        (Nystroem(RBF(2.0), 30), ConjugateGradient(preconditioner=None, max_iter=4), 1e3),
+    ],
+    ids=["sweep", "refits"],
+)
+@pytest.mark.parametrize("n_targets", [1, 3])
+def test_systems_that_were_not_solved_have_no_score(kernel, solver, good, n_targets):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(120, 3)), rng.normal(size=(120, n_targets))
+    search = KernelRidgeCV([1e-10, good], kernel=kernel, solver=solver, cv=3, train_sizes=[0.5], refit=False)
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-10: the true residual of their systems"):
+        search.fit(X, y)
+    assert search.alpha_ == good and search.best_index_ == 1
+    assert_array_equal(np.isnan(search.cv_results_["mean_test_score"]), [True, False])
+    assert_array_equal(search.cv_results_["rank_test_score"], [2, 1])
+    assert_array_equal(search.cv_results_["stopped"], False)
+    assert search.cv_results_["residual"][0] > 1e-3 >= search.cv_results_["residual"][1]
 
 
 def test_too_little_memory(data, y):
