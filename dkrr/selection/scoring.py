@@ -12,14 +12,13 @@ from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.repair import with_repairs
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
-from dkrr.runtime import Progress, make_progress
+from dkrr.runtime import Progress, Whole, make_progress
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
@@ -111,16 +110,21 @@ def _descending(request: SelectionRequest) -> Numbers:
     return np.argsort(-request.alphas, kind="stable")
 
 
-def all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
-    """Scores of every kernel, one after the other."""
-    return [_scored(request, number, show_progress) for number in range(len(request.settings))]
+def all_scored(request: SelectionRequest, whole: Whole) -> list[Candidate]:
+    """Scores of every kernel, one after the other, each a part of the whole that is displayed."""
+    candidates = []
+    for number in range(len(request.settings)):
+        with whole.part():
+            candidates.append(_scored(request, number, whole))
+    return candidates
 
 
-def _scored(request: SelectionRequest, number: int, show_progress: bool | None) -> Candidate:
+def _scored(request: SelectionRequest, number: int, whole: Whole) -> Candidate:
     """Scores of one kernel; what is damaged in its store is computed again."""
     plan = plan_selection(*_problem(request, _Work.of(request, number)))
-    begun = time.perf_counter()
-    progress = _progress_of(plan.seconds, show_progress)
+    begun, show_progress = time.perf_counter(), None
+    whole.expect(plan.seconds)
+    progress = make_progress(show_progress)
 
     def scored() -> _Work:
         work = _Work.of(request, number)
@@ -159,10 +163,6 @@ def _scored_parts(
             warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
         found[size, kept] = sheet.values
     return found
-
-
-def _progress_of(seconds: float, show: bool | None) -> Progress:
-    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
 
 
 def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:

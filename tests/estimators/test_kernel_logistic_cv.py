@@ -38,7 +38,8 @@ def test_scores_are_those_of_separate_fits(data, labels, weighted):
             assert search.cv_results_[f"split{f}_test_score"][k] == pytest.approx(expected[k, f], rel=1e-5)
     best = int(np.argmax(expected.mean(axis=1)))
     assert search.best_index_ == best and search.alpha_ == search.best_params_["alpha"]
-    refit = KernelLogisticRegression(kernel="rbf", class_weight="balanced", **search.best_params_)
+    assert set(search.best_params_) == {"alpha", "kernel", "gamma", "class_weight"}
+    refit = KernelLogisticRegression(**search.best_params_)
     refit.fit(data.X, labels, sample_weight=weights)
     assert_allclose(search.predict_proba(data.X_new), refit.predict_proba(data.X_new), rtol=1e-6)
     assert (search.cv_results_["iterations"] > 1).all()
