@@ -161,6 +161,8 @@ def search_summary(search: Any) -> dict[str, Any]:
         "best": _named(search.best_params_),
         "score": np.atleast_1d(search.best_score_)[:MAX_TARGETS].tolist(),
         "plan": str(search.selection_plan_) if hasattr(search, "selection_plan_") else None,
+        "score_name": search._score_name,
+        "advice": list(search.advice_),
         "candidates": candidates,
         "n_candidates": len(means),
         "curve": None

@@ -44,14 +44,16 @@ def train_sizes(text: str, option: str) -> list[float] | list[int]:
         ) from None
 
 
-def folds_of_rows(cv: str, shuffle: int | None) -> Any:
+def folds_of_rows(cv: str, shuffle: int | None, *, is_classification: bool = False) -> Any:
     """Number of folds, or a splitter of random rows."""
     from dkrr.estimators.cross_validation import shuffled_folds
 
     count = whole(cv, "--cv")
     if shuffle is not None and not 0 <= shuffle < 2**32:
         raise InputError(f"--shuffle is {shown(shuffle)}; expected a seed from 0 to {2**32 - 1}")
-    return count if shuffle is None or count < 2 else shuffled_folds(count, shuffle)
+    if shuffle is None or count < 2:
+        return count
+    return shuffled_folds(count, shuffle, is_classification=is_classification)
 
 
 def whole(text: str, option: str) -> int:

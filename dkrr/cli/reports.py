@@ -116,42 +116,62 @@ def measure_of(description: dict[str, Any]) -> str:
 
 
 def selection_report(search: Any, path: str | None, *, as_json: bool) -> str:
-    """Table of scores, the best candidate, and the path of its model; None: not saved."""
-    results = search.cv_results_
-    names = list(results["params"][0])
+    """Table of scores, the best candidate, advice, and the path of its model; None: not saved."""
+    results, plan = search.cv_results_, getattr(search, "selection_plan_", None)
+    names = list(dict.fromkeys(name for p in results["params"] for name in p))
+    errors, r2 = _errors_of(search)
+    stopped = results.get("stopped", np.zeros(len(results["params"]), bool))
     if as_json:
         rows = [
             {
                 **parameters,
                 "mean_test_score": _known(results["mean_test_score"][k]),
                 "std_test_score": _known(results["std_test_score"][k]),
+                "rmse": _known(errors[k]),
+                "r2": _known(r2[k]),
                 "iterations": int(results["iterations"][k]),
                 "residual": _known(results["residual"][k]),
-                "stopped": bool(results["stopped"][k]),
+                "stopped": bool(stopped[k]),
             }
             for k, parameters in enumerate(results["params"])
         ]
-        best = {name: np.asarray(value).tolist() for name, value in search.best_params_.items()}
+        best = {name: _json_value(value) for name, value in search.best_params_.items()}
         score = np.asarray(search.best_score_).tolist()
-        found = {"model": path, "best_params": best, "best_score": score, "candidates": rows}
+        found = {"model": path, "best_params": best, "best_score": score, "score_name": search._score_name}
+        found |= {"advice": list(search.advice_), "candidates": rows}
         if search.train_sizes is not None:
             found["learning_curve"] = {name: _json_value(value) for name, value in search.learning_curve_.items()}
-        return json.dumps(found | {"plan": search.selection_plan_.to_dict()})
-    lines = [
-        str(search.selection_plan_),
-        "  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}",
+        return json.dumps(found | {"plan": None if plan is None else plan.to_dict()})
+    more = "" if np.isnan(errors).all() else f"{'RMSE':>12}{'R²':>9}"
+    lines = [] if plan is None else [str(plan)]
+    lines += [
+        f"scores      {search._score_name}, mean of the folds; larger is better",
+        "  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}{more}",
     ]
     for k, parameters in enumerate(results["params"]):
-        shown = "".join(
-            f"{value:>12}" if isinstance(value, str) else f"{value:>12.4g}" for value in parameters.values()
-        )
+        shown = "".join(_cell(parameters.get(name, "-")) for name in names)
         score, spread = results["mean_test_score"][k], results["std_test_score"][k]
-        what = f"{'stopped':>14}" if results["stopped"][k] else f"{score:>14.6g}{spread:>12.2g}"
+        what = f"{score:>14.6g}{spread:>12.2g}" + (f"{errors[k]:>12.4g}{r2[k]:>9.4f}" if more else "")
+        if np.isnan(score):
+            what = f"{'stopped' if stopped[k] else 'no score':>14}"
         mark = "  best" if np.any(k == np.asarray(search.best_index_)) else ""
         lines.append(f"  {shown}{what}{mark}")
     if search.train_sizes is not None:
         lines += _curve_lines(search.learning_curve_)
+    lines += [f"advice      {text}" for text in search.advice_]
     return "\n".join([*lines, f"model       {path or 'not saved'}"])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:>12.4g}" if isinstance(value, int | float) else f"{value:>12}"
+
+
+def _errors_of(search: Any) -> tuple[Any, Any]:
+    """Root mean squared error and R² of every candidate; NaN where scores are not squared errors."""
+    scores = search.cv_results_["mean_test_score"]
+    r2 = search._r2(scores) if hasattr(search, "_r2") else None
+    unknown = np.full(len(scores), np.nan)
+    return (unknown, unknown) if r2 is None else (np.sqrt(-scores), r2)
 
 
 def _curve_lines(curve: dict[str, Any]) -> list[str]:
@@ -165,9 +185,11 @@ def _curve_lines(curve: dict[str, Any]) -> list[str]:
 
 
 def _json_value(value: Any) -> Any:
-    """Numbers, arrays and texts of a learning curve as values of JSON; None for NaN."""
-    if isinstance(value, list | str):
+    """Numbers, arrays, texts and objects as values of JSON; None for NaN."""
+    if value is None or isinstance(value, list | str | dict | bool):
         return value
+    if np.asarray(value).dtype == object:
+        return one_line(str(value))
     array = np.asarray(value)
     if array.dtype.kind == "f":
         array = np.array([_known(number) for number in array.ravel()], object).reshape(array.shape)

@@ -12,6 +12,7 @@ from dkrr.cli.pictures import check_picture_path, write_picture
 from dkrr.cli.reports import selection_report
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
+from dkrr.errors import InputError
 
 
 @click.command(cls=Configurable)
@@ -27,14 +28,26 @@ from dkrr.cli.transformers import chosen_transformer, transformer_options
 @click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
 @click.option("--cv", default="5", show_default=True, help="Number of folds, or loo: leave one row out at a time.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Folds of random rows, not of consecutive ones.")
-@click.option("--scoring", help="One of scikit-learn's scorers of predictions.  [default: mean squared error]")
+@click.option("--scoring", help="One of scikit-learn's scorers.  [default: mean squared error, log loss]")
 @click.option("--kernel", default="rbf", show_default=True, help="Kernel, or several with commas between.")
 @click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
 @click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
 @kernel_param_option
 @click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
 @click.option("--train-sizes", metavar="SIZES", help="A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers.")
-@click.option("--fit-intercept/--no-fit-intercept", default=False, help="Fit a constant that is not penalised.")
+@click.option(
+    "--fit-intercept/--no-fit-intercept",
+    default=None,
+    help="Fit a constant that is not penalised.  [default: only with --logistic]",
+)
+@click.option("--logistic", is_flag=True, help="Kernel logistic regression; y holds class labels.")
+@click.option(
+    "--multi-class",
+    type=click.Choice(["multinomial", "ovr"]),
+    help="With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
+)
+@click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
+@click.option("--max-iter", type=int, help="With --logistic: largest number of Newton steps.  [default: 100]")
 @click.option("--solver", type=click.Choice(["auto", "cholesky", "cg"]), default="auto", show_default=True)
 @click.option(
     "--tol", type=float, default=1e-8, show_default=True, help="True relative residual of the last fit by cg."
@@ -57,11 +70,15 @@ def select(
     shuffle: int | None,
     scheduler: str | None,
     out_path: str | None,
+    logistic: bool,
     as_json: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Choose λ, the kernel and its parameters by cross-validation, and fit with the best."""
+    """Choose λ, the kernel and its parameters by cross-validation, and fit with the best.
+
+    Models are of kernel ridge regression, or with --logistic of kernel logistic regression.
+    """
     import dkrr as library
     from dkrr.model_description import search_summary
     from dkrr.persistence import check_model_path
@@ -69,6 +86,7 @@ def select(
     from dkrr.tiles.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
+        _check_loss(options, logistic=logistic)
         refuse_enclosing(
             {"--model": model_path, "--store": options["store"], "--out": out_path},
             {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight},
@@ -92,8 +110,8 @@ def select(
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         folds: Any = cv
         if cv != "loo":
-            folds = folds_of_rows(cv, shuffle)
-        search = library.KernelRidgeCV(
+            folds = folds_of_rows(cv, shuffle, is_classification=logistic)
+        search = (library.KernelLogisticRegressionCV if logistic else library.KernelRidgeCV)(
             kernel=kernels if len(kernels) > 1 else kernels[0],
             cv=folds,
             refit=model_path is not None,
@@ -106,5 +124,19 @@ def select(
         if out_path is not None:
             found = search_summary(search)
             curve = [pictures.learning_curve(found["curve"])] if found["curve"] else []
-            write_picture(out_path, pictures.scores(found["candidates"]), *curve, overwrite=overwrite)
+            scores = pictures.scores(found["candidates"], found["score_name"], found["advice"])
+            write_picture(out_path, scores, *curve, overwrite=overwrite)
         echo(selection_report(search, model_path, as_json=as_json))
+
+
+def _check_loss(options: dict[str, Any], *, logistic: bool) -> None:
+    """Refuse options of the other loss, and drop those that this one does not have."""
+    ours, theirs = ("class_weight", "multi_class", "max_iter"), ("store", "alpha_per_target")
+    refused, word = (theirs, "with") if logistic else (ours, "without")
+    for name in refused:
+        if options[name]:
+            flag = "--" + name.replace("_", "-")
+            remedy = "leave it out" if logistic else "give --logistic with it"
+            raise InputError(f"{flag} is given {word} --logistic; {remedy}")
+        if name != "store":
+            del options[name]

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
-from sklearn.model_selection import KFold, LeaveOneOut, check_cv
+from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_cv
 
 from dkrr.arguments import checked_train_sizes
 from dkrr.errors import InputError, InputTypeError
@@ -85,9 +85,9 @@ def checked_curve(
     return LearningCurve.of(folds, checked_train_sizes(train_sizes), weights, groups, seed)
 
 
-def shuffled_folds(n_folds: int, seed: int) -> KFold:
-    """Folds of random rows."""
-    return KFold(n_folds, shuffle=True, random_state=seed)
+def shuffled_folds(n_folds: int, seed: int, *, is_classification: bool = False) -> KFold | StratifiedKFold:
+    """Folds of random rows, with about the same fractions of all classes for a classification."""
+    return (StratifiedKFold if is_classification else KFold)(n_folds, shuffle=True, random_state=seed)
 
 
 def _splits(cv: Any, n: int, y: Any, groups: Any, *, is_classification: bool) -> Iterable[Any]:

@@ -1,6 +1,7 @@
 """Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
-from dataclasses import KW_ONLY, dataclass, fields
+import warnings
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,15 +10,27 @@ from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
 from dkrr.estimators.kernel_logistic import KernelLogisticRegression
-from dkrr.estimators.search import curve_results, parameter_grid, search_results
+from dkrr.estimators.search import (
+    SEARCHED,
+    complete_params,
+    curve_results,
+    edges,
+    kernel_settings,
+    parameter_grid,
+    score_name,
+    search_results,
+)
+from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
 from dkrr.rows import Rows
-from dkrr.selection import Folds
+from dkrr.runtime import Whole, make_progress
+from dkrr.selection import Folds, no_choice, without_score
+from dkrr.solvers import Status
 from dkrr.tables import with_columns
 from dkrr.values import flag, shown
 
@@ -81,7 +94,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
     alpha_ : float
         Best λ.
     best_params_ : dict
-        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists.
+        The chosen model, complete: ``KernelLogisticRegression(**search.best_params_)``, as in KernelRidgeCV; also
+        "class_weight" and "multi_class" if they were given.
     best_score_ : float
         Its mean score over the folds.
     best_index_ : int
@@ -91,6 +105,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         "residual" (largest relative gradient of a fold).
     learning_curve_ : dict
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
+    advice_ : tuple of str
+        That the best λ or parameter is an end of its candidates, as in KernelRidgeCV.
     n_splits_ : int
         Number of folds.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
@@ -151,7 +167,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if self.store is not None:
             raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
-        models = [self._model_with(parameters) for parameters in grid]
+        models = self._models()
         X, y, sample_weight = with_columns(X, y, sample_weight)
         X = self._transformed(models[0]._kernel(), X)
         # All that is wrong with the data is said before the first fold is fitted.
@@ -167,55 +183,96 @@ class KernelLogisticRegressionCV(KernelClassifier):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
         def scored(sets: Folds) -> tuple[Array, NDArray[np.intp], Array]:
-            """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds)."""
+            """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds).
+
+            A λ whose fits have not converged has no score.
+            """
             values = np.empty((len(grid), len(alphas), len(sets)))
-            steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
+            steps, gradients, solved = (np.zeros(values.shape, kind) for kind in (np.intp, np.float64, np.bool_))
             order = np.argsort(-alphas, kind="stable")
             for k, model in enumerate(models):
                 for f, test in enumerate(sets.test):
                     train = sets.training(f)
                     x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
                     w = (None, None) if weights is None else (weights[train], weights[test])
-                    for a, fitted in zip(order, model.fit_path(x, given[train], alphas[order], w[0]), strict=True):
+                    with whole.part():
+                        path = model.fit_path(x, given[train], alphas[order], w[0])
+                    for a, fitted in zip(order, path, strict=True):
                         values[k, a, f] = score(fitted, held_out, given[test], w[1])
                         steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
+                        solved[k, a, f] = fitted.solve_result_.status is Status.CONVERGED
+            self._leave_out(values, solved, alphas, gradients)
+            if sets is folds and not solved.all(axis=2).any():
+                raise no_choice(is_unsolved=True)
             return values, steps, gradients
 
-        values, steps, gradients = scored(folds)
-        self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
-        if curve is not None:
-            best, of_parts = self.best_index_ // len(alphas), np.stack([scored(sets)[0] for sets in parts], axis=1)
-            self.learning_curve_ = curve_results(grid, alphas, values[..., None], of_parts[..., None], curve, best)
-        self.n_splits_ = len(folds)
-        self._set_width(request.rows)
-        if self.refit:
-            model = self._model_with(grid[self.best_index_ // len(alphas)]).set_params(alpha=self.alpha_)
-            model.fit(X, y, sample_weight)
-            with self._names_kept():
-                self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
+        n_fits = len(grid) * len(folds) * (1 + len(parts)) + bool(self.refit)
+        with Whole("search", n_fits, self.progress, QUIET_SECONDS) as whole:
+            values, steps, gradients = scored(folds)
+            self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
+            if curve is not None:
+                best, of_parts = self.best_index_ // len(alphas), np.stack([scored(sets)[0] for sets in parts], axis=1)
+                self.learning_curve_ = curve_results(grid, alphas, values[..., None], of_parts[..., None], curve, best)
+            self.n_splits_ = len(folds)
+            self._set_width(request.rows)
+            self._refit(X, y, sample_weight, whole)
+        for text in self.advice_:
+            make_progress(self.progress).note(text)
         return self
 
+    @property
+    def _score_name(self) -> str:
+        return score_name(self.scoring, "neg_log_loss")
+
+    def _refit(self, X: Any, y: Any, sample_weight: Any, whole: Whole) -> None:
+        """Fit all rows with the best parameters, if that is asked for."""
+        if not self.refit:
+            return
+        model = self._model_with(self.best_params_ | {"transformer": None})
+        with whole.part():
+            model.fit(X, y, sample_weight)
+        with self._names_kept():
+            self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
+        messages = (*self.advice_, *self.solve_result_.messages)
+        self.solve_result_ = replace(self.solve_result_, messages=messages)
+
+    def _leave_out(self, values: Array, solved: NDArray[np.bool_], alphas: Array, gradients: Array) -> None:
+        """Set the scores of fits that have not converged to NaN, and warn of them; shapes as in `scored`."""
+        values[~solved] = np.nan
+        late = ~solved.all(axis=(0, 2))
+        if late.any():
+            remedy = "larger values, or a larger max_iter"
+            text = without_score(
+                alphas[late], float(gradients[:, late].max()), self.tol, remedy, what="relative gradient"
+            )
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
-        return self._model_with({})._training(X, y)
+        return self._models()[0]._training(X, y)
 
     def as_saved(self) -> KernelLogisticRegression:
         """KernelLogisticRegression with the best parameters, fitted."""
         model = self._model_with(self.best_params_)
-        model.transformer = self.transformer
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
         return model
 
     def _model_with(self, parameters: dict[str, Any]) -> KernelLogisticRegression:
-        """Model with some of the parameters."""
-        shared = {f.name: getattr(self, f.name) for f in fields(KernelLogisticRegression) if hasattr(self, f.name)}
-        return KernelLogisticRegression(**(shared | {"store": None, "transformer": None} | parameters))
+        """Model with these parameters, all of the kernel's among them, and the other ones of this estimator."""
+        names = {f.name for f in fields(KernelLogisticRegression)} & {f.name for f in fields(self)}
+        shared = {name: getattr(self, name) for name in names - {*SEARCHED, "kernel_params", "store", "transformer"}}
+        return KernelLogisticRegression(**(shared | parameters))
+
+    def _models(self) -> list[KernelLogisticRegression]:
+        """Models with the kernels of all candidates."""
+        return [self._model_with(kernel_settings(self, parameters)) for parameters in parameter_grid(self)]
 
     def _part(self, X: Any, rows: Rows, index: NDArray[np.intp], columns: NDArray[np.intp] | None = None) -> Any:
         """Some rows of X; of a Gram matrix with the columns of the training rows."""
-        if any(encodes(self._model_with(parameters)._kernel()) for parameters in parameter_grid(self)):
+        kernels = [model._kernel() for model in self._models()]
+        if any(encodes(kernel) for kernel in kernels):
             return _safe_indexing(X, index)  # documents, graphs or other objects
         part = rows.take(index)
-        if not self._model_with(parameter_grid(self)[0])._kernel().is_precomputed:
+        if not kernels[0].is_precomputed:
             return part
         return part[:, index if columns is None else columns]
 
@@ -235,10 +292,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():
-            raise InputError("the scores of all candidates are NaN; expected numbers: give another scoring")
+            raise no_choice(is_unsolved=False)
         self.best_index_ = int(np.nanargmax(means))
-        self.best_params_ = parameters[self.best_index_]
-        self.alpha_, self.best_score_ = self.best_params_["alpha"], float(means[self.best_index_])
+        self.alpha_, self.best_score_ = parameters[self.best_index_]["alpha"], float(means[self.best_index_])
+        settings = kernel_settings(self, grid[self.best_index_ // len(alphas)])
+        self.advice_ = tuple(edges(parameters, self.best_index_))
+        self.best_params_ = complete_params(self, KernelLogisticRegression, self.alpha_, settings)
 
 
 def _checked_scoring(scoring: Any) -> Any:

@@ -1,6 +1,7 @@
 """Kernel ridge regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
 import time
+import warnings
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
@@ -9,19 +10,31 @@ from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
 from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
-from dkrr.estimators.search import SEARCHED, curve_results, parameter_grid, search_results
+from dkrr.estimators.search import (
+    SEARCHED,
+    complete_params,
+    curve_results,
+    edges,
+    kernel_settings,
+    parameter_grid,
+    score_name,
+    search_results,
+    without_constant,
+)
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.norms import gram_diagonal
+from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.rows import MemoryRows, Rows
 from dkrr.rows.checks import check_finite
+from dkrr.runtime import Whole, make_progress
 from dkrr.selection import (
     Candidate,
     Folds,
@@ -79,8 +92,9 @@ class KernelRidgeCV(RidgeRegressor):
         Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), of the first kernel if there are
         several, evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
-        As in KernelRidge; a list has candidates, as those of the next three parameters; `weighted_sums` makes one of
-        sums. Kernels that have distances or terms in common may share a run: `selection_plan_` says so.
+        As in KernelRidge; a list has candidates, as those of the next three parameters, each of which goes with the
+        kernels that have it; `weighted_sums` makes one of sums. Kernels that have distances or terms in common may
+        share a run: `selection_plan_` says so.
     gamma, degree, coef0 : float or list of float
         As in KernelRidge.
     kernel_params : dict, optional
@@ -136,8 +150,10 @@ class KernelRidgeCV(RidgeRegressor):
     alpha_ : float or ndarray of shape (n_targets,)
         Best λ; one for each target with `alpha_per_target`.
     best_params_ : dict
-        Best candidate: "alpha", and those of "kernel", "gamma", "degree" and "coef0" that are lists. With `optimize`
-        "alpha" and "kernel", which are optimised.
+        The chosen model, complete: ``KernelRidge(**search.best_params_)`` has its "alpha", "kernel", and those of
+        "gamma", "degree", "coef0" and "kernel_params" that the kernel has; "fit_intercept" and "transformer" if they
+        were given. With `optimize` "kernel" is the optimised value. Only settings of the computation (`tol`, `solver`,
+        `form`, ...) are left out.
     best_score_ : float or ndarray of shape (n_targets,)
         Its mean score over the folds, after `optimize`.
     best_index_ : int or ndarray of shape (n_targets,)
@@ -164,6 +180,9 @@ class KernelRidgeCV(RidgeRegressor):
         `alpha_per_target` "alpha" has a column for each target, as has "mean_test_score_per_target".
     n_splits_ : int
         Number of folds.
+    advice_ : tuple of str
+        What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
+        candidates, or that targets far from 0 were fitted without a constant. Empty without advice.
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
@@ -276,7 +295,34 @@ class KernelRidgeCV(RidgeRegressor):
         if selected.fit is not None:
             last = selected.fit
             self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
+        return self._advised(as_columns(y), weights)
+
+    @property
+    def _score_name(self) -> str:
+        return score_name(self.scoring, "neg_mean_squared_error")
+
+    def _advised(self, y: Array, weights: Array | None) -> Self:
+        """Set `advice_`, and say it with the result of the fit and where progress is shown."""
+        means = np.average(y, axis=0, weights=weights)
+        self._target_variances = np.average((y - means) ** 2, axis=0, weights=weights)
+        r2 = self._r2(np.atleast_1d(self.best_score_), per_target=np.ndim(self.best_score_) > 0)
+        advice = [] if hasattr(self, "optimum_") else list(edges(self.cv_results_["params"], self.best_index_))
+        if not self.fit_intercept:
+            advice += without_constant(means, np.sqrt(self._target_variances), r2)
+        self.advice_ = tuple(advice)
+        if advice and hasattr(self, "solve_result_"):
+            messages = (*self.advice_, *self.solve_result_.messages)
+            self.solve_result_ = replace(self.solve_result_, messages=messages)
+        for text in advice:
+            make_progress(self.progress).note(text)
         return self
+
+    def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
+        """R² of scores, of all targets together or of each; None where scores are not squared errors."""
+        variances = self._target_variances
+        if self.scoring is not None or not (variances > 0).all():
+            return None
+        return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
 
     def _interval_folds(self, cv: Any, targets: Array, groups: Any) -> Folds:
         own = self._folds
@@ -314,22 +360,23 @@ class KernelRidgeCV(RidgeRegressor):
                 f"every fold; expected rows in memory"
             )
         t, candidates = as_columns(y).shape[1], list[Candidate]()
-        for parameters in grid:
-            begun = time.perf_counter()
-            sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, score, parameters)
-            report.seconds, parts = time.perf_counter() - begun, None
-            if curve is not None:
-                each = [curve.of_size(size) for size in range(len(curve))]
-                parts = np.stack(
-                    [self._scored_by_fits(X, y, weights, one, alphas, score, parameters)[0].values for one in each]
-                )
-            candidates.append(Candidate(None, sheet, report, parts))
-        self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
-        self.n_splits_, self._folds = len(folds), folds
-        if self.refit:
-            last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
-            self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
-        return self
+        sizes = [] if curve is None else [curve.of_size(size) for size in range(len(curve))]
+        with Whole("search", len(grid) + bool(self.refit), self.progress, QUIET_SECONDS) as whole:
+            for parameters in grid:
+                begun = time.perf_counter()
+                with whole.part():
+                    sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, score, parameters)
+                    report.seconds = time.perf_counter() - begun
+                    each = [self._scored_by_fits(X, y, weights, one, alphas, score, parameters)[0] for one in sizes]
+                parts = None if curve is None else np.stack([one.values for one in each])
+                candidates.append(Candidate(None, sheet, report, parts))
+            self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
+            self.n_splits_, self._folds = len(folds), folds
+            if self.refit:
+                with whole.part():
+                    last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
+                self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
+        return self._advised(as_columns(y), weights)
 
     def _scored_by_fits(
         self,
@@ -356,26 +403,27 @@ class KernelRidgeCV(RidgeRegressor):
         report = Report(len(alphas), len(folds))
         for f, test in enumerate(folds.test):
             rows = folds.training(f)
-            model = self._ridge_with(parameters | {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol})
+            every = {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol}
+            model = self._ridge_with(kernel_settings(self, parameters) | every)
             w = None if weights is None else weights[rows]
             model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
             predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
-            report.iterations[:, f] = model.solve_result_.iterations
-            report.residuals[:, f] = model.solve_result_.residual
+            report.take_fit(f, model.solve_result_, self.cv_tol)
             for a in range(len(alphas)):
                 sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
+        for message in report.leave_out(sheet.values, alphas):
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
         return sheet, report
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:
-        shared = {f.name: getattr(self, f.name) for f in fields(KernelRidge) if hasattr(self, f.name)}
-        if isinstance(parameters.get("kernel"), Kernel):  # it has its parameters in itself
-            shared |= {f.name: f.default for f in fields(KernelRidge) if f.name in (*SEARCHED, "kernel_params")}
-        return KernelRidge(**(shared | parameters))
+        """KernelRidge with these parameters, all of the kernel's among them, and the other ones of this estimator."""
+        names = {f.name for f in fields(KernelRidge)} - {*SEARCHED, "kernel_params", "alpha"}
+        return KernelRidge(**({name: getattr(self, name) for name in names} | parameters))
 
     def _kernel_with(self, parameters: dict[str, Any]) -> Kernel:
         """Kernel with some of its parameters."""
-        given = {name: getattr(self, name) for name in ("kernel", "gamma", "degree", "coef0")} | parameters
-        return checked_kernel(given.pop("kernel"), **given, kernel_params=self.kernel_params)
+        given = kernel_settings(self, parameters)
+        return checked_kernel(given.pop("kernel"), **given)
 
     def _kernel(self) -> Kernel:
         return self._kernel_with(parameter_grid(self)[0])
@@ -425,7 +473,7 @@ class KernelRidgeCV(RidgeRegressor):
         self.best_index_: Any = indices if per_target else int(indices[0])
         self.alpha_: Any = alphas[chosen] if per_target else float(alphas[chosen[0]])
         self.best_score_: Any = selected.score
-        self.best_params_ = {"alpha": self.alpha_} | grid[selected.kernel]
+        settings = kernel_settings(self, grid[selected.kernel])
         self.selection_plan_ = selected.candidates[selected.kernel].plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
@@ -438,6 +486,7 @@ class KernelRidgeCV(RidgeRegressor):
             )
         if selected.optimum is not None:
             self.optimum_, self.alpha_ = selected.optimum, selected.optimum.alpha
-            self.best_params_ = {"alpha": self.alpha_, "kernel": selected.optimum.kernel}
+            settings = {"kernel": selected.optimum.kernel}
+        self.best_params_ = complete_params(self, KernelRidge, self.alpha_, settings)
         if selected.predictions is not None:
             self.cv_predictions_ = selected.predictions[:, 0] if is_vector else selected.predictions

@@ -74,8 +74,8 @@ def solve_in_batches(
     """
     t = data.targets.shape[1]
     coef = mapped_array(data.targets.shape, setting("temporary-directory"))
-    intercept, squares = np.empty(t), np.empty(t)
-    finished, solutions = FinishedBatches(context, form.matrix.rows), list[tuple[NDArray[np.intp], Solution]]()
+    intercept, squares, residuals = np.empty(t), np.empty(t), np.empty(t)
+    finished, solutions = FinishedBatches(context, form.matrix.rows), list[Solution]()
     batches = list(batches_of(data, plan.problem.batch, mixes_alphas=isinstance(form, IteratedDual)))
     finished.begin(len(batches))
     for batch in batches:
@@ -87,13 +87,14 @@ def solve_in_batches(
                 context.checkpoints.part = batch.name
             found = solve_batch(form.of_batch(part), part, batch.columns)
             finished.save(batch, found)
-        assert found.dual_coef is not None and found.squares is not None
+        assert found.dual_coef is not None and found.squares is not None and found.residuals is not None
         with context.progress.measured("targets"):
             coef[:, batch.columns] = found.dual_coef
             release_pages(coef)
             release_pages(data.targets)
         intercept[batch.columns], squares[batch.columns] = found.intercept, found.squares
-        solutions.append((batch.columns, replace(found, dual_coef=None, rows=None)))
+        residuals[batch.columns] = found.residuals
+        solutions.append(replace(found, dual_coef=None, rows=None))
         for alpha in batch.last_of:
             form.release(alpha)
     return Solution(
@@ -101,31 +102,29 @@ def solve_in_batches(
         coef=None,
         intercept=intercept,
         rows=form.matrix.rows,
-        residual=float(np.max([s.residual for _, s in solutions])),
-        condition=worst([s.condition for _, s in solutions]),
-        outcome=_together([(columns, s.outcome) for columns, s in solutions if s.outcome is not None], t),
+        residual=float(residuals.max()),
+        condition=worst([s.condition for s in solutions]),
+        outcome=_together([s.outcome for s in solutions if s.outcome is not None]),
+        residuals=residuals,
         squares=squares,
-        messages=_different([m for _, s in solutions for m in s.messages]),
+        messages=_different([m for s in solutions for m in s.messages]),
     )
 
 
-def _together(outcomes: list[tuple[NDArray[np.intp], CGOutcome]], t: int) -> CGOutcome | None:
-    """Outcomes of all batches as one: the worst status, all residuals, the most iterations of a batch."""
+def _together(outcomes: list[CGOutcome]) -> CGOutcome | None:
+    """Outcomes of all batches as one: the worst status, the most iterations of a batch; without residuals."""
     if not outcomes:
         return None
-    residuals = np.empty(t)
-    for columns, one in outcomes:
-        residuals[columns] = one.residuals
-    worse = [o for _, o in outcomes if o.status not in (Status.CONVERGED, Status.SOLVED)]
-    most = max((o for _, o in outcomes), key=lambda o: o.iterations)
+    worse = [o for o in outcomes if o.status not in (Status.CONVERGED, Status.SOLVED)]
+    most = max(outcomes, key=lambda o: o.iterations)
     return replace(
         most,
         x=np.empty((0, 0)),
-        residuals=residuals,
+        residuals=np.empty(0),
         status=worse[0].status if worse else most.status,
-        rank=max(o.rank for _, o in outcomes),
-        messages=_different([m for _, o in outcomes for m in o.messages]),
-        condition=worst([o.condition for _, o in outcomes]),
+        rank=max(o.rank for o in outcomes),
+        messages=_different([m for o in outcomes for m in o.messages]),
+        condition=worst([o.condition for o in outcomes]),
     )
 
 
@@ -162,6 +161,7 @@ class FinishedBatches:
             if known is not None:
                 known |= {"status": Status(known["status"]), "messages": tuple(known["messages"])}
                 outcome = CGOutcome(x=np.empty((0, 0)), residuals=rest[2], history=(), **known)
+            residuals = np.full(len(rest[0]), residual) if outcome is None else rest[2]  # a direct one has one λ
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS:
@@ -174,6 +174,7 @@ class FinishedBatches:
             residual=residual,
             condition=condition,
             outcome=outcome,
+            residuals=residuals,
             squares=rest[1],
             messages=messages,
         )
@@ -184,8 +185,7 @@ class FinishedBatches:
             return
         assert solution.dual_coef is not None and solution.squares is not None
         outcome, facts = solution.outcome, dict[str, Any]()
-        residuals = np.zeros(len(batch.columns)) if outcome is None else outcome.residuals
-        rest = np.array([solution.intercept, solution.squares, residuals])
+        rest = np.array([solution.intercept, solution.squares, solution.residuals])
         for name in self._names(batch):
             self.context.storage.delete(f"{GROUP}/{name}")
         for array, values in zip(self._arrays(batch), (solution.dual_coef, rest), strict=True):

@@ -50,6 +50,8 @@ class Solution:
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
     """Report of an iterative solver."""
+    residuals: Array | None = None
+    """True relative residual of every target, of shape (t,); of a direct solver in dual form that of its λ."""
     squares: Array | None = None
     """αᵀKα as computed, of shape (t,)."""
     messages: tuple[str, ...] = ()
@@ -75,12 +77,13 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     record, outcome = context.record, solution.outcome
     messages = (*context.notices, *solution.messages)
     reported: dict[str, Any] = {"status": direct_status(solution.residual), "iterations": 0} | facts
+    if solution.residuals is not None:
+        reported["residuals"] = tuple(solution.residuals.tolist())
     if outcome is not None:
         messages += outcome.messages
         reported |= {
             "status": outcome.status,
             "iterations": outcome.iterations,
-            "residuals": tuple(outcome.residuals.tolist()),
             "rank": outcome.rank,
             "history": outcome.history,
         }

@@ -29,7 +29,7 @@ from dkrr.fitting.results import Solution
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
 from dkrr.linalg.preconditioner import Deferred, Diagonal, Identity, Preconditioner
-from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative, worst
+from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative_by_columns, worst
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.solvers import Status
@@ -122,7 +122,7 @@ class DualRidge:
         return constants if self._data.fit_intercept else None
 
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
-        self._squares[columns] = check.squares
+        self._squares[columns], self._residuals[columns] = check.squares, check.residual
         self._checks.append(check)
 
     def iterate(
@@ -196,7 +196,8 @@ class DualRidge:
             rows=self.matrix.rows,
             residual=float(np.max([c.residual for c in self._checks])),
             condition=worst([c.condition for c in self._checks]),
-            outcome=None if outcome is None else replace(outcome, residuals=self._residuals),
+            outcome=outcome,
+            residuals=self._residuals,
             squares=self._squares,
         )
 
@@ -445,19 +446,20 @@ class DirectPrimal(PrimalRidge):
     def solution(self) -> Solution:
         """Solution of all targets, once all systems are solved."""
         errors = self._rows.new_errors(self._data.room_for_errors)
-        residual, condition = self._checked(errors)
-        return self._solution(self._rows, errors, self._coef, residual=residual, condition=condition)
+        residuals, condition = self._checked(errors)
+        found = {"residual": float(residuals.max()), "residuals": residuals, "condition": condition}
+        return self._solution(self._rows, errors, self._coef, **found)
 
-    def _checked(self, errors: Vectors) -> tuple[float, float]:
-        """Largest relative residual, and the condition number; a pass that writes the errors."""
+    def _checked(self, errors: Vectors) -> tuple[Array, float]:
+        """Relative residuals of the targets, and the condition number; a pass that writes the errors."""
         data, coef, t = self._data, self._coef, self._coef.shape[1]
         groups = data.alpha_groups()
         probes = np.column_stack([p.vector for p in self._probes])
         gradient = self._rows.residuals(np.hstack([coef, probes]), errors)
-        residual = relative([(column_norms(gradient[:, :t] - coef * data.alphas), self._sizes)])
+        residuals = relative_by_columns(column_norms(gradient[:, :t] - coef * data.alphas), self._sizes)
         with np.errstate(over="ignore", invalid="ignore"):
             products = probes * [alpha for alpha, _ in groups] - gradient[:, t:]
-        return residual, worst([p.condition(products[:, g]) for g, p in enumerate(self._probes)])
+        return residuals, worst([p.condition(products[:, g]) for g, p in enumerate(self._probes)])
 
 
 class IteratedPrimal(PrimalRidge):
@@ -486,8 +488,7 @@ class IteratedPrimal(PrimalRidge):
 
     def solution(self, outcome: CGOutcome) -> Solution:
         """Solution of all targets, with the training errors by these coefficients."""
-        errors, residual = self._rows.new_errors(self._data.room_for_errors), float(outcome.residuals.max())
+        errors, residuals = self._rows.new_errors(self._data.room_for_errors), outcome.residuals
         self._rows.residuals(outcome.x, errors)
-        return self._solution(
-            self._rows, errors, outcome.x, residual=residual, condition=outcome.condition, outcome=outcome
-        )
+        found = {"residual": float(residuals.max()), "residuals": residuals, "condition": outcome.condition}
+        return self._solution(self._rows, errors, outcome.x, outcome=outcome, **found)

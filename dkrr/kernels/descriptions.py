@@ -116,8 +116,7 @@ _DESCRIBED: dict[str, type[Kernel]] = {
     )
 }  # fmt: skip
 
-# scikit-learn's metric names, and "matern"; which of its three settings each takes (the others are ignored,
-# as there, so that a grid search may vary gamma over several kernels).
+# scikit-learn's metric names, and "matern"; which of its three settings each takes.
 _NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "additive_chi2": (AdditiveChi2, ()),
     "chi2": (Chi2, ("gamma",)),
@@ -131,6 +130,9 @@ _NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "rbf": (RBF, ("gamma",)),
     "sigmoid": (Sigmoid, ("gamma", "coef0")),
 }
+
+DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
+"""Settings that named kernels share."""
 
 OTHER_NAMES = {
     "gaussian": "rbf",
@@ -161,8 +163,8 @@ def as_kernel(
     kernel : str, Kernel or callable
         A scikit-learn metric name or "matern"; a value, returned as it is; or a function of blocks.
     gamma, degree, coef0
-        Settings of a named kernel; those it does not have are ignored. gamma=None is 1 / n_features
-        (1 for "chi2").
+        Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
+        refused unless it is the default, since it would change nothing.
     kernel_params : mapping, optional
         Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``.
 
@@ -190,8 +192,9 @@ def as_kernel(
     if gamma is not None:
         scales_of(gamma, "gamma")
     finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
+    common = {"gamma": gamma, "degree": degree, "coef0": coef0}
     if isinstance(kernel, str):
-        return _named_kernel(kernel, {"gamma": gamma, "degree": degree, "coef0": coef0}, settings)
+        return _named_kernel(kernel, common, settings)
     if isinstance(kernel, Kernel):
         if gamma is not None or degree != 3 or coef0 != 1 or settings:
             raise InputError(
@@ -200,6 +203,7 @@ def as_kernel(
             )
         return kernel
     if callable(kernel) and not isinstance(kernel, type):
+        _refuse_unused(shown(kernel), (), common, ': give kernel_params={"...": ...}')
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
     remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
     raise InputTypeError(
@@ -281,14 +285,13 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
             f"blocks (X, Y){_suggestion(name)}"
         )
     kernel, taken = _NAMED[name]
+    remedy = ""
+    if kernel is Matern:
+        remedy = ': give kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=...)'
+    _refuse_unused(repr(name), taken, common, remedy)
     settings = {key: common[key] for key in taken}
     if kernel is Chi2 and settings["gamma"] is None:
         del settings["gamma"]
-    if kernel is Matern and common["gamma"] is not None:
-        raise InputError(
-            f'gamma is {common["gamma"]!r}; expected None for "matern", which has none: use '
-            'kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=... on the command line)'
-        )
     unknown = sorted(extra.keys() - _parameters(kernel))
     if unknown:
         raise InputError(
@@ -296,6 +299,22 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
             f"{_listed(_parameters(kernel)) or 'none'}"
         )
     return _made(kernel, name, settings | extra)
+
+
+def taken_by(kernel: object) -> tuple[str, ...]:
+    """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
+    return _NAMED[kernel][1] if isinstance(kernel, str) and kernel in _NAMED else ()
+
+
+def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
+    """Refuse settings that are not the default and that the kernel does not have."""
+    for name, value in common.items():
+        if name not in taken and value is not DEFAULTS[name] and value != DEFAULTS[name]:
+            others = [other for other, (_, has) in _NAMED.items() if name in has]
+            raise InputError(
+                f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "
+                f"{name}={DEFAULTS[name]!r}, or one of the kernels {_listed(dict.fromkeys(others))}{remedy}"
+            )
 
 
 def _suggestion(name: str) -> str:

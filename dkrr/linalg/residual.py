@@ -405,5 +405,11 @@ def relative(norms: list[tuple[Array, Array]]) -> float:
         return _relative(*(column_norms(np.array(n)) for n in zip(*norms, strict=True)))
 
 
+def relative_by_columns(residual: Array, size: Array) -> Array:
+    """‖residual‖ / ‖right-hand side‖ of every column, from the norms of both, of shape (m,)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(residual / np.where(size == 0, 1.0, size))
+
+
 def _relative(residual: Array, size: Array) -> float:
-    return float((residual / np.where(size == 0, 1.0, size)).max())
+    return float(relative_by_columns(residual, size).max())

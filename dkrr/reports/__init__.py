@@ -132,7 +132,9 @@ def _of_model(title: str, summary: Mapping[str, Any], outcome: Mapping[str, Any]
     if search is not None:
         facts.insert(0, ("best score", ", ".join(f"{score:.5g}" for score in search["score"])))
         curve = [pictures.learning_curve(search["curve"])] if search["curve"] else []
-        search = {**search, "picture": pictures.embedded(pictures.scores(search["candidates"]), *curve)}
+        name, advice = search.get("score_name", "score"), search.get("advice", [])
+        picture = pictures.embedded(pictures.scores(search["candidates"], name, advice), *curve)
+        search = {**search, "picture": picture, "advice": advice}
     residuals = [{**one, "picture": pictures.embedded(pictures.residuals(one))} for one in summary["residuals"]]
     return _page(
         title,

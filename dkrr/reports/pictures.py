@@ -2,6 +2,7 @@
 
 import base64
 import io
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ COLOURS = ("#1763a6", "#d9730d", "#2a9d6f", "#8250b5", "#b93a4b", "#0f8b8d", "#a
 GREY = "#8a94a0"
 MAX_KERNELS = len(COLOURS)
 """Lines in a picture of scores; the best kernels."""
+WIDTH = 70
+"""Characters of a line of advice."""
 MAX_LABEL = 60
 """Characters of a label."""
 
@@ -83,12 +86,16 @@ def newton_steps(steps: Sequence[Mapping[str, Any]]) -> Draw:
     return draw
 
 
-def scores(candidates: Sequence[Sequence[Any]]) -> Draw:
+def scores(candidates: Sequence[Sequence[Any]], score: str = "score", advice: Sequence[str] = ()) -> Draw:
     """Mean score over λ with the spread of the folds, a line for every kernel, and the choice.
 
     Parameters
     ----------
     candidates : sequence of (kernel, λ, score, spread, whether it was chosen)
+    score : str
+        Its name.
+    advice : sequence of str
+        What the search advises.
     """
 
     def draw(axes: Any) -> None:
@@ -104,8 +111,9 @@ def scores(candidates: Sequence[Sequence[Any]]) -> Draw:
         chosen = [c for c in candidates if c[4]]
         axes.plot([c[1] for c in chosen], [c[2] for c in chosen], "k*", markersize=12, label="chosen")
         axes.set_xscale("log")
-        axes.set(xlabel="λ", ylabel="score of the rows left out")
-        axes.set_title("mean and spread of the folds", fontsize=10)
+        axes.set(xlabel="λ", ylabel=f"{_label(score)} of the rows left out")
+        lines = [line for text in advice for line in textwrap.wrap(text.replace("$", r"\$"), WIDTH)]
+        axes.set_title("\n".join(["mean and spread of the folds", *lines]), fontsize=8 if advice else 10)
         axes.legend(frameon=False, fontsize=8)
 
     return draw

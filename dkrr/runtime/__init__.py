@@ -1,6 +1,6 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.runtime.displays import Several, make_progress
+from dkrr.runtime.displays import Several, Whole, make_progress
 from dkrr.runtime.progress import Progress, Share
 from dkrr.runtime.serial import SerialExecutor, ThreadExecutor
 from dkrr.runtime.task import Executor, Meter, RunRecord, Task, TaskRecord
@@ -16,5 +16,6 @@ __all__ = [
     "Task",
     "TaskRecord",
     "ThreadExecutor",
+    "Whole",
     "make_progress",
 ]

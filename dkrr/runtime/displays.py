@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -110,6 +110,8 @@ def logged_to_stderr() -> Iterator[logging.Handler | None]:
 LOG_SECONDS = (2.0, 30.0)
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of a display in a notebook."""
+MAX_PASSED = 0.95
+"""Fraction of a part of a whole that is shown at most before it has ended, however long it takes."""
 MAX_NOTES = 20
 """Messages that a display in a notebook keeps; the last ones."""
 
@@ -303,6 +305,90 @@ class Several(Progress):
             display.note(message)
 
 
+class Whole:
+    """One display of work that is made of several parts, such as a search: its parts show nothing of their own.
+
+    Parameters
+    ----------
+    name : str
+    n_parts : int
+    show : bool or None
+        As in `make_progress`; None shows nothing where all parts together should take less than `quiet_seconds`.
+    quiet_seconds : float
+    """
+
+    def __init__(self, name: str, n_parts: int, show: bool | None, quiet_seconds: float) -> None:
+        self._name, self._n_parts, self._show, self._quiet_seconds = name, n_parts, show, quiet_seconds
+        self._display: Progress | None = None
+        self._is_open, self._seconds, self._done, self._passed, self._started = False, 0.0, 0.0, 0, 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        if self._display is not None:
+            self._display.__exit__(*failure)
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Work on one part, whose displays are this one."""
+        self._seconds, self._done, self._started = 0.0, 0.0, time.monotonic()
+        token = _WHOLE.set(self)
+        try:
+            yield
+        finally:
+            _WHOLE.reset(token)
+        self._open(time.monotonic() - self._started)
+        self._passed += 1
+        self._advance(1.0)
+
+    def expect(self, seconds: float) -> None:
+        """Say how long the part that was begun should take."""
+        self._seconds = seconds
+        self._open(seconds)
+
+    def tick(self) -> None:
+        """Show how much of the time of this part has passed."""
+        if self._seconds > 0:
+            self._advance(min(MAX_PASSED, (time.monotonic() - self._started) / self._seconds))
+
+    def note(self, message: str) -> None:
+        """Display a message, if anything is displayed."""
+        if self._display is not None:
+            self._display.note(message)
+
+    def _open(self, seconds: float) -> None:
+        if self._display is None and (self._show is not None or seconds * self._n_parts >= self._quiet_seconds):
+            token = _WHOLE.set(None)  # a display of its own, also within a part
+            self._display = make_progress(self._show).stage(self._name, self._n_parts, self._passed)
+            _WHOLE.reset(token)
+
+    def _advance(self, done: float) -> None:
+        if self._display is not None and done > self._done:
+            self._display.advance(done - self._done)
+            self._done = done
+
+
+class Part(Progress):
+    """Shows nothing of its own stages, but that time passes in the part of a whole."""
+
+    def __init__(self, whole: Whole) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def advance(self, flops: float) -> None:  # noqa: ARG002
+        self._whole.tick()
+
+    def end(self, *, failed: bool) -> None:  # noqa: ARG002
+        self._whole.tick()
+
+    def note(self, message: str) -> None:
+        self._whole.note(message)
+
+
+_WHOLE: contextvars.ContextVar[Whole | None] = contextvars.ContextVar("dkrr_whole", default=None)
+
+
 def make_progress(show: bool | None) -> Progress:
     """Display that suits where this process runs.
 
@@ -311,7 +397,11 @@ def make_progress(show: bool | None) -> Progress:
     show : bool or None
         None shows a bar on a terminal or in a notebook, and logs lines where a handler takes those of
         ``dkrr.progress``; True shows lines elsewhere too. A handler that writes to the screen replaces the bar.
+        Within a part of a `Whole` its display is used.
     """
+    whole = _WHOLE.get()
+    if whole is not None:
+        return Part(whole)
     if show is False:
         return Progress()
     handlers = handlers_of(progress_logger)

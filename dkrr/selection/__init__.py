@@ -3,9 +3,9 @@
 from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
-from dkrr.selection.report import Report
+from dkrr.selection.report import Report, without_score
 from dkrr.selection.request import SelectionRequest
-from dkrr.selection.run import Selected, best_of, select
+from dkrr.selection.run import Selected, best_of, no_choice, select
 from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
 from dkrr.selection.scoring import Candidate
 
@@ -23,5 +23,7 @@ __all__ = [
     "best_of",
     "gain_of",
     "negative_squared_error",
+    "no_choice",
     "select",
+    "without_score",
 ]

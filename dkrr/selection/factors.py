@@ -15,17 +15,11 @@ from dkrr.runtime import ThreadExecutor
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet
-from dkrr.solvers import Status
 from dkrr.solvers.direct import in_terms_of_alpha
-from dkrr.solvers.result import direct_status
+from dkrr.solvers.result import INACCURATE_ABOVE
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
-
-INACCURATE = (
-    "the scores of alpha = {alpha:g} are left out: the true residual of its system is {residual:.1e}, since it is so "
-    "ill-conditioned"
-)
 
 
 def score_by_factors(
@@ -49,10 +43,8 @@ def score_by_factors(
         with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
             predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
         matrix.release(f"factor-{a}")
-        report.residuals[a] = residual
-        if not predictions:
-            report.left_out += (INACCURATE.format(alpha=alpha, residual=residual),)
-            continue
+        for fold in range(report.n_folds):
+            report.take(a, fold, residual, INACCURATE_ABOVE)
         for fold, values in enumerate(predictions):
             sheet.take(a, fold, values)
 
@@ -70,7 +62,7 @@ def _predictions(
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = LeftOut(factor, right_sides, constant, executor, context.progress)
         residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
-        if direct_status(residual) is not Status.SOLVED:
+        if not residual <= INACCURATE_ABOVE:
             return [], residual
         everywhere = np.arange(data.n)
         held_out, errors = (

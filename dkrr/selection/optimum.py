@@ -239,6 +239,14 @@ class _Objective:
             if not self.values:
                 raise
             raise _Ended(f"an evaluation failed: {error}") from error
+        if evaluation.excess > 1 / TOL_RATIO:  # of scores, too
+            if not self.values:
+                raise InputError(
+                    f"the systems of the first evaluation, with alpha = {exp(parameters[0]):g}, were solved to "
+                    f"{evaluation.excess:.1e} times the residual that is needed; expected larger values of alphas, a "
+                    f"larger max_iter, or optimize=None"
+                )
+            raise _Ended(f"the systems of an evaluation, with alpha = {exp(parameters[0]):g}, were not solved")
         self._last = evaluation.predictions
         return evaluation.value, self._search.gradient(evaluation), evaluation.excess
 

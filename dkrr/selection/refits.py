@@ -41,7 +41,7 @@ def score_by_refits(
         fitted = fit(_of_training_rows(request, folds, f, alphas, in_place=in_place), progress)
         (solved,) = fitted.solved
         predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
-        report.iterations[:, f], report.residuals[:, f] = solved.result.iterations, solved.result.residual
+        report.take_fit(f, solved.result, request.settings.tol)
         for a in range(len(alphas)):
             sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
 

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
+from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Targets
+from dkrr.runtime import Whole
 from dkrr.runtime.signals import ended_in_order
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.request import SelectionRequest, within_store
@@ -74,18 +76,22 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 
 def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected:
-    candidates = all_scored(request, show_progress)
-    found = best_of(candidates, request.values.shape[1])
-    settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
-    if request.search is not None:
-        found = _optimised(request, request.search, found, show_progress)
-        assert found.optimum is not None
-        settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
-    if not request.refit:
-        return found
-    last = request.fit_request(within_store(settings, "fit"), alphas)
-    start = found.candidates[found.kernel].start
-    fitted = fit(_continuing(last, start), show_progress)
+    n_parts = len(request.settings) + (request.search is not None) + request.refit
+    with Whole("search", n_parts, show_progress, QUIET_SECONDS) as whole:
+        candidates = all_scored(request, whole)
+        found = best_of(candidates, request.values.shape[1])
+        settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
+        if request.search is not None:
+            with whole.part():
+                found = _optimised(request, request.search, found, show_progress)
+            assert found.optimum is not None
+            settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
+        if not request.refit:
+            return found
+        last = request.fit_request(within_store(settings, "fit"), alphas)
+        start = found.candidates[found.kernel].start
+        with whole.part():
+            fitted = fit(_continuing(last, start), show_progress)
     return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates))))
 
 
@@ -140,13 +146,23 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
+def no_choice(*, is_unsolved: bool) -> InputError:
+    """Error where no candidate has a score, for some since their systems were not solved."""
+    if is_unsolved:
+        return InputError(
+            "no candidate has a score, since their systems were not solved to the accuracy that scores need (the "
+            "warnings say how far they were); expected larger alphas, a larger max_iter, or another solver"
+        )
+    return InputError(
+        "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
+    )
+
+
 def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, float | Array]:
     """Number of the kernel and of the λ of every target, and the score."""
     means = np.stack([c.means for c in candidates])  # kernels × λ × targets
     if np.isnan(means).all(axis=(0, 1)).any():
-        raise InputError(
-            "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
-        )
+        raise no_choice(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
     kernel = int(np.argmax(found.max(axis=1).mean(axis=1)))
     chosen = np.argmax(found[kernel], axis=0)

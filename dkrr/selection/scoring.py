@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -15,14 +14,13 @@ from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.norms import scale_of
 from dkrr.fitting.repair import with_repairs
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
-from dkrr.runtime import Progress, make_progress
+from dkrr.runtime import Progress, Whole, make_progress
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors
@@ -85,7 +83,7 @@ class _Work:
     def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
         self.report.seconds = seconds
-        for message in _shortfalls(self.report, self.alphas):
+        for message in self.report.leave_out(self.sheet.values, self.alphas):
             warnings.warn(message, ConvergenceWarning, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
         start = None if self.refit is None else self.refit.start(request.values.shape[1])
@@ -115,16 +113,21 @@ def _descending(request: SelectionRequest) -> Numbers:
     return np.argsort(-request.alphas, kind="stable")
 
 
-def all_scored(request: SelectionRequest, show_progress: bool | None) -> list[Candidate]:
-    """Scores of every kernel, one after the other."""
-    return [_scored(request, number, show_progress) for number in range(len(request.settings))]
+def all_scored(request: SelectionRequest, whole: Whole) -> list[Candidate]:
+    """Scores of every kernel, one after the other, each a part of the whole that is displayed."""
+    candidates = []
+    for number in range(len(request.settings)):
+        with whole.part():
+            candidates.append(_scored(request, number, whole))
+    return candidates
 
 
-def _scored(request: SelectionRequest, number: int, show_progress: bool | None) -> Candidate:
+def _scored(request: SelectionRequest, number: int, whole: Whole) -> Candidate:
     """Scores of one kernel; what is damaged in its store is computed again."""
     plan = plan_selection(*_problem(request, _Work.of(request, number)))
-    begun = time.perf_counter()
-    progress = _progress_of(plan.seconds, show_progress)
+    begun, show_progress = time.perf_counter(), None
+    whole.expect(plan.seconds)
+    progress = make_progress(show_progress)
 
     def scored() -> _Work:
         work = _Work.of(request, number)
@@ -159,24 +162,10 @@ def _scored_parts(
         fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
         sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
         score_by_refits(fits, parts, alphas, sheet, report, show_progress, in_place=form == "primal")
+        for message in report.leave_out(sheet.values, alphas):
+            warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
         found[size, kept] = sheet.values
     return found
-
-
-def _progress_of(seconds: float, show: bool | None) -> Progress:
-    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
-
-
-def _shortfalls(report: Report, alphas: Array) -> Iterator[str]:
-    """What the scores lack in accuracy."""
-    yield from report.left_out
-    reached = np.nan_to_num(report.residuals.max(axis=1))
-    late = np.flatnonzero((report.residuals > report.wanted).any(axis=1) & ~report.stopped)
-    if len(late):
-        yield (
-            f"scores of alpha = {alphas[late[0]]:g} are from a true relative residual of {reached[late].max():.1e}, "
-            f"where {report.wanted[late].min():.1e} is needed; expected a larger alpha, or a larger max_iter"
-        )
 
 
 def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:

@@ -41,8 +41,8 @@ RECURRENCE_FRACTION = 0.6
 larger than those of the recurrence in float32, takes longer than the iterations to here."""
 REFIT_FRACTION = 0.5
 """Fraction of the last fit's tolerance to which its columns are solved: with a free constant they are differences."""
-MAX_TIGHTENINGS = 3
-"""Times that a run is continued with smaller tolerances."""
+MAX_TIGHTENINGS = 4
+"""Times that a run is continued with smaller tolerances: from the default to the smallest one."""
 
 
 class FoldSweep:
@@ -114,9 +114,9 @@ class FoldSweep:
         iteration.on_step = self._count if watch is None else watch.on_step
         # Checkpoints do not tell several runs apart.
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
-        for _ in range(MAX_TIGHTENINGS):
+        for left in reversed(range(MAX_TIGHTENINGS + 1)):
             held_out, wanted = self._held_out(operator, outcome, plan.problem.tol)
-            if outcome.status is not Status.CONVERGED or (wanted >= iteration.tol).all():
+            if left == 0 or outcome.status is not Status.CONVERGED or (wanted >= iteration.tol).all():
                 break
             iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted, np.inf))
             outcome = iteration.run(state=iteration.last)
@@ -124,7 +124,8 @@ class FoldSweep:
         for (a, f), values in held_out.items():
             where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
-            self._report.take(a, f, float(outcome.residuals[where].max()), float(wanted[where].min()))
+            needed = float(wanted[where].min()) if a < n_kept else np.inf
+            self._report.take(a, f, float(outcome.residuals[where].max()), needed)
             if a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL:
                 self._sheet.take(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
@@ -138,6 +139,7 @@ class FoldSweep:
         """Solve for all rows with the λ that the scores choose."""
         systems = self.systems
         means = self._sheet.means()[:, systems.targets if self._sheet.per_target else slice(None)]
+        means[self._report.unsolved] = np.nan
         if np.isnan(means).all(axis=0).any():
             return
         chosen = np.broadcast_to(np.nanargmax(means, axis=0), len(self._target_numbers))
@@ -218,7 +220,7 @@ def sweep(
             preconditioner = preconditioner.for_columns(run.systems.sets, run.systems.shift)
         run.run(plan, context, preconditioner)
     if len(runs) > 1:  # some targets may have gone on
-        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2))
+        report.stopped[:] = np.isnan(sheet.values).any(axis=(1, 2)) & ~report.unsolved
         if not sheet.per_target:
             sheet.values[report.stopped] = np.nan
 

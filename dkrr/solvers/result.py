@@ -108,7 +108,7 @@ class SolveResult(Explained):
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
     residuals: tuple[float, ...] = ()
-    """The same for every target, of an iterative solver."""
+    """The same for every target; of a direct solver in dual form, that of all targets with its λ."""
     condition: float = math.nan
     """Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
     where none is known. Of a direct solver, and of conjugate gradient in primal form with its preconditioner, it is of

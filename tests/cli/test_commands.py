@@ -211,13 +211,13 @@ class TestSelect:
         model, picture = files / "m.zarr", files / "scores.png"
         more = ["--cv", 3, "--shuffle", 1, "--model", model, "--out", picture, "--quiet"]
         text = run("select", *arguments, *more).stdout
-        assert text.count("best") == 1 and "because" in text and picture.stat().st_size > 5000
+        assert text.count("  best\n") == 1 and "because" in text and picture.stat().st_size > 5000
         found = json.loads(run("select", *arguments, *more, "--overwrite", "--json").stdout)
-        assert len(found["candidates"]) == 8 and set(found["best_params"]) == {"alpha", "gamma"}
+        assert len(found["candidates"]) == 8 and set(found["best_params"]) == {"alpha", "kernel", "gamma"}
         best = max(found["candidates"], key=lambda row: row["mean_test_score"])
         assert best["alpha"] == found["best_params"]["alpha"] and found["best_score"] == best["mean_test_score"]
         run("predict", "--model", model, "--x", files / "x.npy", "--out", files / "p.npy")
-        expected = KernelRidge(kernel="rbf", **found["best_params"]).fit(data.X, data.y).predict(data.X)
+        expected = KernelRidge(**found["best_params"]).fit(data.X, data.y).predict(data.X)
         assert np.allclose(np.load(files / "p.npy"), expected, rtol=0, atol=1e-8)
 
     def test_learning_curve(self, files):
@@ -233,6 +233,46 @@ class TestSelect:
         assert curve["train_sizes"] == [42, 84, 169] and np.shape(curve["test_scores"]) == (3, 5)
         alone = json.loads(run("select", *arguments, *more, "--cv", 2, "--train-sizes", "20,50", "--json").stdout)
         assert alone["learning_curve"]["train_sizes"][:2] == [20, 50]
+
+    def test_scores_have_a_name_and_a_size(self, data, files):
+        arguments = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--alphas", "10,20,30", "--quiet"]
+        text = run("select", *arguments).stdout
+        assert "neg_mean_squared_error, mean of the folds" in text and "RMSE       R²" in text
+        assert "advice      the best alpha is the smallest of the candidates, 10" in text
+        found = json.loads(run("select", *arguments, "--json").stdout)
+        one = found["candidates"][0]
+        assert one["rmse"] ** 2 == pytest.approx(-one["mean_test_score"])
+        assert one["r2"] == pytest.approx(1 + one["mean_test_score"] / data.y.var(axis=0).mean())
+        assert found["score_name"] == "neg_mean_squared_error" and len(found["advice"]) == 1
+        text = run("select", *arguments, "--scoring", "neg_mean_absolute_error").stdout
+        assert "neg_mean_absolute_error, mean" in text and "RMSE" not in text
+
+    def test_progress_is_one_line(self, files):
+        arguments = ["--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--gamma", "0.1,0.4,0.9", "--cv", "loo"]
+        lines = run("select", *arguments, "--model", files / "m.zarr").stderr.splitlines()
+        assert [line for line in lines if "done in" in line] == [line for line in lines if "search: done in" in line]
+        assert sum("done in" in line for line in lines) == 1
+
+    def test_classes(self, data, files):
+        labels = np.array(["low", "middle", "high"])[np.digitize(data.X[:, 0], [-0.5, 0.5])]
+        np.save(files / "labels.npy", labels)
+        model, picture = files / "m.zarr", files / "scores.png"
+        arguments = ["--x", files / "x.npy", "--y", files / "labels.npy", "--logistic", "--cv", 3, "--shuffle", 1]
+        more = ["--alphas", "0.01,0.1,1", "--kernel", "linear,rbf", "--gamma", "0.1,0.4", "--class-weight", "balanced"]
+        text = run("select", *arguments, *more, "--model", model, "--out", picture, "--quiet").stdout
+        assert "neg_log_loss" in text and text.count("  best") == 1 and picture.stat().st_size > 5000
+        found = json.loads(run("select", *arguments, *more, "--json", "--quiet").stdout)
+        assert len(found["candidates"]) == 9 and found["plan"] is None
+        expected = KernelLogisticRegression(**found["best_params"]).fit(data.X, labels)
+        assert found["best_params"]["class_weight"] == "balanced"
+        assert np.allclose(load(model).predict_proba(data.X), expected.predict_proba(data.X), rtol=0, atol=1e-6)
+        accuracy = ["--scoring", "accuracy", "--multi-class", "ovr", "--max-iter", 200]
+        assert "scores      accuracy" in run("select", *arguments, *accuracy, "--quiet").stdout
+        for change in (["--store", files / "runs"], ["--alpha-per-target"]):
+            assert f"{change[0]} is given with --logistic" in run("select", *arguments, *change, code=2).stderr
+        for change in (["--class-weight", "balanced"], ["--max-iter", 5], ["--multi-class", "ovr"]):
+            result = run("select", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", *change, code=2)
+            assert f"{change[0]} is given without --logistic; give --logistic with it" in result.stderr
 
     def test_without_a_model(self, files):
         text = run("select", "--x", files / "x.npy", "--y", f"{files}/d.npz::y", "--cv", "loo", "--quiet").stdout

@@ -266,3 +266,17 @@ def test_rounding_beside_the_largest_entry_is_no_asymmetry(data):
     K[150, 3] = 1e-17
     for tile in (None, 48):
         KernelRidge(kernel="precomputed", tile=tile).fit(K, data.y)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gamma": 0.1}, "gamma is 0.1, which the kernel 'linear' does not have; expected gamma=None, or one of"),
+        ({"kernel": "rbf", "degree": 2}, "degree is 2, which the kernel 'rbf' does not have; expected degree=3"),
+        ({"kernel": "rbf", "coef0": 0.0}, "coef0 is 0.0, which the kernel 'rbf' does not have; expected coef0=1"),
+        ({"kernel": np.dot, "gamma": 0.1}, "gamma is 0.1, which the kernel .*: give kernel_params"),
+    ],
+)
+def test_a_parameter_that_the_kernel_does_not_have(data, given, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidge(**given).fit(data.X, data.y)

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.selection import Folds, LearningCurve
 
@@ -38,7 +38,8 @@ def test_scores_are_those_of_separate_fits(data, labels, weighted):
             assert search.cv_results_[f"split{f}_test_score"][k] == pytest.approx(expected[k, f], rel=1e-5)
     best = int(np.argmax(expected.mean(axis=1)))
     assert search.best_index_ == best and search.alpha_ == search.best_params_["alpha"]
-    refit = KernelLogisticRegression(kernel="rbf", class_weight="balanced", **search.best_params_)
+    assert set(search.best_params_) == {"alpha", "kernel", "gamma", "class_weight"}
+    refit = KernelLogisticRegression(**search.best_params_)
     refit.fit(data.X, labels, sample_weight=weights)
     assert_allclose(search.predict_proba(data.X_new), refit.predict_proba(data.X_new), rtol=1e-6)
     assert (search.cv_results_["iterations"] > 1).all()
@@ -76,6 +77,20 @@ def test_scorers_groups_and_precomputed(data, labels):
     plain.fit(data.X, labels, groups=groups)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"])
     assert 0.5 < search.best_score_ <= 1
+
+
+@pytest.mark.filterwarnings("ignore:relative gradient")
+def test_fits_that_have_not_converged_have_no_score(data, labels):
+    search = KernelLogisticRegressionCV([1e-8, 10.0], kernel="rbf", cv=3, max_iter=6, refit=False)
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-08: the relative gradient of their systems"):
+        search.fit(data.X, labels)
+    assert search.alpha_ == 10.0
+    assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [True, False]
+    with (
+        pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-08, 1e-07"),
+        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
+    ):
+        KernelLogisticRegressionCV([1e-8, 1e-7], kernel="rbf", cv=3, max_iter=6).fit(data.X, labels)
 
 
 def test_documents_learn_their_words_in_every_fold():

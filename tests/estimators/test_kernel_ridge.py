@@ -303,3 +303,9 @@ def test_lazy_prediction_follows_the_chunks_and_stays_lazy(data):
     lazy = model.predict(da.from_array(data.X_new, chunks=(10, 2)))
     assert lazy.chunks[0] == (10, 10, 10, 7) and lazy.shape == (37, 3)
     close(lazy[12:20, 1].compute(), model.predict(data.X_new)[12:20, 1], 1e-12)
+
+
+@pytest.mark.parametrize(("form", "solver"), [("dual", "cholesky"), ("primal", "cholesky"), ("dual", "cg")])
+def test_every_target_has_a_residual(data, form, solver):
+    result = KernelRidge([1.0, 1e-3], form=form, solver=solver).fit(data.X, data.X[:, :2]).solve_result_
+    assert len(result.residuals) == 2 and max(result.residuals) == result.residual

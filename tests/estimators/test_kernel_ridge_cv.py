@@ -11,7 +11,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from dkrr import KernelRidge, KernelRidgeCV
+from dkrr import KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
@@ -111,7 +111,7 @@ def test_as_grid_search(data, y, cv):
     X, y = data.X[:100], y[:100]
     peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(X, y)
     search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, **TIGHT).fit(X, y)
-    assert search.best_params_ == peer.best_params_
+    assert search.best_params_ == {"kernel": "rbf"} | peer.best_params_
     assert search.best_score_ == pytest.approx(peer.best_score_, rel=1e-6)
     results = search.cv_results_
     found = {str(sorted(p.items())): s for p, s in zip(results["params"], results["mean_test_score"], strict=True)}
@@ -313,11 +313,91 @@ def test_several_kernels(data, y, solver):
     assert set(search.best_params_) == {"alpha", "kernel", "gamma"}
     row = search.best_index_
     assert search.cv_results_["params"][row] == search.best_params_
+    assert not np.ma.is_masked(search.cv_results_["param_gamma"])
     folds = list(KFold(3).split(data.X))
     best = dict(search.best_params_)
     expected = naive_scores(data.X, y, folds, [best.pop("alpha")], **best)
     assert search.best_score_ == pytest.approx(expected.mean(), rel=1e-6)
     assert search.cv_results_["param_kernel"][row] == search.best_params_["kernel"]
+
+
+def double(A, B, factor=2.0):
+    return factor * A @ B.T
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma": [0.1, 1.0]},
+        {"kernel": "poly", "degree": [1, 2], "coef0": 2.0, "gamma": 0.1, "fit_intercept": True},
+        {"kernel": ["linear", "poly", RBF(0.3) + RBF(3.0)], "gamma": [0.1, 0.3], "degree": 2, "alpha_per_target": True},
+        {"kernel": "matern", "kernel_params": {"nu": 2.5, "length_scale": 2.0}, "transformer": "standardize"},
+        {"kernel": double, "kernel_params": {"factor": 3.0}},
+        {"optimize": "length"},
+        {"kernel": [Nystroem(RBF(0.2), 20), "linear"]},
+    ],
+    ids=["gamma", "poly", "several", "matern", "function", "optimize", "nystroem"],
+)
+def test_the_best_parameters_are_the_chosen_model(data, settings):
+    settings = settings | {"cv": 3}
+    search = KernelRidgeCV([1e-2, 1.0], **settings).fit(data.X, data.y)
+    model = KernelRidge(**search.best_params_).fit(data.X, data.y)
+    assert_allclose(model.predict(data.X_new), search.predict(data.X_new), rtol=1e-5, atol=1e-6)
+    assert {"alpha", "kernel"} <= set(search.best_params_)
+
+
+def test_a_parameter_goes_with_the_kernels_that_have_it(data, y):
+    search = KernelRidgeCV([0.1, 1.0], kernel=["linear", "rbf"], gamma=[0.1, 1.0], cv=3, refit=False).fit(data.X, y)
+    assert [p.get("gamma") for p in search.cv_results_["params"]] == [None, None, 0.1, 0.1, 1.0, 1.0]
+    assert np.ma.getmaskarray(search.cv_results_["param_gamma"]).tolist() == [True] * 2 + [False] * 4
+    for change in ({"kernel": "linear", "gamma": [0.1, 1.0]}, {"kernel": ["linear", "rbf"], "degree": 2}):
+        with pytest.raises(InputError, match=r"(gamma|degree) is .*, which .* (does not have|has); expected"):
+            KernelRidgeCV([0.1], **change).fit(data.X, y)
+
+
+def test_the_search_says_where_the_best_is_at_an_end(data, y):
+    inside = KernelRidgeCV(np.geomspace(1e-6, 1e3, 9), gamma=0.2).fit(data.X, y)
+    assert inside.advice_ == ()
+    search = KernelRidgeCV([10.0, 30.0, 100.0], gamma=[10.0, 20.0, 30.0]).fit(data.X, y)
+    assert [text.partition(":")[0] for text in search.advice_] == [
+        "the best alpha is the smallest of the candidates, 10",
+        "the best gamma is the smallest of the candidates, 10",
+    ]
+    assert search.solve_result_.messages[:2] == search.advice_
+    each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
+    count = np.count_nonzero(each.alpha_ == 10.0)
+    assert 0 < count < 3 and f"10, for {count} of 3 targets" in each.advice_[0]
+    assert not any("alpha" in text for text in KernelRidgeCV([10.0, 30.0]).fit(data.X, y).advice_), "of two one is"
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_the_search_says_that_a_constant_is_missing(data, y, offset):
+    settings = {"kernel": "linear", "cv": 3}
+    search = KernelRidgeCV([0.1, 1.0], **settings).fit(data.X, np.column_stack([y, y + offset]))
+    found = [text for text in search.advice_ if "fit_intercept=True" in text]
+    assert len(found) == (offset > 0)
+    if offset:
+        target = y + offset
+        assert f"of target 1 (counted from 0) is {target.mean():.3g} and their standard" in found[0]
+        variance = np.var(y)
+        assert f"R² is {1 + search.best_score_ / variance:.3g}" in found[0]
+    assert not KernelRidgeCV([0.1, 1.0], fit_intercept=True, **settings).fit(data.X, y + offset).advice_
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "words", "classes"])
+def test_a_search_has_one_line_of_progress(data, y, kernel, capsys):
+    settings = {"cv": 3, "progress": True}
+    if kernel == "words":
+        texts = ["win money now", "meeting at noon", "money prize win", "lunch at noon"] * 5
+        KernelRidgeCV([0.01, 0.1], kernel=[BagOfWords(), 2.0 * BagOfWords()], **settings).fit(texts, [1.0, 0.0] * 10)
+    elif kernel == "classes":
+        KernelLogisticRegressionCV([0.1, 1.0], gamma=[0.1, 1.0], kernel="rbf", **settings).fit(data.X, y > 0)
+    else:
+        search = KernelRidgeCV([0.1, 1.0], gamma=[0.1, 1.0], train_sizes=[0.5], optimize="length", **settings)
+        search.fit(data.X, y)
+    lines = capsys.readouterr().err.splitlines()
+    stages = [line for line in lines if "done in" in line]
+    assert len(stages) == 1 and "search: done in" in stages[0], lines
 
 
 def test_default_alphas_follow_the_scale_of_the_data(data, y):
@@ -425,15 +505,42 @@ def test_scores_of_a_system_that_is_ill_conditioned_are_left_out(data, y, tile):
     X = data.X.copy()
     X[100] = X[3]  # rounding leaves a pivot of 1e-16 there
     settings = {"gamma": 3.0, "solver": "cholesky", "cv": 3, "tile": tile}
-    with pytest.warns(ConvergenceWarning, match="scores of alpha = 0 are left out: the true residual"):
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 0: the true residual"):
         search = KernelRidgeCV([1.0, 0.0], **settings).fit(X, y)
     assert search.alpha_ == 1.0 and np.isnan(search.cv_results_["mean_test_score"][1])
     assert search.cv_results_["residual"][0] < 1e-12 < search.cv_results_["residual"][1]
 
 
-def test_too_few_iterations_are_said(data, y):
-    with pytest.warns(ConvergenceWarning, match=r"scores of alpha = .* true relative residual of"):
-        KernelRidgeCV([1e-6], solver=ConjugateGradient(preconditioner=None, max_iter=3), refit=False).fit(data.X, y)
+def test_without_any_solved_system_there_is_no_choice(data, y):
+    few = ConjugateGradient(preconditioner=None, max_iter=3)
+    with (
+        pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-06: the true residual .* 1.0e-03 is needed"),
+        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
+    ):
+        KernelRidgeCV([1e-6], solver=few).fit(data.X, y)
+
+
+@pytest.mark.filterwarnings("ignore:true relative residual")
+@pytest.mark.parametrize(
+    ("kernel", "solver", "good"),
+    [
+        (RBF(0.1), "cg", 1e-3),
+        (Nystroem(RBF(2.0), 30), ConjugateGradient(preconditioner=None, max_iter=4), 1e3),
+    ],
+    ids=["sweep", "refits"],
+)
+@pytest.mark.parametrize("n_targets", [1, 3])
+def test_systems_that_were_not_solved_have_no_score(kernel, solver, good, n_targets):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(120, 3)), rng.normal(size=(120, n_targets))
+    search = KernelRidgeCV([1e-10, good], kernel=kernel, solver=solver, cv=3, train_sizes=[0.5], refit=False)
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-10: the true residual of their systems"):
+        search.fit(X, y)
+    assert search.alpha_ == good and search.best_index_ == 1
+    assert_array_equal(np.isnan(search.cv_results_["mean_test_score"]), [True, False])
+    assert_array_equal(search.cv_results_["rank_test_score"], [2, 1])
+    assert_array_equal(search.cv_results_["stopped"], False)
+    assert search.cv_results_["residual"][0] > 1e-3 >= search.cv_results_["residual"][1]
 
 
 def test_too_little_memory(data, y):

@@ -32,6 +32,7 @@ from dkrr.kernels import (
     as_kernel,
     kernel_from_dict,
 )
+from dkrr.kernels.descriptions import taken_by
 from tests.kernels.cases import CASES
 from tests.oracles import naive_gram
 
@@ -167,7 +168,11 @@ def test_kernels_are_pickled_and_hashed():
 def test_scikit_learn_names(name, settings):
     rows = abs(X)
     expected = pairwise_kernels(rows, metric=name, filter_params=True, **settings)
-    assert_allclose(as_kernel(name, **settings)(rows), expected, rtol=1e-12, atol=1e-12)
+    taken = {key: value for key, value in settings.items() if key in taken_by(name)}
+    assert_allclose(as_kernel(name, **taken)(rows), expected, rtol=1e-12, atol=1e-12)
+    for other in settings.keys() - taken.keys():
+        with pytest.raises(InputError, match=f"{other} is .*, which the kernel '{name}' does not have"):
+            as_kernel(name, **{other: settings[other]})
     if not settings:
         assert_allclose(naive_gram(name, rows), expected, rtol=1e-12, atol=1e-12)
 

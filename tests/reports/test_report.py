@@ -137,6 +137,17 @@ class TestOfAModel:
         assert {text.get_text() for text in scores.get_legend().get_texts()} == {"gamma=0.1", "gamma=0.3", "chosen"}
         assert np.array_equal(curve.lines[0].get_ydata(), search.learning_curve_["mean_test_score"])
 
+    def test_what_a_search_advises(self, data, tmp_path):
+        search = dkrr.KernelRidgeCV(alphas=[10.0, 20.0, 50.0]).fit(*data)
+        dkrr.save(search, tmp_path / "m.zarr")
+        for page in (dkrr.report(search), dkrr.report(tmp_path / "m.zarr")):
+            assert "<p>the best alpha is the smallest of the candidates, 10" in page
+        found = search_summary(search)
+        draw = pictures.scores(found["candidates"], found["score_name"], found["advice"])
+        (axes,) = pictures.figure(draw).axes
+        assert "the smallest of the candidates, 10" in axes.get_title().replace("\n", " ")
+        assert axes.get_ylabel() == "neg_mean_squared_error of the rows left out"
+
     def test_the_size_does_not_grow_with_the_candidates(self, data, monkeypatch):
         search = dkrr.KernelRidgeCV(alphas=np.logspace(-3, 2, 9), cv=2, refit=False).fit(*data)
         monkeypatch.setattr(model_description, "MAX_CANDIDATES", 4)

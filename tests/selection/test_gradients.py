@@ -20,6 +20,7 @@ from dkrr.rows import MemoryRows
 from dkrr.runtime import Progress
 from dkrr.selection import Folds
 from dkrr.selection.gradients import EvaluatedData, HeldOutError
+from dkrr.solvers import ConjugateGradient
 
 LENGTHS = np.array([1.0, 2.0, 3.0, 2.0])
 ALPHAS = np.geomspace(0.01, 10, 31)
@@ -181,6 +182,17 @@ def test_resumes_evaluations_and_stops_in_time(tmp_path):
         second = KernelRidgeCV(**search.get_params() | {"refit": False}).fit(X, Y).optimum_
     assert_array_equal(second.scores[:3], first.scores)
     assert_array_equal(second.gradients[:3], first.gradients)
+
+
+def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
+    X, Y = problem(n=80)
+    settings = {"tol": 1e-3, "optimize": "lengths", "refit": False}
+    with pytest.warns(ConvergenceWarning, match="an evaluation, with alpha = .* not solved; the best of its"):
+        search = KernelRidgeCV([0.3], solver=ConjugateGradient(preconditioner=None, max_iter=30), **settings).fit(X, Y)
+    assert search.optimum_.alphas.min() > 0.1, "that of 0.03 is none of its evaluations"
+    few = ConjugateGradient(preconditioner=None, max_iter=15)
+    with pytest.raises(InputError, match="the systems of the first evaluation, with alpha = 0.3, were solved to"):
+        KernelRidgeCV([0.3], solver=few, **settings).fit(X, Y)
 
 
 @pytest.mark.parametrize(
