@@ -119,7 +119,8 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
     values = numbers(alpha, "alpha", "a number, or one for each target")
     if values.ndim > 1 or values.size not in (1, n_targets):
         raise InputError(
-            f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target"
+            f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target. "
+            f"KernelRidgeCV (dkrr select) chooses among several"
         )
     if not 0 <= values.min() <= values.max() < math.inf:  # also where one is NaN
         raise InputError(f"alpha is {shown(alpha)}; expected finite numbers >= 0: 0 is kernel least squares")

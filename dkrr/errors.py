@@ -40,6 +40,10 @@ class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
 
 
+class WrongStoreError(StoreError, InputError):
+    """The path of a store holds the run of another problem, or something else; nothing was changed."""
+
+
 class DiskSpaceError(PlanError, StoreError):
     """A disk has less free space than the plan needs, or is full."""
 

@@ -88,8 +88,8 @@ def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
     overwrite = flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(
-            f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is "
-            f"saved with it as transformer=, as in KernelRidge(transformer=pipeline[:-1]), and of a search its best_estimator_"
+            f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is saved "
+            f"as its transformer, KernelRidge(transformer=pipeline[:-1]), and of a search its best_estimator_"
         )
     fitted: FittedFunction | None = getattr(model, "_model", None)
     if fitted is None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.arguments import checked_form, checked_solver, checked_store, checked_tile, checked_tol, likelihood_of
-from dkrr.errors import StoreError
+from dkrr.errors import StoreError, WrongStoreError
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
@@ -252,7 +252,7 @@ def stored_layout(store: str) -> Layout | None:
     if found is None or found["fingerprint"] is None:
         return None
     if found["layout"].get("form") not in get_args(Form):
-        raise StoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
+        raise WrongStoreError(f"{store} holds a Gram matrix (dkrr.gram), not a fit; give another store=")
     try:
         layout = replace(Layout(**found["layout"]), store=store)
         TileGrid(1, layout.tile, layout.panel)

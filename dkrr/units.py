@@ -38,20 +38,23 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
     Raises
     ------
     InputError
-        If the text is not a number with a known unit, or the number is not positive.
+        If the text is not a number with a known unit, the number is not positive, or one below a million has no unit.
     """
     expected = f"{name} is {shown(value)}; expected a positive number of bytes: write for example '4GiB' or '500 MB'"
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _FACTORS:
             raise InputError(expected)
-        number = float(match[1]) * _FACTORS[match[2]]
+        number, has_unit = float(match[1]) * _FACTORS[match[2]], bool(match[2])
     elif not is_real(value):
         raise InputError(expected)
     else:
-        number = value
+        number, has_unit = value, False
     if not 1 <= number < 2**63:
         raise InputError(expected)
+    if number < 10**6 and not has_unit:
+        unit = "GB" if number < 256 else "MB"
+        raise InputError(f"{name} is {shown(value)}, so few bytes; expected a unit with it: {number:g} {unit}?")
     return int(number)
 
 

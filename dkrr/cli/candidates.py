@@ -1,6 +1,7 @@
 """Candidates and folds as they are written on a command line."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ MAX_ALPHAS = 10**6
 """No search has more values of λ."""
 
 
-def candidates(text: str, option: str) -> list[float]:
-    """Numbers with commas between, or from:to:how-many with equal ratios.
+def candidates(given: Sequence[str], option: str) -> list[float]:
+    """Numbers of one option or several: with commas between, or from:to:how-many with equal ratios.
 
     Raises
     ------
     InputError
         Naming the option.
     """
+    return [value for text in given for value in _values(text, option)]
+
+
+def _values(text: str, option: str) -> list[float]:
     try:
         if ":" in text:
             first, last, count = text.split(":")

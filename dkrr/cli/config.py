@@ -46,9 +46,10 @@ def _take(context: click.Context, _: click.Parameter, path: str | None) -> None:
         return
     with readable_errors():
         options = {
-            option.opts[0].removeprefix("--"): option
+            name.removeprefix("--"): option
             for option in context.command.params
             if isinstance(option, click.Option) and option.name != "config"
+            for name in option.opts
         }
         found = {}
         for key, value in _read(path).items():

@@ -91,7 +91,7 @@ def _estimator(*, logistic: bool, class_weight: str | None, max_iter: int | None
 
     if logistic:
         if isinstance(settings["alpha"], list):
-            raise InputError("--alpha is given more than once; expected one value with --logistic")
+            raise InputError("--alpha has several values; expected one value with --logistic")
         if max_iter is not None:
             settings["max_iter"] = max_iter
         return library.KernelLogisticRegression(class_weight=class_weight, **settings)

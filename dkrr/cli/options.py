@@ -2,12 +2,22 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+from dkrr.cli.candidates import candidates
 from dkrr.errors import InputError
 from dkrr.values import shown
+
+
+class OneNumber(click.types.FloatParamType):
+    """A number; several are candidates of ``dkrr select``."""
+
+    def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
+        """Refuse a value."""
+        super().fail(f"{message} Expected one number: dkrr select chooses among several", param, ctx)
+
 
 kernel_param_option: Callable[..., Any] = click.option(
     "--kernel-param",
@@ -41,12 +51,16 @@ def kernel_params(given: Sequence[str]) -> dict[str, Any] | None:
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a model."""
     options = [
-        click.option("--kernel", default="linear", show_default=True, help="linear, polynomial, rbf, laplacian, ..."),
-        click.option("--gamma", type=float, help="γ of the kernel.  [default: 1 / columns]"),
-        click.option("--degree", type=float, default=3, show_default=True, help="Degree of the polynomial kernel."),
+        click.option("--kernel", default="rbf", show_default=True, help="rbf, linear, polynomial, laplacian, ..."),
+        click.option("--gamma", type=OneNumber(), help="γ of the kernel.  [default: 1 / columns]"),
+        click.option(
+            "--degree", type=OneNumber(), default=3, show_default=True, help="Degree of the polynomial kernel."
+        ),
         click.option("--coef0", type=float, default=1, show_default=True, help="Constant of polynomial and sigmoid."),
         kernel_param_option,
-        click.option("--alpha", type=float, multiple=True, help="λ ≥ 0, once or for each target.  [default: 1.0]"),
+        click.option(
+            "--alpha", multiple=True, help="λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]"
+        ),
         click.option("--logistic", is_flag=True, help="Kernel logistic regression; y holds class labels."),
         click.option(
             "--multi-class",
@@ -96,7 +110,7 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def checked_settings(**options: Any) -> dict[str, Any]:
     """Arguments of an estimator from the options of `model_options`."""
-    alpha, max_iter = options.pop("alpha"), options.pop("solver_max_iter")
+    alpha, max_iter = candidates(options.pop("alpha"), "--alpha"), options.pop("solver_max_iter")
     if options["multi_class"] is None:
         del options["multi_class"]
     elif not options["logistic"]:
@@ -110,4 +124,4 @@ def checked_settings(**options: Any) -> dict[str, Any]:
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         options["solver"] = ConjugateGradient(max_iter=max_iter)
     options["kernel_params"] = kernel_params(options.pop("kernel_param"))
-    return {**options, "alpha": alpha[0] if len(alpha) == 1 else list(alpha) or 1.0}
+    return {**options, "alpha": alpha[0] if len(alpha) == 1 else alpha or 1.0}

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from dkrr.cli.candidates import train_sizes, whole
+from dkrr.cli.candidates import candidates, train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import checked_settings, model_options
@@ -27,7 +27,7 @@ from dkrr.errors import InputError
 @click.option("--workers", type=int, help="Worker processes.  [default: one for each core]")
 @click.option("--worker-memory", help="With --workers: memory of each, for a cluster that need not exist.")
 @click.option("--cores", type=int, help="With --worker-memory: threads of each worker.  [default: 1]")
-@click.option("--alphas", type=int, help="Plan the choice among so many λ by cross-validation.")
+@click.option("--alphas", help="Plan the choice among so many λ (or these: 0.1,1,10) by cross-validation.")
 @click.option("--cv", help="Number of its folds, or loo.  [default: 5 with --alphas]")
 @click.option("--train-sizes", metavar="SIZES", help="Its learning curve: 0.125,0.25,0.5 of the rows, or numbers.")
 @transformer_options
@@ -56,6 +56,9 @@ def plan(
         settings["loss"] = "logistic" if settings.pop("logistic") else "squared"
         if settings["cv"] not in (None, "loo"):
             settings["cv"] = whole(settings["cv"], "--cv")
+        if settings["alphas"] is not None:
+            alphas = settings["alphas"]
+            settings["alphas"] = int(alphas) if alphas.isdecimal() else len(candidates([alphas], "--alphas"))
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         result = library.plan(X, y_path, **settings)

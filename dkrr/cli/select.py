@@ -25,13 +25,18 @@ from dkrr.errors import InputError
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
-@click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
+@click.option(
+    "--alphas",
+    "--alpha",
+    multiple=True,
+    help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]",
+)
 @click.option("--cv", default="5", show_default=True, help="Number of folds, or loo: leave one row out at a time.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Folds of random rows, not of consecutive ones.")
 @click.option("--scoring", help="One of scikit-learn's scorers.  [default: mean squared error, log loss]")
-@click.option("--kernel", default="rbf", show_default=True, help="Kernel, or several with commas between.")
-@click.option("--gamma", help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
-@click.option("--degree", help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
+@click.option("--kernel", default=["rbf"], multiple=True, show_default=True, help="Kernel, or several: rbf,laplacian.")
+@click.option("--gamma", multiple=True, help="γ of the kernel; several as for --alphas.  [default: 1 / columns]")
+@click.option("--degree", multiple=True, help="Degree of the polynomial kernel; several as for --alphas.  [default: 3]")
 @kernel_param_option
 @click.option("--alpha-per-target", is_flag=True, help="A λ for every target.")
 @click.option("--train-sizes", metavar="SIZES", help="A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers.")
@@ -101,8 +106,8 @@ def select(
         X = training_rows(x_path, columns, (y_path, sample_weight), drop_missing=drop_missing, is_filled=is_filled)
         options["transformer"] = chosen_transformer(X, y_path, sample_weight, options)
         options["kernel_params"] = kernel_params(options.pop("kernel_param"))
-        settings = {name: value for name, value in options.items() if value is not None}
-        kernels = settings.pop("kernel").split(",")
+        settings = {name: value for name, value in options.items() if value not in (None, ())}
+        kernels = ",".join(settings.pop("kernel")).split(",")
         for name in ("alphas", "gamma", "degree"):
             if name in settings:
                 settings[name] = candidates(settings[name], f"--{name}")

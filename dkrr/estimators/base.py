@@ -297,8 +297,13 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
             if is_numeric:
                 X.check_numeric()
             return X
-        known = set(X.all_names)
+        known = set(X.names)
         missing = next((name for name in names if name not in known), None)
+        if missing is not None and missing in X.all_names:
+            raise InputError(
+                f"X is chosen without its column {missing!r}, which the model was fitted with; expected "
+                f"columns={shown(','.join(names))} (--columns), or no choice of columns"
+            )
         if missing is not None:
             raise InputError(
                 f"X has no column {missing!r}, which the model was fitted with; expected "

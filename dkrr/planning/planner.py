@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
+from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.direct import Direct
@@ -98,7 +98,7 @@ def _check_layout(problem: Problem) -> None:
     """Refuse a store whose run began with another solver."""
     layout = problem.layout
     if layout is not None and not layout.is_of(problem.solver):
-        raise StoreError(
+        raise WrongStoreError(
             f"the store {layout.store} holds a run that began with solver={layout.solver!r}, but another was "
             f"requested; give the same solver, or another store="
         )
@@ -168,7 +168,7 @@ def _check_form(problem: Problem, wanted: Form | None) -> None:
     """Refuse a form that the kernel or the store does not have."""
     dimension, layout = problem.dimension, problem.layout
     if layout is not None and (wanted != layout.form or (layout.form == "primal" and dimension is None)):
-        raise StoreError(
+        raise WrongStoreError(
             f"the store {layout.store} holds a run in {layout.form} form, which this problem does not have or which "
             f"was not requested; give form='auto' or another store="
         )

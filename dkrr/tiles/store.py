@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.tiles import files
 from dkrr.tiles.chunks import ChunkedArray
 from dkrr.tiles.descriptions import NAME, read_group, write_group
@@ -194,7 +194,7 @@ class RunStore:
             )
             others = ", ".join(WORDS.get(k, k) for k in differing)
             values = f" ({details})" if details else ""
-            raise StoreError(
+            raise WrongStoreError(
                 f"the store {self.url} belongs to another problem: {others} differ{values}. Give another store= or "
                 f"delete this one; fits of one search, as GridSearchCV's, cannot share a store: give none, or use "
                 f"KernelRidgeCV(store=...), which has one for each kernel"
@@ -253,27 +253,27 @@ class RunStore:
         """
         path = local_path(self.url)
         if path is not None and os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112 (no errors)
-            raise StoreError(_foreign(self.url))
+            raise WrongStoreError(_foreign(self.url))
         try:
             found = read_group(self.url)
         except StoreError as error:
             # The system or the service does not let it be read, whatever it is.
             if isinstance(error, UnreachableStoreError) or isinstance(error.__cause__, OSError):
                 raise
-            raise StoreError(f"{_foreign(self.url)} ({error})") from error
+            raise WrongStoreError(f"{_foreign(self.url)} ({error})") from error
         if found is None:
             if any(not STORE.fullmatch(name) for name in files.names(self.url)):  # a lock is there
-                raise StoreError(_foreign(self.url))
+                raise WrongStoreError(_foreign(self.url))
             return None
         if not found:
-            raise StoreError(_foreign(self.url))
+            raise WrongStoreError(_foreign(self.url))
         if found.get("kind") != "run":
-            raise StoreError(
+            raise WrongStoreError(
                 f"{self.url} is a saved {found.get('kind')} of dkrr, not the store of a run; nothing was changed. Give "
                 f"another store="
             )
         if found.get("format") != FORMAT_VERSION:
-            raise StoreError(
+            raise WrongStoreError(
                 f"{self.url} is a dkrr run of format {found.get('format')}, not of format {FORMAT_VERSION}. Give "
                 f"another store= or delete this one"
             )

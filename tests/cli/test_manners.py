@@ -1,5 +1,6 @@
 """What a person reads where the command line cannot do what was asked, and what is left behind."""
 
+import json
 import os
 import signal
 import socket
@@ -169,3 +170,62 @@ def test_the_same_command_resumes(folder, number, status):
     run(line, 0)
     after = {tile.name: tile.stat().st_mtime_ns for tile in tiles.glob("c.*")}
     assert {name: after[name] for name in before} == before and len(after) > len(before)
+
+
+def test_fit_and_select_take_the_same_kernel_and_the_same_values(folder):
+    run("fit --x x.npy --y two.npy --alpha 1,2 --model a.zarr", 0)
+    run("fit --x x.npy --y two.npy --alpha 1 --alpha 2 --kernel rbf --model b.zarr", 0)
+    assert (dkrr.load("a.zarr").predict(X) == dkrr.load("b.zarr").predict(X)).all()
+    lines = ("--alphas 0.1,1,10", "--alpha 0.1 --alpha 1,10 --kernel rbf", "--alphas 0.1:10:3 --kernel rbf")
+    found = [json.loads(run(f"select --x x.npy --y y.npy --json {line}", 0))["candidates"] for line in lines]
+    assert found[0] == found[1] and [row["alpha"] for row in found[2]] == pytest.approx([0.1, 1, 10])
+    Path("job.toml").write_text('alpha = [0.1, 1]\nkernel = ["rbf", "laplacian"]\ngamma = [0.1, "0.2,0.3"]')
+    assert len(json.loads(run("select --x x.npy --y y.npy --json --config job.toml", 0))["candidates"]) == 12
+    plans = [run(f"plan --n 9000 --d 5 --alphas {alphas} --json", 0) for alphas in ("3", "0.1,1,10", "0.1:10:3")]
+    assert plans[0] == plans[1] == plans[2]
+
+
+WRONG = [
+    ("fit --x x.npy --y y.npy --model m.zarr --alpha 1,2", "KernelRidgeCV (dkrr select) chooses among several"),
+    ("fit --x x.npy --y y.npy --model m.zarr --gamma 1,2", "dkrr select chooses among several"),
+    ("fit --x x.npy --y classes.npy --logistic --model m.zarr --alpha 1,2", "--alpha has several values"),
+    ("fit --x x.npy --y y.npy --model m.zarr --alpha 1:2", "expected numbers with commas between, or from:to"),
+    ("fit --x x.npy --y y.npy --model m.zarr --memory-limit 2000", "expected a unit with it: 2000 MB?"),
+    ("select --x x.npy --y y.npy --memory-limit 16", "expected a unit with it: 16 GB?"),
+    ("plan --n 100 --d 3 --workers 2 --worker-memory 4000", "worker_memory is '4000'"),
+    ("fit --x x.npy --y y.npy --model m.zarr --store run.zarr --kernel linear --alpha 3", "the values of alpha differ"),
+    (
+        "fit --x x.npy --y y.npy --model m.zarr --store run.zarr --kernel linear --solver cg",
+        "began with solver='cholesky'",
+    ),
+    ("select --x x.npy --y y.npy --store runs --alphas 1,2,4", "belongs to another problem"),
+    ("predict --model table.zarr --x t.csv --columns c,d --out p.npy", "without its column 'a'"),
+    ("predict --model table.zarr --x other.csv --out p.npy", "X has no column 'b'"),
+    ("predict --model model.zarr --x narrow.npy --out p.npy", "X has 2 features, but the model was fitted with 4"),
+    ("predict --model model.zarr --x t.csv --columns a,b --out p.npy", "X has 2 features"),
+    ("report model.zarr --out page.html", "exists already"),
+]
+
+
+def test_what_is_wrong_is_status_2_and_leaves_nothing(folder):
+    run("fit --x x.npy --y y.npy --solver cholesky --store run.zarr --model model.zarr --kernel linear --overwrite", 0)
+    run("select --x x.npy --y y.npy --store runs --alphas 1,2", 0)
+    run("fit --x t.csv --columns a,b --y y --model table.zarr", 0)
+    run("report model.zarr --out page.html", 0)
+    Path("other.csv").write_text(Path("t.csv").read_text().replace("a,name,b", "a,name,B", 1))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    for line, message in WRONG:
+        assert message in run(line), line
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_report_is_replaced_if_asked(folder):
+    run("report model.zarr --out page.html", 0)
+    assert run("report model.zarr --out page.html --overwrite", 0) == "page.html"
+
+
+def test_a_table_may_have_more_columns_than_the_model(folder):
+    run("fit --x t.csv --columns a,b --y y --model table.zarr", 0)
+    for k, columns in enumerate(("", "--columns b,a", "--columns a,b,c")):
+        run(f"predict --model table.zarr --x t.csv {columns} --out {k}.npy", 0)
+        assert (np.load(f"{k}.npy") == np.load("0.npy")).all()
