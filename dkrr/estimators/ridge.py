@@ -138,7 +138,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     def _variances(self, X: Any, scale: float | None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many."""
-        return Variances(self._processes().of_rows(self._new_rows(X).shape[0]), scale)
+        return self._processes().variances(self._new_rows(X).shape[0], scale)
 
     def _by_blocks(self, X: Any, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""

@@ -31,6 +31,8 @@ class CrossValidationIntervals:
     ranks: tuple[int, int]
     """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
     n_targets: int
+    units: Array | None
+    """What the targets of the models have been divided by, of shape (t,)."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
 
@@ -41,6 +43,7 @@ class CrossValidationIntervals:
         n_targets: int,
         folds: Sequence[Numbers],
         coverage: float,
+        units: Array | None,
     ) -> "CrossValidationIntervals":
         """Intervals of the models that leave these folds out."""
         data = posteriors[0][1].data
@@ -54,7 +57,7 @@ class CrossValidationIntervals:
             models = one.fold_models(folds)
             sizes = np.abs(np.vstack([errors[k] for errors, k in zip(models.errors, kept, strict=True)]))
             groups.append((columns, models, sizes))
-        return cls(groups, fold_of, (n - 1 - high, high), n_targets)
+        return cls(groups, fold_of, (n - 1 - high, high), n_targets, units)
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -72,4 +75,4 @@ class CrossValidationIntervals:
                     below, above = each - sizes[:, [j]], each + sizes[:, [j]]
                     lower[where, column] = -np.inf if low < 0 else np.partition(below, low, axis=0)[low]
                     upper[where, column] = np.inf if high >= n else np.partition(above, high, axis=0)[high]
-        return found
+        return found if self.units is None else found * np.tile(self.units, 2)
