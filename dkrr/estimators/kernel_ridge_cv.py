@@ -46,6 +46,7 @@ from dkrr.selection import (
     Selected,
     SelectionRequest,
     best_of,
+    in_range,
     select,
 )
 from dkrr.tables import in_memory, with_columns
@@ -389,7 +390,9 @@ class KernelRidgeCV(RidgeRegressor):
         parameters: dict[str, Any],
     ) -> tuple[ScoreSheet, Report]:
         """Scores of one kernel, by a fit of all λ to the training rows of each fold."""
-        values, t = as_columns(y), as_columns(y).shape[1]
+        per_target = bool(self.alpha_per_target) and y.ndim == 2
+        values, units = in_range(as_columns(y), score, per_target=per_target)
+        t = values.shape[1]
         sheet = ScoreSheet(
             score,
             values,
@@ -397,8 +400,9 @@ class KernelRidgeCV(RidgeRegressor):
             folds,
             len(alphas),
             is_vector=y.ndim == 1,
-            per_target=bool(self.alpha_per_target) and y.ndim == 2,
+            per_target=per_target,
             keeps_predictions=bool(self.store_cv_predictions),
+            units=units,
         )
         report = Report(len(alphas), len(folds))
         for f, test in enumerate(folds.test):
@@ -457,11 +461,12 @@ class KernelRidgeCV(RidgeRegressor):
         chosen = selected.alphas
         indices = selected.kernel * len(alphas) + chosen
         per_target = selected.candidates[selected.kernel].sheet.per_target
-        candidates = selected.candidates
+        candidates, sheet = selected.candidates, selected.candidates[0].sheet
         values = np.concatenate([c.sheet.values for c in candidates])  # candidates × folds × targets
         self.cv_results_ = search_results(
             [{"alpha": float(alpha)} | kernel for kernel in grid for alpha in alphas],
-            values,
+            sheet.comparable(values),
+            sheet.unit,
             has_splits=not candidates[0].sheet.is_loo,
             iterations=np.concatenate([c.report.iterations.max(axis=1) for c in candidates]),
             residual=np.concatenate([c.report.residuals.max(axis=1) for c in candidates]),
@@ -469,21 +474,30 @@ class KernelRidgeCV(RidgeRegressor):
             seconds=np.repeat([c.report.seconds for c in candidates], len(alphas)),
         )
         if per_target:
-            self.cv_results_["mean_test_score_per_target"] = values.mean(axis=1)
+            self.cv_results_["mean_test_score_per_target"] = sheet.of_given(values.mean(axis=1))
         self.best_index_: Any = indices if per_target else int(indices[0])
         self.alpha_: Any = alphas[chosen] if per_target else float(alphas[chosen[0]])
         self.best_score_: Any = selected.score
         settings = kernel_settings(self, grid[selected.kernel])
+        sizes = np.abs(selected.score)
+        if sheet.unit != 1.0 and not ((sizes >= np.finfo(float).tiny) & (sizes < np.inf)).all():
+            warnings.warn(
+                f"float64 does not hold squared errors of targets of about {sheet.unit:.0e}, and scores are 0 or -inf. "
+                "The choice was made with targets divided by a power of two; to see scores, scale y towards 1",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         self.selection_plan_ = selected.candidates[selected.kernel].plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
-            scores = np.stack([c.sheet.values for c in candidates])
-            parts = np.stack([c.parts for c in candidates if c.parts is not None])
-            self.learning_curve_ = curve_results(
-                grid, alphas, scores, parts, curve, selected.kernel, is_per_target=per_target
-            )
+            scores = sheet.comparable(np.stack([c.sheet.values for c in candidates]))
+            parts = sheet.comparable(np.stack([c.parts for c in candidates if c.parts is not None]))
+            with np.errstate(invalid="ignore"):  # where scores are infinite
+                self.learning_curve_ = curve_results(
+                    grid, alphas, scores, parts, curve, selected.kernel, sheet.unit, is_per_target=per_target
+                )
         if selected.optimum is not None:
             self.optimum_, self.alpha_ = selected.optimum, selected.optimum.alpha
             settings = {"kernel": selected.optimum.kernel}

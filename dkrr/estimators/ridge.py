@@ -157,7 +157,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
                 "log_marginal_likelihood_ do without"
             )
-        return Variances(processes.of_rows(self._new_rows(X).shape[0]), scale)
+        return processes.variances(self._new_rows(X).shape[0], scale)
 
     def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""

@@ -10,7 +10,8 @@ from sklearn.model_selection import ParameterGrid
 
 from dkrr.errors import InputError
 from dkrr.kernels.descriptions import DEFAULTS, taken_by
-from dkrr.selection import LearningCurve, gain_of
+from dkrr.linalg.operator import root_mean_squares
+from dkrr.selection import LearningCurve, gain_of, times_square
 from dkrr.values import shown
 
 Array = NDArray[np.float64]
@@ -131,7 +132,9 @@ def without_constant(means: Array, deviations: Array, r2: Array | None) -> Itera
         )
 
 
-def search_results(parameters: list[dict[str, Any]], values: Array, *, has_splits: bool, **more: Any) -> dict[str, Any]:
+def search_results(
+    parameters: list[dict[str, Any]], values: Array, unit: float, *, has_splits: bool, **more: Any
+) -> dict[str, Any]:
     """`cv_results_` as GridSearchCV has it.
 
     Parameters
@@ -140,6 +143,8 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
         Candidates.
     values : ndarray of shape (n_candidates, n_folds, k)
         Scores, for each of k targets or all together; NaN where a candidate was given up.
+    unit : float
+        Power of two whose square they are to be multiplied by.
     has_splits : bool
         Whether the scores of single folds are given.
     more : dict
@@ -153,12 +158,13 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
             if name in p:
                 column[k] = p[name]
         found[f"param_{name}"] = column
-    if has_splits:
-        found |= {f"split{k}_test_score": scores[:, k] for k in range(scores.shape[1])}
     mean = scores.mean(axis=1)
     known = np.where(np.isnan(mean), -np.inf, mean)
     ranks = np.array([1 + np.count_nonzero(known > value) for value in known], np.int32)
-    spread = scores.std(axis=1) if has_splits else np.full(len(mean), np.nan)
+    spread = root_mean_squares((scores - mean[:, None]).T) if has_splits else np.full(len(mean), np.nan)
+    scores, mean, spread = (times_square(each, unit) for each in (scores, mean, spread))
+    if has_splits:
+        found |= {f"split{k}_test_score": scores[:, k] for k in range(scores.shape[1])}
     return found | {"mean_test_score": mean, "std_test_score": spread, "rank_test_score": ranks} | more
 
 
@@ -169,6 +175,7 @@ def curve_results(
     parts: Array,
     curve: LearningCurve,
     best: int,
+    unit: float,
     *,
     is_per_target: bool = False,
 ) -> dict[str, Any]:
@@ -186,6 +193,8 @@ def curve_results(
     curve : LearningCurve
     best : int
         Number of the kernel that was chosen.
+    unit : float
+        Power of two whose square the scores are to be multiplied by.
     is_per_target : bool
         Every target has a λ of its own.
     """
@@ -193,6 +202,7 @@ def curve_results(
     known = values.mean(axis=3)  # kernels × sizes × λ × targets
     chosen = np.argmax(np.where(np.isnan(known), -np.inf, known), axis=2)
     each = np.take_along_axis(values, chosen[:, :, None, None], axis=2)[:, :, 0]  # kernels × sizes × folds × targets
+    each = times_square(each, unit)
     scores, of_target = each[best].mean(axis=2), alphas[chosen[best]]
     sizes = np.vstack([curve.sizes, curve.n_training])
     held_out = np.mean([np.count_nonzero(curve.is_counting[rows]) for rows in curve.folds.test])
@@ -202,7 +212,7 @@ def curve_results(
         "split_train_sizes": sizes,
         "test_scores": scores,
         "mean_test_score": scores.mean(axis=1),
-        "std_test_score": scores.std(axis=1),
+        "std_test_score": root_mean_squares((scores - scores.mean(axis=1, keepdims=True)).T),
         "alpha": of_target if is_per_target else of_target[:, 0],
         "params": parameters,
         "mean_test_score_of_kernels": each.mean(axis=(2, 3)),

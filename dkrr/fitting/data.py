@@ -65,6 +65,13 @@ class FitData:
         return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
 
 
+def sizes_out_of_range(targets: Array) -> Array | None:
+    """Powers of two by which targets have to be divided for their squares, of shape (t,); None if there is no need."""
+    largest = np.maximum(targets.max(axis=0), -targets.min(axis=0))
+    is_safe = [SAFE_SIZES[0] < size < SAFE_SIZES[1] or size == 0 for size in largest.tolist()]
+    return None if all(is_safe) else np.where(is_safe, 1.0, column_sizes(targets))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingData(FitData):
     """Data of a ridge regression."""
@@ -91,11 +98,9 @@ class TrainingData(FitData):
             Powers of two that its targets have been divided by, and its solution is to be multiplied by; None if
             nothing had to be done.
         """
-        largest = np.maximum(self.targets.max(axis=0), -self.targets.min(axis=0))
-        is_safe = [SAFE_SIZES[0] < size < SAFE_SIZES[1] or size == 0 for size in largest.tolist()]
-        if all(is_safe):
+        sizes = sizes_out_of_range(self.targets)
+        if sizes is None:
             return self, None
-        sizes = np.where(is_safe, 1.0, column_sizes(self.targets))
         return replace(self, targets=np.divide(self.targets, sizes, out=self.room_for_errors())), sizes
 
     def of_columns(self, columns: NDArray[np.intp]) -> Self:

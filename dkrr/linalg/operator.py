@@ -99,6 +99,11 @@ def column_sizes(vectors: Vectors) -> Vectors:
     return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
 
 
+def root_mean_squares(vectors: Vectors) -> Vectors:
+    """Root mean squares of columns, of shape (m,), also where squares overflow or underflow."""
+    return column_norms(vectors) / math.sqrt(len(vectors))
+
+
 def column_norms(vectors: Vectors) -> Vectors:
     """Euclidean norms of columns, of shape (m,), also where squares overflow or underflow."""
     with np.errstate(over="ignore", under="ignore"):

@@ -32,6 +32,8 @@ class CrossValidationIntervals:
     ranks: tuple[int, int]
     """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
     n_targets: int
+    units: Array | None
+    """What the targets of the models have been divided by, of shape (t,)."""
     encode: Callable[[Any], Any] | None = None
     """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -44,6 +46,7 @@ class CrossValidationIntervals:
         weights: Array | None,
         folds: Sequence[Numbers],
         coverage: float,
+        units: Array | None,
         encode: Callable[[Any], Any] | None = None,
     ) -> "CrossValidationIntervals":
         """Intervals of the models that leave these folds out, each for some targets."""
@@ -55,7 +58,7 @@ class CrossValidationIntervals:
             (columns, one, np.abs(np.vstack([errors[k] for errors, k in zip(one.errors, kept, strict=True)])))
             for columns, one in models
         ]
-        return cls(groups, fold_of, (n - 1 - high, high), sum(len(columns) for columns, _ in models), encode)
+        return cls(groups, fold_of, (n - 1 - high, high), sum(len(columns) for columns, _ in models), units, encode)
 
     def __dask_tokenize__(self) -> str:
         return self.token
@@ -73,4 +76,4 @@ class CrossValidationIntervals:
                     below, above = each - sizes[:, [j]], each + sizes[:, [j]]
                     lower[where, column] = -np.inf if low < 0 else np.partition(below, low, axis=0)[low]
                     upper[where, column] = np.inf if high >= n else np.partition(above, high, axis=0)[high]
-        return found
+        return found if self.units is None else found * np.tile(self.units, 2)

@@ -1,5 +1,6 @@
 """The Gaussian processes of a fit, made when they are first asked for, and what a model says of its errors by them."""
 
+import math
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
+from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.sampled import drawn, is_drawn
 from dkrr.kernels import Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
@@ -53,6 +55,8 @@ class Processes:
         self._iterated = dict[float, IteratedPosterior]()
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice."""
+        self._units: Array | None = None
+        """Powers of two that the targets of the processes have been divided by; None: they are those of the fit."""
         self._digest = None if is_mapped(outputs.values) else digest_of(outputs.values)
 
     @property
@@ -82,6 +86,11 @@ class Processes:
             kernel = drawn(self._request.settings.kernel, self._request.rows)
             self._request = self._request.with_settings(kernel=kernel)
             plan = plan_of(self._request)
+            self._units = sizes_out_of_range(self._outputs.values)
+            self._scaled = self._request
+            if self._units is not None:
+                values = self._outputs.values / self._units
+                self._scaled = replace(self._request, outputs=Targets(values, self._outputs.alphas))
             self._is_primal, self._is_prepared = plan.form == "primal" and isinstance(plan.chosen, Direct), True
 
     def _refuse_changed_targets(self) -> None:
@@ -107,7 +116,7 @@ class Processes:
     def _with_factor(self, alpha: float, columns: Numbers) -> FactoredProcess:
         if alpha not in self._factored:
             kind = PrimalPosterior if self._is_primal and alpha > 0 else DualPosterior
-            self._factored[alpha] = kind(self._request, alpha, columns)
+            self._factored[alpha] = kind(self._scaled, alpha, columns)
         return self._factored[alpha]
 
     def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
@@ -123,7 +132,7 @@ class Processes:
                 f"conjugate gradient presume: use solver='cholesky'"
             )
         if alpha not in self._iterated:
-            self._iterated[alpha] = IteratedPosterior(self._request, alpha, columns, self.plan)
+            self._iterated[alpha] = IteratedPosterior(self._scaled, alpha, columns, self.plan)
         else:
             self._iterated[alpha].plan = self.plan
         return self._iterated[alpha]
@@ -140,16 +149,21 @@ class Processes:
         weights = self._given.weights
         if not self._learns:
             models = [(columns, one.fold_models(folds)) for columns, one in self.factored()]
-            return CrossValidationIntervals.of(models, weights, folds, coverage)
+            return CrossValidationIntervals.of(models, weights, folds, coverage, self._units)
         self._refuse_changed_targets()
         found = refitted(self._given, self._learned, folds)
         everything = np.arange(self._outputs.values.shape[1])
-        return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, found.encode)
+        return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, None, found.encode)
 
     @property
     def _learns(self) -> bool:
         """Whether the kernel depends on its training rows, so that every fold has another."""
         return self._learned is not None or is_drawn(self._given.settings.kernel)
+
+    def variances(self, n_rows: int, scale: float | None) -> "Variances":
+        """Variances of some number of rows for s², or (None) for that of every target."""
+        processes = self.of_rows(n_rows)
+        return Variances(processes, scale, self._units)
 
     def loo_residuals(self) -> Array:
         """Y − f₋ᵢ(xᵢ), of shape (n, t).
@@ -165,18 +179,20 @@ class Processes:
                 f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals_ would take a fit "
                 f"for each of {len(self._outputs.values):,} rows; expected a kernel that does not: use y - "
                 f"cross_val_predict(model, X, y, cv=10) of scikit-learn, or a kernel that is fixed before the fit "
-                f" (dkrr.features.whitened(kernel, centres), BagOfWords with vocabulary and idf)"
+                f"(dkrr.features.whitened(kernel, centres), BagOfWords with vocabulary and idf)"
             )
         found = np.empty(self._outputs.values.shape)
         for columns, one in self.factored():
             found[:, columns] = one.loo_residuals()
-        return found
+        return found if self._units is None else found * self._units
 
     def log_likelihoods(self) -> tuple[Array, Array]:
         """Logarithm of the marginal likelihood of every target, and its standard error; two arrays of shape (t,)."""
         found, errors = (np.empty(self._outputs.values.shape[1]) for _ in range(2))
         for columns, one in self.of_rows(0):
             found[columns], errors[columns] = one.log_likelihoods()
+            if self._units is not None:
+                found[columns] -= one.degrees * np.log(self._units[columns])
         return found, errors
 
 
@@ -194,13 +210,19 @@ class Variances:
         Targets, and their process.
     scale : float, optional
         s²; None: of every target where its likelihood is largest.
+    units : ndarray of shape (t,), optional
+        What the targets of the processes have been divided by.
     """
 
-    def __init__(self, posteriors: list[tuple[Numbers, Posterior]], scale: float | None) -> None:
+    def __init__(
+        self, posteriors: list[tuple[Numbers, Posterior]], scale: float | None, units: Array | None = None
+    ) -> None:
         self._groups = [
-            (columns, one, one.scales() if scale is None else np.full(len(columns), scale))
+            (columns, one, np.sqrt(one.scales()) if scale is None else np.full(len(columns), math.sqrt(scale)))
             for columns, one in posteriors
         ]
+        if units is not None and scale is None:
+            self._groups = [(columns, one, roots * units[columns]) for columns, one, roots in self._groups]
         self._token = uuid.uuid4().hex  # a checksum of a factor would take long
         self.n_targets = sum(len(columns) for columns, _ in posteriors)
         self._lock = threading.Lock()
@@ -216,22 +238,23 @@ class Variances:
 
     def _each(self, rows: Rows, first: int) -> Iterator[tuple[slice, Numbers, Array, VarianceBounds]]:
         with self._lock:  # each uses all threads, and memory for one block
-            for columns, one, scales in self._groups:
+            for columns, one, roots in self._groups:
                 for where, found in one.variances(rows, first):
-                    yield where, columns, scales, found
+                    yield where, columns, roots, found
 
     def deviations(self, rows: Rows, first: int = 0) -> Array:
         """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages."""
         out = np.empty((rows.shape[0], self.n_targets))
-        for where, columns, scales, found in self._each(rows, first):
-            out[where, columns] = np.sqrt(found.value[:, None] * scales)
+        for where, columns, roots, found in self._each(rows, first):
+            out[where, columns] = np.sqrt(found.value[:, None]) * roots
         return out
 
     def bounds(self, rows: Rows, first: int = 0) -> Array:
         """Lower bounds of the variances of all targets, then upper ones; shape (m, 2 t)."""
         t = self.n_targets
         out = np.empty((rows.shape[0], 2 * t))
-        for where, columns, scales, found in self._each(rows, first):
-            out[where, columns] = found.lower[:, None] * scales
-            out[where, t + columns] = found.upper[:, None] * scales
+        for where, columns, roots, found in self._each(rows, first):
+            with np.errstate(over="ignore"):
+                out[where, columns] = found.lower[:, None] * roots * roots
+                out[where, t + columns] = found.upper[:, None] * roots * roots
         return out

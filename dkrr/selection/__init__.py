@@ -6,7 +6,7 @@ from dkrr.selection.optimum import Optimum, Search
 from dkrr.selection.report import Report, without_score
 from dkrr.selection.request import SelectionRequest
 from dkrr.selection.run import Selected, best_of, no_choice, select
-from dkrr.selection.scores import Score, ScoreSheet, negative_squared_error
+from dkrr.selection.scores import Score, ScoreSheet, in_range, negative_squared_error, times_square
 from dkrr.selection.scoring import Candidate
 
 __all__ = [
@@ -22,8 +22,10 @@ __all__ = [
     "SelectionRequest",
     "best_of",
     "gain_of",
+    "in_range",
     "negative_squared_error",
     "no_choice",
     "select",
+    "times_square",
     "without_score",
 ]

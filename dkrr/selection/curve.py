@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from dkrr.errors import InputError
+from dkrr.linalg.operator import root_mean_squares
 from dkrr.selection.folds import Folds
 
 Array = NDArray[np.float64]
@@ -190,5 +191,8 @@ def gain_of(sizes: Numbers, scores: Array, test_over_training: float) -> Gain:
     (n, m), (before, after) = sizes.mean(axis=1).tolist(), scores.mean(axis=1).tolist()
     gains = (scores[1] - scores[0]) / np.log2(sizes[1] / sizes[0])
     k = len(gains)
-    error = np.sqrt((1 / k + test_over_training) * gains.var(ddof=1)) if k > 1 else np.nan
+    error = np.nan
+    if k > 1:
+        spread = root_mean_squares(gains[:, None] - gains.mean())[0] * np.sqrt(k / (k - 1))
+        error = np.sqrt(1 / k + test_over_training) * spread
     return Gain((n, m), (before, after), float(gains.mean()), float(error), k)

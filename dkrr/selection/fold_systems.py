@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
-from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.operator import column_sizes, root_mean_squares
 from dkrr.linalg.training_sets import TrainingSets
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
@@ -42,7 +42,7 @@ class FoldSystems:
         """y, of shape (n, t')."""
         y = self.values - self._means
         counting = y if data.weights is None else y[data.weights > 0]
-        sizes = np.sqrt(np.mean(counting**2, axis=0))
+        sizes = root_mean_squares(counting)
         self.sizes_of_targets = np.where(sizes > 0, sizes, 1.0)
         """Root mean squares of the right-hand sides, of shape (t',)."""
         self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y

@@ -27,7 +27,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
-from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.operator import column_sizes, root_mean_squares
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
@@ -115,7 +115,7 @@ class HeldOutError:
         ]
         """D of the rows that each fold holds out."""
         y = data.targets - self._means
-        sizes = np.sqrt(np.mean((y if data.weights is None else y[weights > 0]) ** 2, axis=0))
+        sizes = root_mean_squares(y if data.weights is None else y[weights > 0])
         self._sizes = np.where(sizes > 0, sizes, 1.0)
 
     def __call__(self, alpha: float, kernel: Kernel, *, of_lengths: bool) -> Evaluation:
@@ -217,7 +217,7 @@ class HeldOutError:
 
     def _wanted(self, errors: Array, targets: slice) -> float:
         """Residual that the errors of a fold ask for (see `sweep`)."""
-        part = np.sqrt(np.mean(errors**2, axis=0)) / self._sizes[targets]
+        part = root_mean_squares(errors) / self._sizes[targets]
         return max(self._tol * min(1.0, SLACK * float(part.min())), LEAST_TOL)
 
 

@@ -6,7 +6,7 @@ matter; it starts at the best candidate of the grid.
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log
 from typing import Any, Literal, get_args
 
@@ -33,6 +33,7 @@ from dkrr.rows.checks import digest_of
 from dkrr.runtime import Progress, make_progress
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
+from dkrr.selection.scores import times_square
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.tiles import RunStore
 from dkrr.values import shown, whole
@@ -82,6 +83,11 @@ class Optimum(Explained):
     """Time of all evaluations by stage."""
     predictions: tuple[Array, ...] = field(repr=False)
     """Predictions of the rows that each fold holds out, of shape (k, t)."""
+
+    def of_given(self, size: float) -> "Optimum":
+        """The same for targets that are larger by a power of two."""
+        changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
+        return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 
     def __repr__(self) -> str:
         how = "converged" if self.converged else "not converged"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Search
 from dkrr.selection.refit import Refit
-from dkrr.selection.scores import Score
+from dkrr.selection.scores import Score, in_range
 from dkrr.tiles.paths import resolved_place
 
 Array = NDArray[np.float64]
@@ -50,6 +51,13 @@ class SelectionRequest:
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
     """What is optimised further from the best candidate; None: nothing."""
+    units: Array | None = None
+    """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
+
+    def in_range(self) -> Self:
+        """The same with targets whose squares neither overflow nor underflow, for everything but the last fit."""
+        values, units = in_range(self.values, self.score, per_target=self.per_target)
+        return self if units is None else replace(self, values=values, units=units)
 
     def last_fit(self) -> Refit | None:
         """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""

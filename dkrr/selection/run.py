@@ -76,14 +76,15 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 
 def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected:
+    scaled = request.in_range()
     n_parts = len(request.settings) + (request.search is not None) + request.refit
     with Whole("search", n_parts, show_progress, QUIET_SECONDS) as whole:
-        candidates = all_scored(request, whole)
+        candidates = all_scored(scaled, whole)
         found = best_of(candidates, request.values.shape[1])
         settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
         if request.search is not None:
             with whole.part():
-                found = _optimised(request, request.search, found, show_progress)
+                found = _optimised(scaled, request.search, found, show_progress)
             assert found.optimum is not None
             settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
         if not request.refit:
@@ -112,8 +113,11 @@ def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
 
 def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:
     """Best kernel and λ by mean score; the kernel is the best for all targets together."""
-    kernel, alphas, score = _best(candidates, n_targets)
-    return Selected(candidates, kernel, alphas, score, candidates[kernel].sheet.predictions(alphas))
+    kernel, alphas, scores = _best(candidates, n_targets)
+    sheet = candidates[kernel].sheet
+    scores = sheet.of_given(scores)
+    score = scores if sheet.per_target else float(scores[0])
+    return Selected(candidates, kernel, alphas, score, sheet.predictions(alphas))
 
 
 def _check_search(request: SelectionRequest, search: Search) -> None:
@@ -143,6 +147,9 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     predictions = None
     if request.keeps_predictions:
         predictions = request.folds.mean_predictions(optimum.predictions, request.values.shape)
+    if request.units is not None:
+        optimum = optimum.of_given(float(request.units[0]))
+        predictions = None if predictions is None else predictions * request.units
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
@@ -158,15 +165,14 @@ def no_choice(*, is_unsolved: bool) -> InputError:
     )
 
 
-def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, float | Array]:
-    """Number of the kernel and of the λ of every target, and the score."""
+def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, Array]:
+    """Number of the kernel and of the λ of every target, and the scores, of shape (t or 1,)."""
     means = np.stack([c.means for c in candidates])  # kernels × λ × targets
     if np.isnan(means).all(axis=(0, 1)).any():
         raise no_choice(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
-    kernel = int(np.argmax(found.max(axis=1).mean(axis=1)))
+    sheet = candidates[0].sheet
+    kernel = int(np.argmax(sheet.comparable(found.max(axis=1)).mean(axis=1)))
     chosen = np.argmax(found[kernel], axis=0)
     scores = found[kernel][chosen, np.arange(len(chosen))]
-    if candidates[kernel].sheet.per_target:
-        return kernel, chosen, scores
-    return kernel, np.full(n_targets, chosen[0]), float(scores[0])
+    return kernel, chosen if sheet.per_target else np.full(n_targets, chosen[0]), scores

@@ -105,6 +105,7 @@ def _sheet(request: SelectionRequest, folds: Folds, n_alphas: int, *, keeps_pred
         is_vector=request.is_vector,
         per_target=request.per_target,
         keeps_predictions=keeps_predictions,
+        units=request.units,
     )
 
 

@@ -17,6 +17,7 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.linalg.fold_preconditioner import FoldLowRank
+from dkrr.linalg.operator import root_mean_squares
 from dkrr.linalg.preconditioner import Identity, Preconditioner
 from dkrr.linalg.training_sets import TrainingSetOperator
 from dkrr.planning import Iterative, Plan
@@ -171,7 +172,7 @@ class FoldSweep:
             for f, rows in enumerate(systems.folds.test):
                 where = systems.columns(a, f)
                 found[a, f] = systems.predictions(products[rows, where], systems.scales[:, f] @ outcome.x[:, where])
-                errors = np.sqrt(np.mean((found[a, f] - systems.values[rows]) ** 2, axis=0))
+                errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
                 wanted[where] = max(tol * min(1.0, SLACK * part), LEAST_TOL)
         return found, wanted
