@@ -101,8 +101,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
     best_index_ : int
         Its place in `cv_results_`.
     cv_results_ : dict
-        Scores of every candidate, as GridSearchCV has them, and "iterations" (most Newton steps of a fold) and
-        "residual" (largest relative gradient of a fold).
+        Scores of every candidate, as GridSearchCV has them, NaN for λ whose fits have not converged, "iterations" (most
+        Newton steps of a fold) and "residual" (largest relative gradient of a fold).
     learning_curve_ : dict
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     advice_ : tuple of str
@@ -188,7 +188,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
             A λ whose fits have not converged has no score.
             """
             values = np.empty((len(grid), len(alphas), len(sets)))
-            steps, gradients, solved = (np.zeros(values.shape, kind) for kind in (np.intp, np.float64, np.bool_))
+            steps, gradients = np.zeros(values.shape, np.intp), np.zeros(values.shape)
+            solved = np.zeros(values.shape, bool)
             order = np.argsort(-alphas, kind="stable")
             for k, model in enumerate(models):
                 for f, test in enumerate(sets.test):
@@ -233,8 +234,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
             model.fit(X, y, sample_weight)
         with self._names_kept():
             self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
-        messages = (*self.advice_, *self.solve_result_.messages)
-        self.solve_result_ = replace(self.solve_result_, messages=messages)
+        result = model.solve_result_
+        self.solve_result_ = replace(result, messages=(*self.advice_, *result.messages))
 
     def _leave_out(self, values: Array, solved: NDArray[np.bool_], alphas: Array, gradients: Array) -> None:
         """Set the scores of fits that have not converged to NaN, and warn of them; shapes as in `scored`."""
