@@ -179,7 +179,7 @@ def run(one: Trial) -> Outcome:
             warnings.simplefilter("always")
             model.fit(one.X, y, sample_weight=one.sample_weight)
             found = [_scores(model, X) for X in (one.X, one.X_new)]
-            chances = model.predict_proba(one.X_new)[:, 1] if one.is_logistic else None
+            chances = model.predict_proba(one.X_new)[:, 1] if isinstance(model, KernelLogisticRegression) else None
     except DkrrError as error:
         refused = (f"refused: {error}",) if one.name.startswith("ordinary:") else ()
         return Outcome(one, type(error).__name__, surprising=refused)

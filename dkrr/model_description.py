@@ -63,7 +63,9 @@ MAX_TEXT = 200
 """Characters of a parameter in a summary."""
 
 
-def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[str, Any] | None) -> dict[str, Any]:
+def description_of(
+    model: KernelEstimator, fitted: FittedFunction, transformer: dict[str, Any] | None
+) -> dict[str, Any]:
     """Description of a fitted model, but for the arrays that its store has (``stored``, by name).
 
     What `transformer` was and its text are given; its bytes are an array of the store.
@@ -92,7 +94,7 @@ def description_of(model: Estimator, fitted: FittedFunction, transformer: dict[s
     }
 
 
-def _n_samples(model: Estimator, fitted: FittedFunction) -> int | None:
+def _n_samples(model: KernelEstimator, fitted: FittedFunction) -> int | None:
     """Number of training rows; None for a loaded model in primal form."""
     if hasattr(model, "plan_"):
         return int(model.plan_.problem.n)

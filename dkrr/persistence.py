@@ -50,7 +50,7 @@ IN_MEMORY_BYTES = 256 * 2**20
 _ESTIMATORS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in (KernelRidge, KernelLogisticRegression)}
 
 
-def save(model: Estimator, path: str | Path, overwrite: bool = False) -> None:
+def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> None:
     """Save a fitted model.
 
     It is written beside `path` and takes its place in one step when it is complete: a process that is killed leaves the

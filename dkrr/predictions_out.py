@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
+from dkrr.estimators.classifier import KernelClassifier
 from dkrr.machine import ambient_client
 from dkrr.prediction import check_width, predict_in_memory
 from dkrr.rows import MemoryRows, Rows
@@ -126,7 +127,7 @@ def predict_to(
     blocks = _predicted(model, rows, X, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
-    if path.endswith(".zarr") and columns.dtype.kind == "O":
+    if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
         _check_unicode(model.classes_.tolist())
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
         if path.endswith(TABLES):

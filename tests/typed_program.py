@@ -1,6 +1,7 @@
 """What a user's typed program does with dkrr: mypy checks it strictly, and a test runs it."""
 
 from pathlib import Path
+from typing import assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,4 +34,18 @@ def work(X: NDArray[np.float64], y: NDArray[np.float64], table: Path, folder: Pa
     assert dkrr.report(model, folder / "report.html")
     rows: dkrr.Table = dkrr.open_table(table, "a*").drop_missing("a*,target")
     other = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(rows, "target")
+    assert isinstance(again, dkrr.KernelRidge) and again.predict(X).shape == (len(X),)
+    dkrr.save(search, folder / "model.zarr", overwrite=True)
     return model.score(X, y), labels.score(X, y > 0), chosen.score(X, y > 0), other.score(rows, y)
+
+
+def mistakes(X: NDArray[np.float64], path: Path) -> None:
+    """What mypy refuses: it also refuses an ignored error that is none. Nothing calls this."""
+    dkrr.KernelRidge(alpah=1)  # type: ignore[call-arg]
+    dkrr.KernelRidgeCV(kernal="rbf")  # type: ignore[call-arg]
+    dkrr.KernelLogisticRegression(alpah=1)  # type: ignore[call-arg]
+    dkrr.KernelLogisticRegressionCV(alpah=1)  # type: ignore[call-arg]
+    dkrr.load(path).predict_proba(X)  # type: ignore[union-attr]
+    assert_type(dkrr.KernelRidge().predict(X), NDArray[np.float64])
+    assert_type(dkrr.KernelRidge().predict(X, return_std=True), tuple[NDArray[np.float64], NDArray[np.float64]])
+    assert_type(dkrr.KernelLogisticRegression().predict_proba(X), NDArray[np.float64])

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
 from dkrr.errors import InputError, InputTypeError
+from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
@@ -28,6 +28,7 @@ from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_group, re
 from dkrr.rows.arrays import is_in_file, unlabelled
 from dkrr.rows.hdf5 import is_hdf_array
 from dkrr.runtime.limits import available_bytes
+from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
 from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
 from dkrr.tables.base import not_numbers
@@ -69,7 +70,7 @@ class KernelParameters:
     transformer: Any = None
 
 
-class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[misc]
+class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     """Base of the estimators; a fitted one has its function in `_model`."""
 
     saved_parameters: ClassVar[tuple[str, ...]] = (
@@ -86,6 +87,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
     """Parameters that a saved model holds, besides its kernel."""
 
     _model: FittedFunction
+    solve_result_: SolveResult
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``kernel__gamma`` that of a kernel value, ``kernel__left__gamma`` that of a part.
@@ -337,7 +339,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):  # type: ignore[mis
             raise unreadable_column(X) or named_error("X", error) from error
 
     def _repr_html_inner(self) -> str:
-        return super()._repr_html_inner() + self._explained()  # type: ignore[no-any-return]
+        return super()._repr_html_inner() + self._explained()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
         found: dict[str, str] = super()._repr_mimebundle_(**kwargs)

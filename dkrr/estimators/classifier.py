@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -15,6 +14,7 @@ from sklearn.utils.validation import column_or_1d
 from dkrr.arguments import checked_weights, likelihood_of
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator, is_local
+from dkrr.estimators.typed import ClassifierMixin, InMemory
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
 from dkrr.rows import NO_LABELS, load_labels, refuse_unreadable
@@ -167,6 +167,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
     n_iter_: int
     _has_softmax: bool
 
+    @overload
+    def decision_function(self, X: InMemory) -> Array: ...
+
+    @overload
+    def decision_function(self, X: Any) -> Any: ...
+
     def decision_function(self, X: Any) -> Any:
         """Scores of rows: the larger, the more probable is the class (the second of two).
 
@@ -183,6 +189,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
+    @overload
+    def predict_proba(self, X: InMemory) -> Array: ...
+
+    @overload
+    def predict_proba(self, X: Any) -> Any: ...
+
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, in the order of `classes_`; one-vs-rest models are normalised.
 
@@ -197,6 +209,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         """
         return self._probabilities_of(self._scores(X))
 
+    @overload
+    def predict_log_proba(self, X: InMemory) -> Array: ...
+
+    @overload
+    def predict_log_proba(self, X: Any) -> Any: ...
+
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithms of the probabilities; finite even if a probability is too small for float64.
 
@@ -210,6 +228,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
         ndarray, or a lazy Dask array, of shape (n, n_classes)
         """
         return _by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
+
+    @overload
+    def predict(self, X: InMemory) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, X: Any) -> Any: ...
 
     def predict(self, X: Any) -> Any:
         """Most probable class of each row.

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
@@ -15,6 +14,7 @@ from dkrr.arguments import checked_weights
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.cross_validation import checked_folds
+from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.model import FittedFunction
@@ -30,15 +30,26 @@ from dkrr.tables import opened, with_columns
 from dkrr.tiles.mapped import release_pages
 from dkrr.values import flag, is_real, positive_or_none, shown
 
+Array = NDArray[np.float64]
+
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
 
 
-class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type: ignore[misc]
+class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
 
     _known_processes: Processes | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on loaded models."""
+
+    @overload
+    def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
+
+    @overload
+    def predict(self, X: InMemory, return_std: Literal[True], scale: float | None = None) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any: ...
 
     def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
         """Predict targets.
