@@ -160,7 +160,7 @@ def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], 
     return factors
 
 
-class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]
+class KernelClassifier(ClassifierMixin, KernelEstimator):
     """Base of classifiers with scores for each class (one score for two classes)."""
 
     classes_: NDArray[Any]

@@ -213,7 +213,9 @@ class KernelLogisticRegressionCV(KernelClassifier):
             self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
             if curve is not None:
                 best, of_parts = self.best_index_ // len(alphas), np.stack([scored(sets)[0] for sets in parts], axis=1)
-                self.learning_curve_ = curve_results(grid, alphas, values[..., None], of_parts[..., None], curve, best)
+                self.learning_curve_ = curve_results(
+                    grid, alphas, values[..., None], of_parts[..., None], curve, best, 1.0
+                )
             self.n_splits_ = len(folds)
             self._set_width(request.rows)
             self._refit(X, y, sample_weight, whole)
@@ -284,6 +286,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         self.cv_results_ = search_results(
             parameters,
             values,
+            1.0,
             has_splits=True,
             iterations=steps.max(axis=2).ravel(),
             residual=gradients.max(axis=2).ravel(),

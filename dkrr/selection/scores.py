@@ -170,11 +170,9 @@ class ScoreSheet:
 
     def comparable(self, values: Array) -> Array:
         """Scores, of shape (..., t or 1), of all targets in one unit."""
-        return (
-            values
-            if self.unit == 1.0 or self._units is None
-            else values * (self._units[: values.shape[-1]] / self.unit) ** 2
-        )
+        if self.unit == 1.0 or self._units is None:
+            return values
+        return np.asarray(values * (self._units[: values.shape[-1]] / self.unit) ** 2)
 
     def of_given(self, values: Array) -> Array:
         """Scores, of shape (..., t or 1), of the targets as given: 0 or infinite where float64 does not hold them."""
