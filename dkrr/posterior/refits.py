@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from dkrr.errors import InputError
 from dkrr.fitting import fit
 from dkrr.kernels import Kernel
 from dkrr.posterior.base import Array, FoldModels, Numbers
@@ -22,8 +23,11 @@ class Learned:
 
     kernel: Kernel
     """The kernel before."""
-    take: Callable[[Numbers], Any]
-    """Gives some of the documents or rows of the table."""
+    take: Callable[[Numbers], Any] | None
+    """Gives some of the documents or rows of the table; None in copies by pickle, which leave these behind."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "take": None}
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,26 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
 
     Raises
     ------
+    InputError
+        If the model was pickled, and what its kernel learned from is not known.
     DkrrError
         As a fit does.
     """
     outputs = request.outputs
     assert isinstance(outputs, Targets)
+    take = request.rows.take if learned is None else learned.take
+    if take is None:
+        raise InputError(
+            "the model was pickled without the data that its kernel learns from, which predict_interval fits parts of; "
+            "expected a model that was fitted here: call fit"
+        )
     models, kernels, errors = [], list[Kernel](), list[Array]()
     for held in folds:
         training = np.setdiff1d(np.arange(len(outputs.values)), held)
-        kernel = request.settings.kernel if learned is None else learned.kernel.fitted(learned.take(training))
+        kernel = request.settings.kernel if learned is None else learned.kernel.fitted(take(training))
 
         def rows_of(numbers: Numbers, kernel: Kernel = kernel) -> MemoryRows:
-            return MemoryRows(request.rows.take(numbers) if learned is None else kernel.encode(learned.take(numbers)))
+            return MemoryRows(kernel.encode(take(numbers)))
 
         one = replace(
             request.with_settings(kernel=kernel, store=None),

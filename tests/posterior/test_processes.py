@@ -299,6 +299,11 @@ def test_folds_have_kernels_that_have_not_seen_them(kernel, weighted):
     k = int(np.ceil(0.8 * (n + 1)))
     assert_allclose(lower, np.sort(below, axis=0)[n - k], rtol=1e-7, atol=1e-9)
     assert_allclose(upper, np.sort(above, axis=0)[k - 1], rtol=1e-7, atol=1e-9)
+    if isinstance(kernel, Nystroem):
+        assert_allclose(pickle.loads(pickle.dumps(model)).predict_interval(X[new], 0.8, cv=4)[0], lower)
+    else:
+        with pytest.raises(InputError, match="pickled without the data that its kernel learns from.*call fit"):
+            pickle.loads(pickle.dumps(model)).predict_interval(X[new])
     with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
         model.loo_residuals_  # noqa: B018
 
