@@ -46,7 +46,8 @@ FACTOR = 100.0
 """By which an error may exceed that of float64 arithmetic."""
 ENTRY = 1e-14
 """Relative rounding of entries of K, for which the bounds that are promised for K in float64 do not answer."""
-DRAWS = 2
+DRAWS = 4
+"""Of moved inputs, besides those that are not: one alone may be right by luck."""
 FOLDS = 10
 COVERAGE = 0.8
 WHAT = ("std", "bounds", "likelihood", "loo", "interval")
@@ -414,7 +415,7 @@ def _of_rows(found: Array, expected: Any, around: list[Array]) -> tuple[float, f
         return np.array(off)
 
     shared = np.max([errors(values) for values in around], axis=0)
-    allowed = TOL + np.maximum(FACTOR * shared, np.median(shared))  # one place may be right by luck
+    allowed = TOL + FACTOR * shared
     off = errors(found)
     with np.errstate(invalid="ignore"):
         beyond = np.where(np.isinf(allowed), 0.0, off / allowed)
