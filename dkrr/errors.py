@@ -1,8 +1,14 @@
 """Errors and warnings of dkrr; each message says what is wrong, what was expected and what to do."""
 
+import traceback
+from itertools import takewhile
+from pathlib import Path
+
 import numpy as np
 
 from dkrr.plain_text import one_line, safe_message
+
+_PACKAGE = str(Path(__file__).parent)
 
 
 class DkrrError(Exception):
@@ -16,8 +22,18 @@ class DkrrError(Exception):
         return one_line(safe_message(super().__str__().strip()))
 
 
+def _short_traceback(error: DkrrError) -> list[str]:
+    """Lines that IPython shows of an error whose message suffices: the user's own calls, none of this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = takewhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
+    shown = traceback.format_list([frame for frame in own if "/IPython/" not in frame.filename])
+    return "".join([*shown, f"{type(error).__name__}: {error}"]).splitlines()
+
+
 class InputError(DkrrError, ValueError):
     """An argument, an array or a file has the wrong shape, type or value."""
+
+    _render_traceback_ = _short_traceback
 
 
 class InputTypeError(InputError, TypeError):
@@ -31,6 +47,8 @@ class KernelFunctionError(DkrrError):
 class PlanError(DkrrError, ValueError):
     """No plan fits the limits; nothing has been computed."""
 
+    _render_traceback_ = _short_traceback
+
 
 class MemoryLimitError(PlanError):
     """The memory limit is too small; the message names the smallest sufficient limit."""
@@ -38,6 +56,8 @@ class MemoryLimitError(PlanError):
 
 class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
+
+    _render_traceback_ = _short_traceback
 
 
 class WrongStoreError(StoreError, InputError):

@@ -1,5 +1,8 @@
 """What notebooks show of models, plans and results: readable, without work, and without markup from elsewhere."""
 
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -146,3 +149,31 @@ def test_the_plan_of_a_function_whose_file_is_not_python(data, tmp_path):
     exec(compile("\ndef product(X, Y):\n    return X @ Y.T\n", str(page), "exec"), names)
     model = dkrr.KernelRidge(kernel=CallableKernel(names["product"], name="product")).fit(*data)
     assert "product" in str(model.plan_) and "product" in model.plan_._repr_html_()
+
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance(colors="NoColor")
+shell.run_cell("import dkrr, numpy as np; one = dkrr.KernelRidge().fit(np.eye(3), np.ones(3))")
+for cell in (
+    "dkrr.KernelRidge(alpha=-1).fit(np.eye(3), np.ones(3))",
+    "dkrr.KernelRidge().fit(np.eye(3), np.ones(4))",
+    "dkrr.KernelRidge().fit([[np.nan]], [1.0])",
+    "one.predict(np.eye(2))",
+    "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
+    "dkrr.load('nothing')",
+):
+    print("CELL", flush=True)
+    shell.run_cell(cell)
+"""
+
+
+def test_an_error_of_a_user_is_a_few_lines_with_the_call(tmp_path):
+    pytest.importorskip("IPython")
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CELLS], capture_output=True, text=True, check=True, env=environment)
+    _, *shown = done.stdout.split("CELL\n")
+    assert len(shown) == 6
+    for text in shown:
+        lines = text.strip().splitlines()
+        assert len(lines) <= 4 and "line 1, in <module>" in lines[0] and "Error: " in lines[-1], text

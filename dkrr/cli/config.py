@@ -91,7 +91,7 @@ def _of_type(name: str, value: Any, option: click.Option) -> Any:
     elif isinstance(kind, click.types.FloatParamType):
         expected, is_right = "a number", is_number
     else:  # text, of which some is a number
-        expected, is_right = "text", is_number or isinstance(value, str)
+        expected, is_right = "text, or a number", is_number or isinstance(value, str)
     if not is_right:
         raise InputError(f"{name} is {shown(value)}; expected {expected}")
     return value
