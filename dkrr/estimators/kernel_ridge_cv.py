@@ -167,8 +167,9 @@ class KernelRidgeCV(RidgeRegressor):
     cv_results_ : dict
         Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
         "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
-        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of
-        one kernel). With `alpha_per_target` also "mean_test_score_per_target", of shape (n_candidates, n_targets).
+        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). Where float64 does not hold
+        the squares of y they are 0 or -inf, with a warning. With `alpha_per_target` also
+        "mean_test_score_per_target", of shape (n_candidates, n_targets).
     cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
         out several times, NaN where it never was); only with `store_cv_predictions`.

@@ -133,7 +133,7 @@ def without_constant(means: Array, deviations: Array, r2: Array | None) -> Itera
 
 
 def search_results(
-    parameters: list[dict[str, Any]], values: Array, unit: float, *, has_splits: bool, **more: Any
+    parameters: list[dict[str, Any]], values: Array, unit: float = 1.0, *, has_splits: bool, **more: Any
 ) -> dict[str, Any]:
     """`cv_results_` as GridSearchCV has it.
 
@@ -175,7 +175,7 @@ def curve_results(
     parts: Array,
     curve: LearningCurve,
     best: int,
-    unit: float,
+    unit: float = 1.0,
     *,
     is_per_target: bool = False,
 ) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class ScoreSheet:
         """Scores, of shape (..., t or 1), of the targets as given: 0 or infinite where float64 does not hold them."""
         if self._units is None or not self.is_squared_error:
             return values
-        return times_square(values, self._units[: values.shape[-1]])
+        return np.asarray(times_square(values, self._units[: values.shape[-1]]))
 
     def means(self) -> Array:
         """Mean scores of every λ over the folds, of shape (n_alphas, t or 1)."""
