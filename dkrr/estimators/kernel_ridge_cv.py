@@ -11,7 +11,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.errors import InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
-from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
+from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
 from dkrr.estimators.search import SEARCHED, curve_results, parameter_grid, search_results
@@ -277,13 +277,6 @@ class KernelRidgeCV(RidgeRegressor):
             last = selected.fit
             self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
         return self
-
-    def _interval_folds(self, cv: Any, targets: Array, groups: Any) -> Folds:
-        own = self._folds
-        if cv is None and not own.is_loo and own.train_on_the_rest and own.is_partition:
-            check_groups(groups, len(targets))
-            return own
-        return super()._interval_folds(cv, targets, groups)
 
     def as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""

@@ -12,11 +12,11 @@ from sklearn.utils.validation import validate_data
 from dkrr.arguments import checked_weights
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
-from dkrr.estimators.cross_validation import checked_folds
+from dkrr.estimators.cross_validation import check_groups, checked_folds
 from dkrr.fitting import Fit
 from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.posterior import Processes, Variances
+from dkrr.posterior import CrossValidationIntervals, Processes, Variances
 from dkrr.prediction import at_once, by_blocks
 from dkrr.requests import FitRequest
 from dkrr.rows import Rows, as_array, as_rows, load_array, load_targets
@@ -35,7 +35,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
     """A regression whose predictions are those of kernel ridge regression."""
 
     _known_processes: Processes | None = None
-    """Gaussian processes of the last fit, which are made when they are first asked for; None on loaded models."""
+    """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
+    without what these are made of."""
+    _folds: Folds | None = None
+    """Folds of the search that chose the model."""
 
     def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
         """Predict targets.
@@ -62,8 +65,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         Raises
         ------
         InputError
-            If the number of columns is not that of the training rows, or standard deviations are not known: of loaded
-            models, and with kernel == "precomputed".
+            If the number of columns is not that of the training rows, or standard deviations are not known: of models
+            that were saved without uncertainty=True, and with kernel == "precomputed".
         NotFiniteError
             If λ is so small that a variance is negative by more than rounding.
 
@@ -78,7 +81,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         mean = self._predictions_of(values)
         if not return_std:
             return mean
-        return mean, self._by_blocks(X, self._variances(X, scale).deviations, 1)[0]
+        return mean, self._by_blocks(X, self._variances(self._new_rows(X).shape[0], scale).deviations, 1)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
@@ -133,12 +136,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
             As `predict` with `return_std`.
         """
         scale, X = positive_or_none(scale, "scale"), opened(X)
-        lower, upper = self._by_blocks(X, self._variances(X, scale).bounds, 2)
+        lower, upper = self._by_blocks(X, self._variances(self._new_rows(X).shape[0], scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, X: Any, scale: float | None) -> Variances:
+    def _variances(self, n_rows: int, scale: float | None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many."""
-        return Variances(self._processes().of_rows(self._new_rows(X).shape[0]), scale)
+        return Variances(self._processes().of_rows(n_rows), scale)
 
     def _by_blocks(self, X: Any, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
@@ -175,13 +178,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         Raises
         ------
         InputError
-            If the folds do not hold out every row once, or the model was loaded.
+            If the folds do not hold out every row once, or the model was saved without uncertainty=True.
 
         References
         ----------
         R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
         Statist. 49 (2021).
         """
+        lower, upper = self._by_blocks(X, self._intervals(coverage, cv, groups).bounds, 2)
+        return lower, upper
+
+    def _intervals(self, coverage: float, cv: Any = None, groups: Any = None) -> CrossValidationIntervals:
+        """Intervals with a given probability."""
         if not is_real(coverage) or not 0 < coverage < 1:
             raise InputError(f"coverage is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
@@ -191,11 +199,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
-        lower, upper = self._by_blocks(X, processes.intervals(folds.test, float(coverage)).bounds, 2)
-        return lower, upper
+        return processes.intervals(folds.test, float(coverage))
 
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
         """Folds of `predict_interval`."""
+        own = self._folds
+        if cv is None and own is not None and not own.is_loo and own.train_on_the_rest and own.is_partition:
+            check_groups(groups, len(targets))
+            return own
         return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
 
     @property
@@ -251,8 +262,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
         self._n_fitted_targets()
         if self._known_processes is None:
             raise InputError(
-                "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
-                "here: call fit"
+                "the model was saved without its targets, and errors cannot be computed; expected one saved by "
+                "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
         if self._model.kernel.is_precomputed:
             raise InputError(
@@ -316,8 +327,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):  # type
 
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
-        self._known_processes = Processes(request)
         (solved,) = fitted.solved
+        self._known_processes = Processes(request, solved.model.kernel)
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms

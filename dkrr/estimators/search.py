@@ -42,11 +42,7 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
         Further columns.
     """
     scores = values.mean(axis=2)
-    found: dict[str, Any] = {"params": parameters}
-    for name in parameters[0]:
-        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=False)
-        column[:] = [p[name] for p in parameters]
-        found[f"param_{name}"] = column
+    found: dict[str, Any] = {"params": parameters} | parameter_columns(parameters)
     if has_splits:
         found |= {f"split{k}_test_score": scores[:, k] for k in range(scores.shape[1])}
     mean = scores.mean(axis=1)
@@ -54,6 +50,16 @@ def search_results(parameters: list[dict[str, Any]], values: Array, *, has_split
     ranks = np.array([1 + np.count_nonzero(known > value) for value in known], np.int32)
     spread = scores.std(axis=1) if has_splits else np.full(len(mean), np.nan)
     return found | {"mean_test_score": mean, "std_test_score": spread, "rank_test_score": ranks} | more
+
+
+def parameter_columns(parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Columns of `cv_results_` with the parameters of all candidates."""
+    found = {}
+    for name in parameters[0]:
+        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=False)
+        column[:] = [p[name] for p in parameters]
+        found[f"param_{name}"] = column
+    return found
 
 
 def curve_results(

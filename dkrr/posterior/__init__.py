@@ -6,6 +6,8 @@ asked for, and kept. Where a factor is not affordable, or conjugate gradient was
 certified bounds and the likelihood with a standard error.
 """
 
+from dkrr.posterior.base import Kept
+from dkrr.posterior.intervals import CrossValidationIntervals
 from dkrr.posterior.processes import Processes, Variances
 
-__all__ = ["Processes", "Variances"]
+__all__ = ["CrossValidationIntervals", "Kept", "Processes", "Variances"]
