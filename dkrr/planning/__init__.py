@@ -8,6 +8,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
+from dkrr.planning.saved import saved_bytes, saved_bytes_with_uncertainty
 from dkrr.planning.strategies import STRATEGIES
 from dkrr.planning.strategy import Strategy, Tiling
 
@@ -26,4 +27,6 @@ __all__ = [
     "Strategy",
     "Tiling",
     "make_plan",
+    "saved_bytes",
+    "saved_bytes_with_uncertainty",
 ]
