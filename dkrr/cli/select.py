@@ -5,13 +5,23 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
-from dkrr.cli.common import check_folder, cluster, echo, quiet_option, readable_errors
+from dkrr.cli.common import (
+    check_folder,
+    cluster,
+    echo,
+    named,
+    quiet_option,
+    readable_errors,
+    save_or_keep,
+    uncertainty_option,
+)
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, write_picture
 from dkrr.cli.reports import selection_report
 from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
 from dkrr.cli.transformers import chosen_transformer, transformer_options
+from dkrr.errors import InputError
 
 
 @click.command(cls=Configurable)
@@ -24,6 +34,7 @@ from dkrr.cli.transformers import chosen_transformer, transformer_options
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@uncertainty_option
 @click.option("--alphas", help="Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]")
 @click.option("--cv", default="5", show_default=True, help="Number of folds, or loo: leave one row out at a time.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Folds of random rows, not of consecutive ones.")
@@ -53,6 +64,7 @@ def select(
     sample_weight: str | None,
     model_path: str | None,
     overwrite: bool,
+    uncertainty: bool,
     cv: str,
     shuffle: int | None,
     scheduler: str | None,
@@ -73,8 +85,11 @@ def select(
             {"--model": model_path, "--store": options["store"], "--out": out_path},
             {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight},
         )
+        if uncertainty and model_path is None:
+            raise InputError("--uncertainty is given without --model; give --model with it")
         if model_path is not None:
-            check_model_path(model_path, overwrite=overwrite, name="--model")
+            with named("--model"):
+                check_model_path(model_path, overwrite=overwrite, name="--model")
         if out_path is not None:
             check_picture_path(out_path, overwrite=overwrite)
         check_folder(options["store"])
@@ -101,7 +116,7 @@ def select(
         )
         search.fit(X, y_path, sample_weight=sample_weight)
         if model_path is not None:
-            library.save(search, model_path, overwrite=overwrite)
+            save_or_keep(search, model_path, overwrite=overwrite, uncertainty=uncertainty)
         if out_path is not None:
             found = search_summary(search)
             curve = [pictures.learning_curve(found["curve"])] if found["curve"] else []
