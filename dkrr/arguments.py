@@ -16,6 +16,7 @@ from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.planning.problem import Form, Loss
 from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.tiles.replacing import refuse_missing_folder
 from dkrr.values import MAX_WHOLE, choice, flag, is_real, location, numbers, shown, whole
 
 FORMS = ("auto", *get_args(Form))
@@ -106,7 +107,9 @@ def checked_store(store: Any) -> str | None:
     """Path or URL of a run's store; None: a temporary one."""
     if store is None:
         return None
-    return location(store, "store", "the path or URL of the run's store, or None", is_kept=True)
+    place = location(store, "store", "the path or URL of the run's store, or None", is_kept=True)
+    refuse_missing_folder(place, "store")
+    return place
 
 
 def checked_progress(progress: Any) -> bool | None:

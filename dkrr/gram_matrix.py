@@ -25,7 +25,7 @@ from dkrr.tables import in_memory
 from dkrr.tiles import RunStore, TiledMatrix, TileGrid
 from dkrr.tiles.lock import owned
 from dkrr.tiles.paths import refuse_enclosing, resolved_place
-from dkrr.tiles.replacing import delete_partial
+from dkrr.tiles.replacing import delete_partial, refuse_missing_folder
 from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048
@@ -108,6 +108,7 @@ def gram(
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")
     if store is not None:
         store = location(store, "store", "the path or URL of the matrix's store, or None", is_kept=True)
+        refuse_missing_folder(store, "store")
         refuse_enclosing({"store": store}, {"X": given})
     dtype = _checked_dtype(dtype)
     expected = "whole numbers of at least 1 for rows and columns, or None"

@@ -1,8 +1,10 @@
 """Description of a saved model: all that is not an array, as values of JSON; checked when it is read."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,18 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
+from dkrr.estimators.search import parameter_columns
 from dkrr.features import CallableMap, FeatureMap, Nystroem
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
+from dkrr.linalg.operator import root_mean_squares
 from dkrr.model import FittedFunction
 from dkrr.requests import Targets
 from dkrr.rows import described_rows
 from dkrr.rows.staging import StoredCopy
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray
 from dkrr.tiles.descriptions import read_group
@@ -34,7 +39,7 @@ from dkrr.versions import VERSIONS
 Estimator = KernelRidge | KernelLogisticRegression
 Array = NDArray[np.float64]
 
-MODEL_FORMAT = 2
+MODEL_FORMAT = 3
 
 ARRAYS = ("coef", "dual_coef", "intercept", "intercept_shift")
 """Names of the arrays that a model may have, besides its rows and those of feature maps."""
@@ -46,7 +51,14 @@ FEATURES = "features-"
 TRANSFORMER = "transformer"
 """Name of the bytes of a transformer."""
 
-_NAMES = (*ARRAYS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", TRANSFORMER)
+TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
+"""Names of what uncertainties are computed from: y, sample weights, and the fold of each row in a search."""
+
+KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
+"""Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
+
+_OF_PROCESSES = (TARGETS, WEIGHTS, FOLDS, "factor-[0-9]{1,9}", "coef-[0-9]{1,9}", "diagonal-[0-9]{1,9}")
+_NAMES = (*ARRAYS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", TRANSFORMER, *_OF_PROCESSES)
 _STORED = re.compile("|".join(_NAMES))
 FILES = arrays_below(_NAMES)
 """Paths of the files of a saved model; it has no others."""
@@ -59,6 +71,8 @@ MAX_TARGETS = 4
 N_BINS = 41
 MAX_CANDIDATES = 1000
 """Candidates of a search that a summary has; the best ones."""
+FOUND = ("best_score", "best_index", "alpha", "n_splits")
+"""Attributes of a search that are numbers, or have one for each target."""
 MAX_TEXT = 200
 """Characters of a parameter in a summary."""
 
@@ -139,7 +153,7 @@ def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
         found.append(
             {
                 "n": len(residuals),
-                "root_mean_square": float(np.sqrt(np.mean(residuals**2))),
+                "root_mean_square": float(root_mean_squares(residuals[:, None])[0]),
                 "largest": float(np.abs(residuals).max()),
                 "edge": edge,
                 "counts": counts.tolist(),
@@ -177,6 +191,67 @@ def search_summary(search: Any) -> dict[str, Any]:
         },
         "optimum": None if optimum is None else str(optimum),
     }
+
+
+def search_of(model: Any) -> dict[str, Any] | None:
+    """Results of a search as values of JSON: kernel values as their text, in the best candidate None; or None."""
+    if not hasattr(model, "cv_results_"):
+        return None
+    results, best = model.cv_results_, model.best_params_
+    best = {name: None if isinstance(value, Kernel | FeatureMap) else value for name, value in best.items()}
+    columns = {k: np.asarray(v).tolist() for k, v in results.items() if k != "params" and not k.startswith("param_")}
+    return {
+        "params": [_plain_parameters(one) for one in results["params"]],
+        "columns": columns,
+        "best_params": _plain_parameters(best),
+        **{name: _plain(getattr(model, f"{name}_")) for name in FOUND},
+    }
+
+
+def found_in_search(found: dict[str, Any], kernel: Any) -> dict[str, Any]:
+    """Attributes of a model that a search chose, from what `search_of` returned and the kernel of the model."""
+    params = found["params"]
+    return {
+        "cv_results_": {"params": params}
+        | parameter_columns(params)
+        | {name: np.array(values) for name, values in found["columns"].items()},
+        "best_params_": {k: kernel if v is None else _as_array(v) for k, v in found["best_params"].items()},
+        **{f"{name}_": _as_array(found[name]) for name in FOUND},
+    }
+
+
+def _as_array(value: Any) -> Any:
+    return np.array(value) if isinstance(value, list) else value
+
+
+def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, FeatureMap) or callable(value) else _plain(value)
+        for name, value in parameters.items()
+    }
+
+
+def described_solver(solver: Any) -> Any:
+    """Solver of a fit as values of JSON, from which `solver_of` makes the argument of an estimator."""
+    if not isinstance(solver, ConjugateGradient):
+        return "auto" if solver is None else "cholesky"
+    return json.loads(json.dumps(asdict(solver), default=int))
+
+
+def solver_of(found: Any) -> Any:
+    """Argument `solver` of an estimator that `described_solver` described.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not one.
+    """
+    if isinstance(found, str):
+        return found
+    settings, preconditioner = dict(found), found["preconditioner"]
+    if isinstance(preconditioner, dict):
+        settings["preconditioner"] = RPCholesky(**preconditioner) if preconditioner else Float32Cholesky()
+    return ConjugateGradient(**settings)
 
 
 def _named(parameters: dict[str, Any]) -> str:
@@ -230,7 +305,8 @@ def stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
     for name, rows in _described(url, found):
         for array in rows.arrays:
             array.check_metadata()
-        expected = {ROWS: rows.dtype, TRANSFORMER: np.dtype(np.uint8)}.get(name, np.dtype(np.float64))
+        kinds = {ROWS: rows.dtype, TRANSFORMER: np.dtype(np.uint8), FOLDS: np.dtype(np.int64)}
+        expected = kinds.get(name, np.dtype(np.float64))
         if rows.dtype != expected and not name.startswith(FEATURES):
             raise StoreError(f"{rows.url} is an array of {rows.dtype}; expected {expected}: the model is damaged")
         stored[name] = rows
@@ -286,6 +362,10 @@ def _is_whole(value: Any, minimum: int = 0) -> bool:
     return type(value) is int and minimum <= value <= MAX_WHOLE
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_whole(value, 1)
+
+
 def _is_real(value: Any) -> bool:
     """Whether a value is a float: NaN and infinity, too, which a fit that failed may have; or a whole number."""
     return type(value) is float or (type(value) is int and abs(value) <= MAX_WHOLE)
@@ -326,6 +406,14 @@ def _is_line_of_history(value: Any) -> bool:
     )
 
 
+_OF_ALL = {"form": _is_text, "alpha": _is_finite, "quadratic": _is_list_of(_is_real, 1)}
+KEPT_NUMBERS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "primal": _OF_ALL,
+    "dual": _OF_ALL | {"tile": _is_positive, "panel": _is_positive},
+}
+"""Entries of `factors` in `uncertainty`, by the form of a factor."""
+
+
 def _is_kernel(value: Any) -> bool:
     has_names = isinstance(value, dict) and all(_is_text(part.get("name")) for part in custom_parts(value))
     return has_names and all(map(_is_text, patterns_of(value)))
@@ -339,6 +427,28 @@ def _is_transformer(value: Any) -> bool:
         and _is_one_of(*ASKED)(value["asked"])
         and _is_whole(value["n_features_in"], 1)
     )
+
+
+def _is_search(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"params", "columns", "best_params", *FOUND}
+        and _is_list_of(_is_dict, 1)(value["params"])
+        and isinstance(value["best_params"], dict)
+        and isinstance(value["columns"], dict)
+        and all(isinstance(column, list) for column in value["columns"].values())
+    )
+
+
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"solver", "factors"} and _is_list_of(_is_factor)(value["factors"])
+
+
+def _is_factor(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("form") not in KEPT_NUMBERS:
+        return False
+    checks = KEPT_NUMBERS[value["form"]]
+    return set(value) == set(checks) and all(check(value[name]) for name, check in checks.items())
 
 
 def _is_dtype_of_labels(value: Any) -> bool:
@@ -359,6 +469,9 @@ DESCRIPTION: dict[str, Callable[[Any], bool]] = {
     "target_names": _or_none(_is_list_of(_is_text, 1)),
     "solve": _or_none(_is_dict),
     "versions": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "column_major": _is_one_of(True, False),
+    "search": _or_none(_is_search),
+    "uncertainty": _or_none(_is_kept),
     "report": _or_none(_is_dict),
 }
 """Entries of a description, and what is true of those that `save` writes."""

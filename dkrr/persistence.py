@@ -5,16 +5,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.base import clone
 
+from dkrr.arguments import checked_alphas, checked_weights
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of, try_given
+from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
@@ -22,20 +24,32 @@ from dkrr.model_description import (
     ARRAYS,
     FEATURES,
     FILES,
+    FOLDS,
+    KEPT_ARRAYS,
     ROWS,
+    TARGETS,
     TRANSFORMER,
+    WEIGHTS,
     Estimator,
     custom_parts,
     describe_model,
+    described_solver,
     description_of,
+    found_in_search,
     named_objects,
     patterns_of,
+    search_of,
+    solver_of,
     stored_rows,
     summary_of,
 )
-from dkrr.rows import MemoryRows, Rows, write_rows
+from dkrr.posterior import Kept, Learned, Processes
+from dkrr.requests import FitRequest, Targets
+from dkrr.rows import MemoryRows, Rows, whole, write_rows
 from dkrr.rows.staging import StoredCopy
 from dkrr.runtime.signals import ended_in_order
+from dkrr.selection import Folds
+from dkrr.tiles import TileGrid
 from dkrr.tiles.descriptions import NAME, read_json, write_group
 from dkrr.tiles.files import make_folder
 from dkrr.tiles.paths import refuse_enclosing
@@ -50,7 +64,9 @@ IN_MEMORY_BYTES = 256 * 2**20
 _ESTIMATORS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in (KernelRidge, KernelLogisticRegression)}
 
 
-def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> None:
+def save(
+    model: KernelEstimator, path: str | Path, overwrite: bool = False, uncertainty: bool | Literal["data"] = False
+) -> None:
     """Save a fitted model.
 
     It is written beside `path` and takes its place in one step when it is complete: a process that is killed leaves the
@@ -61,18 +77,27 @@ def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> N
     Parameters
     ----------
     model : KernelRidge, KernelLogisticRegression, KernelRidgeCV or KernelLogisticRegressionCV
-        Fitted estimator; of a search the model that it chose is saved, not the search.
+        Fitted estimator; of a search the model that it chose is saved, with the results of the search (`cv_results_`,
+        `best_params_`, `best_score_`, ...), whose kernel values come back as text.
     path : str or Path
         Path or URL of the new Zarr store.
     overwrite : bool, default=False
         Replace an existing model; anything else at that path is never replaced, nor is a model in whose folder other
         files lie. A model that was loaded from there and reads its training rows at each prediction must then be
         loaded again.
+    uncertainty : bool or "data", default=False
+        Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`, `predict_interval`,
+        `loo_residuals_` and `log_marginal_likelihood_` need. True: training rows, targets, weights, the folds of a
+        search, and the Cholesky factor for every λ, which is computed now if it has not been: a loaded model returns
+        the same bits. "data": no factor, which is computed when it is first needed, as it is where conjugate gradient
+        takes its place (solver="cg", or no memory for a factor): the same bits on the same machine. The plan of the
+        fit says how large the model is.
 
     Raises
     ------
     InputError
-        If the model is not fitted, or the path exists.
+        If the model is not fitted, the path exists, or uncertainties are not known: of a classifier, or of a model
+        that was loaded without them.
 
     Examples
     --------
@@ -86,6 +111,8 @@ def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> N
     """
     path = location(path, "path", "the path or URL of the new model", is_kept=True)
     overwrite = flag(overwrite, "overwrite")
+    if uncertainty != "data":
+        uncertainty = flag(uncertainty, "uncertainty", ', or "data"')
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(
             f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is saved "
@@ -95,7 +122,12 @@ def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> N
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
     summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
+    search, folds = search_of(model), getattr(model, "_folds", None)
     model = model.as_saved()
+    if uncertainty is not False and not isinstance(model, KernelRidge):
+        raise InputError(
+            f"uncertainty is {uncertainty!r}, and model is a {type(model).__name__}; expected a regression"
+        )
     check_model_path(path, overwrite=overwrite)
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
     found = dict(zip(ARRAYS, (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift), strict=True))
@@ -105,7 +137,10 @@ def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> N
     parts |= {f"{FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     if fitted.rows is not None:
         parts[ROWS] = fitted.rows
-    transformer = None
+    transformer = uncertain = None
+    if uncertainty is not False:
+        uncertain, more = _kept_of(model._processes(), folds, with_factors=uncertainty is True)
+        parts = more | parts  # the rows that predictions read, if they read any
     if "transformer_" in vars(model):
         from dkrr.transformers.saving import saved_transformer
 
@@ -113,13 +148,75 @@ def save(model: KernelEstimator, path: str | Path, overwrite: bool = False) -> N
         asked = "fitted" if model.transformer is model.transformer_ else asked
         transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
         parts[TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
-    description = description_of(model, fitted, transformer) | {"report": summary}
+    description = description_of(model, fitted, transformer)
+    held = getattr(parts.get(ROWS), "array", None)  # the order of numbers in memory decides last digits
+    is_column_major = isinstance(held, np.ndarray) and held.flags.f_contiguous and not held.flags.c_contiguous
+    description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
     json.dumps(description)  # fails before anything is written
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
         root = Place(url, description["id"])
         make_folder(url)
         stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
         write_group(url, {**description, "stored": stored})
+
+
+def _kept_of(
+    processes: Processes, folds: Folds | None, *, with_factors: bool
+) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Description and arrays of what uncertainties are computed from."""
+    request = processes.request
+    parts: dict[str, Rows] = {ROWS: request.rows, TARGETS: MemoryRows(processes.targets)}
+    if request.weights is not None:
+        parts[WEIGHTS] = MemoryRows(request.weights[:, None])
+    if folds is not None and not folds.is_loo and folds.train_on_the_rest and folds.is_partition:
+        fold_of = np.empty((folds.n, 1), np.int64)
+        for k, rows in enumerate(folds.test):
+            fold_of[rows] = k
+        parts[FOLDS] = MemoryRows(fold_of)
+    factors = list[dict[str, Any]]()
+    for k, (alpha, kept) in enumerate(processes.kept().items() if with_factors else ()):
+        factors.append({"alpha": alpha, **kept.numbers})
+        parts |= {f"{name}-{k}": rows for name, rows in kept.arrays.items()}
+    return {"solver": described_solver(request.settings.solver), "factors": factors}, parts
+
+
+def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
+    """Give a loaded regression what its uncertainties are computed from."""
+    function, found = model._model, description["uncertainty"]
+    targets, rows = whole(stored[TARGETS]), function.rows
+    if rows is None:
+        rows = _held(stored[ROWS], column_major=description["column_major"])
+    n, (weights, fold_of) = rows.shape[0], (whole(stored[k])[:, 0] if k in stored else None for k in (WEIGHTS, FOLDS))
+    lengths = {n} | {len(array) for array in (targets, weights, fold_of) if array is not None}
+    is_right = len(lengths) == 1 and targets.shape[1] == function.n_targets and np.isfinite(targets).all()
+    if not is_right or rows.shape[1] != function.n_features:
+        raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
+    alphas = checked_alphas(model.alpha, targets.shape[1])
+    for array in (array for name, one in stored.items() if name.startswith("factor-") for array in one.arrays):
+        array.check_complete()
+    kept = dict[float, Kept]()
+    for k, numbers in enumerate(found["factors"]):
+        arrays: dict[str, Rows] = {name: stored[f"{name}-{k}"] for name in KEPT_ARRAYS[numbers["form"]]}
+        if any(array.is_sparse for array in arrays.values()):
+            raise ValueError(f"sparse rows as the factor for λ = {numbers['alpha']}")
+        if numbers["form"] == "dual":
+            TileGrid(n, numbers["tile"], numbers["panel"])
+        if len(numbers["quadratic"]) != np.count_nonzero(alphas == numbers["alpha"]):
+            raise ValueError(f"a factor for λ = {numbers['alpha']} of other targets")
+        kept[numbers["alpha"]] = Kept(numbers, arrays)
+    model.solver = solver_of(found["solver"])
+    weights = None if weights is None else checked_weights(weights, n)
+    asked = model._kernel()
+    given = asked if is_drawn(asked) else function.kernel  # models without a fold draw anew
+    request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights)
+    learned = Learned(asked, None) if asked.learns_values else None
+    model._known_processes = Processes(request, function.kernel, kept, learned)
+    if fold_of is not None:
+        if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
+            raise ValueError("folds that are not numbered from 0")
+        model._folds = Folds(
+            n, tuple(np.split(np.argsort(fold_of, kind="stable"), np.cumsum(np.bincount(fold_of))[:-1]))
+        )
 
 
 def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:
@@ -132,7 +229,7 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     """
     path = location(path, name, "the path or URL of a model", is_kept=True)
     refuse_enclosing({name: path}, {})
-    check_free(path, overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model, listed=FILES)
+    check_free(path, overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model, listed=FILES, name=name)
 
 
 def _is_model(url: str) -> bool:
@@ -164,7 +261,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     Returns
     -------
     KernelRidge or KernelLogisticRegression
-        Ready to predict.
+        Ready to predict; also of a search, whose results are its attributes.
 
     Raises
     ------
@@ -199,7 +296,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     with _damage_reported(url):
         stored = stored_rows(url, found)
         arrays = {
-            name.removeprefix(FEATURES): _whole(rows) for name, rows in stored.items() if name.startswith(FEATURES)
+            name.removeprefix(FEATURES): whole(rows) for name, rows in stored.items() if name.startswith(FEATURES)
         }
     _check_patterns(found["kernel"], kernel)
     _check_given(found["kernel"], kernel, custom, arrays)
@@ -238,7 +335,7 @@ def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCop
 
     if TRANSFORMER not in stored:
         raise StoreError(f"the model {url} is damaged: its transformer is missing")
-    data = _whole(stored[TRANSFORMER]).tobytes()
+    data = whole(stored[TRANSFORMER]).tobytes()
     try:
         found_transformer = loaded_transformer(data, given)
     except StoreError as error:
@@ -252,18 +349,16 @@ def _loaded(
 ) -> Estimator:
     """Estimator that a checked description and its store make."""
     value = kernel_from_dict(found["kernel"], custom, feature_arrays)
-    arrays = {name: _whole(stored[name]) for name in ARRAYS if name in stored}
+    arrays = {name: whole(stored[name]) for name in ARRAYS if name in stored}
     coef, dual_coef, map_description = arrays.get("coef"), arrays.get("dual_coef"), found["feature_map"]
-    rows = stored.get(ROWS)
-    for array in () if rows is None else rows.arrays:
-        array.check_complete()
+    rows = stored.get(ROWS) if coef is None and not value.is_precomputed else None
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],
         coef=coef,
         feature_map=None if map_description is None else feature_map_from_dict(map_description, custom, feature_arrays),
         dual_coef=None if coef is not None else dual_coef,
-        rows=rows if rows is None or rows.n_bytes > IN_MEMORY_BYTES else MemoryRows(_whole(rows)),
+        rows=None if rows is None else _held(rows, column_major=found["column_major"]),
         intercept=arrays["intercept"][:, 0],
         intercept_shift=arrays["intercept_shift"][:, 0] if "intercept_shift" in arrays else None,
     )
@@ -277,9 +372,24 @@ def _loaded(
     model = kind(kernel=asked, **settings)
     model._restore(fitted, dual_coef, found)
     model.n_features_in_ = fitted.n_features
+    if found["search"] is not None:
+        model.__dict__.update(found_in_search(found["search"], model.kernel))
+    if found["uncertainty"] is not None:
+        if not isinstance(model, KernelRidge):
+            raise ValueError(f"a {kind.__name__} with targets")
+        _restore_processes(model, found, stored)
     if found.get("feature_names") is not None:
         model.feature_names_in_ = np.array(found["feature_names"], object)
     return model
+
+
+def _held(rows: StoredCopy, *, column_major: bool) -> Rows:
+    """Training rows in memory, or in the store if they are large."""
+    for array in rows.arrays:
+        array.check_complete()
+    if rows.n_bytes > IN_MEMORY_BYTES:
+        return rows
+    return MemoryRows(np.asfortranarray(whole(rows)) if column_major else whole(rows))
 
 
 @contextmanager
@@ -317,16 +427,6 @@ def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: 
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"kernel is {kernel!r}; expected what makes {part['name']!r}: {error!r}") from error
-
-
-def _whole(rows: StoredCopy) -> Any:
-    """Rows in memory, once all of their chunks have been found."""
-    for array in rows.arrays:
-        array.check_complete()
-    try:
-        return rows.read(0, rows.shape[0])
-    except MemoryError as error:
-        raise StoreError(f"an array of the model has shape {rows.shape}, for which memory does not suffice") from error
 
 
 def _check_shapes(fitted: FittedFunction) -> None:

@@ -1,7 +1,7 @@
 """Predictions written to a file or a store, a block of rows at a time, beside key columns of the rows."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
+from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.machine import ambient_client
+from dkrr.posterior.base import power_of_two
 from dkrr.prediction import check_width, predict_in_memory
 from dkrr.rows import MemoryRows, Rows
 from dkrr.runtime.signals import ended_in_order
@@ -33,6 +35,9 @@ BLOCK_BYTES = 16 * 2**20
 """Rows, and predictions, of a block."""
 MAX_BLOCK_ROWS = 65536
 
+Compute = Callable[[Rows, int], NDArray[np.float64]]
+"""From rows in memory, and the number of the first, to columns."""
+
 
 def predict_to(
     model: Any,
@@ -41,6 +46,8 @@ def predict_to(
     *,
     keep: Any = None,
     probabilities: bool = False,
+    return_std: bool = False,
+    interval: float | None = None,
     overwrite: bool = False,
 ) -> tuple[int, ...]:
     """Predict rows, and write the predictions to a file or a store.
@@ -65,6 +72,10 @@ def predict_to(
         of a DataFrame, if it has one of its own.
     probabilities : bool, default=False
         Write the probabilities of all classes instead of labels.
+    return_std : bool, default=False
+        Write the standard deviation of every prediction, as `predict` returns it, too; of a regression.
+    interval : float, optional
+        Probability between 0 and 1: write the intervals of this coverage that `predict_interval` returns, too.
     overwrite : bool, default=False
         Replace an existing file when the predictions are complete; of ``.zarr`` only predictions that dkrr wrote,
         with no other files in their folder.
@@ -72,13 +83,15 @@ def predict_to(
     Returns
     -------
     tuple of int
-        Shape of the predictions, (n,) or (n, number of columns).
+        Shape of what was written, (n,) or (n, number of columns).
 
     Notes
     -----
     The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
     Series), else ``prediction``; several are ``prediction_0``, ``prediction_1`` ... If a kept column has that name,
-    ``prediction_`` is put before it. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
+    ``prediction_`` is put before it. Behind the predictions of all targets are their standard deviations, the lower and
+    the upper ends of their intervals, in columns with ``_std``, ``_lower`` and ``_upper`` behind the name, in arrays in
+    as many columns each. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
     for text of any length. In a group of Zarr, arrays have the names of the columns as far as these are file names:
     other characters are percent-encoded (``km/h``: ``km%2Fh``), and the attributes of the group have all names.
 
@@ -113,18 +126,25 @@ def predict_to(
             f"probabilities is True, and model is a {type(model).__name__}; expected a classifier such as "
             f"KernelLogisticRegression"
         )
+    asked = [("return_std", return_std), ("interval", interval)]
+    for name, value in asked if not isinstance(model, RidgeRegressor) else ():
+        if value:
+            raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected a regression")
     kept, X = _kept(X, keep, model)
     rows = model._new_rows(X)
     check_width(model._model, rows)
     if kept is not None and kept.n_rows != rows.shape[0]:
         raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
-    columns = _Columns.of(model, () if kept is None else kept.names, probabilities=probabilities)
+    ends = ("_std",) * flag(return_std, "return_std") + ("_lower", "_upper") * (interval is not None)
+    columns = _Columns.of(model, () if kept is None else kept.names, ends, probabilities=probabilities)
     if kept is not None and path.endswith(".npy"):
         raise InputError(
             f"path is {shown(path)} with keep={shown(keep)}, and .npy holds one array; expected one that ends in "
             f"{', '.join((*TABLES, '.zarr'))}: or give keep=()"
         )
-    blocks = _predicted(model, rows, X, probabilities=probabilities)
+    further: list[Compute] = [] if not return_std else [model._variances(rows.shape[0], None).deviations]
+    further += [] if interval is None else [model._intervals(interval).bounds]
+    blocks = _predicted(model, rows, X, further, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
     if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
@@ -157,7 +177,7 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
     if path.endswith(TABLES):
         _check_arrow(name, path)
     what = "an array or a group of predictions that dkrr wrote" if path.endswith(".zarr") else "a file"
-    check_free(path, overwrite=overwrite, what=what, is_one=_is_one, listed=_listed(path))
+    check_free(path, overwrite=overwrite, what=what, is_one=_is_one, listed=_listed(path), name=name)
 
 
 def _check_arrow(name: str, path: str) -> None:
@@ -195,13 +215,14 @@ class _Columns:
     is_vector: bool
 
     @classmethod
-    def of(cls, model: Any, kept: tuple[str, ...], *, probabilities: bool) -> "_Columns":
-        """Columns that a model predicts, beside those that are kept."""
+    def of(cls, model: Any, kept: tuple[str, ...], ends: tuple[str, ...], *, probabilities: bool) -> "_Columns":
+        """Columns that a model predicts, beside those that are kept; `ends` are those of the names of further ones."""
         classes, known = getattr(model, "classes_", None), getattr(model, "_target_names", None)
         dtype = fixed_type = np.dtype(np.float64)
         if classes is None:
-            t, is_vector = model._model.n_targets, model._is_vector
+            t, is_vector = model._model.n_targets, model._is_vector and not ends
             names = known or ([PREDICTION] if t == 1 else [f"{PREDICTION}_{k}" for k in range(t)])
+            names = [f"{name}{end}" for end in ("", *ends) for name in names]
         elif probabilities:
             names, is_vector = [f"probability_{label}" for label in classes.tolist()], False
         else:
@@ -280,9 +301,11 @@ def _index_of(frame: Any) -> Table | None:
     return as_table(found)
 
 
-def _predicted(model: Any, rows: Rows, X: Any, *, probabilities: bool) -> Iterator[NDArray[Any]]:
-    """Predictions of consecutive blocks of rows."""
-    if ambient_client() is not None:
+def _predicted(
+    model: Any, rows: Rows, X: Any, further: Sequence[Compute], *, probabilities: bool
+) -> Iterator[NDArray[Any]]:
+    """Predictions of consecutive blocks of rows, with further columns that are computed in this process."""
+    if ambient_client() is not None and not further:
         lazy = (model.predict_proba if probabilities else model.predict)(X)
         if hasattr(lazy, "chunks"):
             yield from _computed(lazy)
@@ -292,8 +315,13 @@ def _predicted(model: Any, rows: Rows, X: Any, *, probabilities: bool) -> Iterat
     # Those behind a transformer have blocks of their own, and their entries are not counted for this.
     height = min(height, rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes)
     height = max(1, height)
+    if further and not isinstance(rows, TransformedRows):
+        height = power_of_two(height)  # a whole number of the blocks in which they are computed
     for where, block in rows.blocks(0, rows.shape[0], height):
-        yield convert(predict_in_memory(model._model, MemoryRows(block), where.start))
+        held = MemoryRows(block)
+        predictions = convert(predict_in_memory(model._model, held, where.start))
+        each = [compute(held, where.start) for compute in further]
+        yield np.column_stack([predictions, *each]) if each else predictions
 
 
 def _computed(lazy: Any) -> Iterator[NDArray[Any]]:

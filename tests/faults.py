@@ -178,6 +178,7 @@ def read_only(folder: Path) -> Iterator[list[Any]]:
     for operation in OPERATIONS:
         (disk / operation.__name__).mkdir()
         expected[operation] = operation(disk / operation.__name__)
+    (disk / "new").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     found = [attempted(f"finished {op.__name__}", lambda op=op: op(disk / op.__name__)) for op in OPERATIONS]
     found += [attempted(f"new {op.__name__}", lambda op=op: op(disk / "new")) for op in OPERATIONS]

@@ -116,6 +116,19 @@ def test_the_command_line(bucket, tmp_path):
     assert np.allclose(open_array(f"{bucket}/p.zarr")[:], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["fit", "select", "predict"])
+def test_a_bucket_that_does_not_exist_is_found_before_the_work(bucket, tmp_path, monkeypatch, name):
+    for where in ("fitting.run._carried_out", "estimators.kernel_ridge_cv.select", "prediction.predict_in_memory"):
+        monkeypatch.setattr(f"dkrr.{where}", None)
+    X, y = problem(TILE * SIDE)
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", y)
+    missing = ("--model", f"{bucket}-missing/m.zarr") if name != "predict" else ("--out", f"{bucket}-missing/p.zarr")
+    inputs = ("--y", tmp_path / "y.npy") if name != "predict" else ("--model", tmp_path / "m.zarr")
+    result = CliRunner().invoke(command, [str(a) for a in (name, "--x", tmp_path / "x.npy", *inputs, *missing)])
+    assert result.exit_code == 2 and f"{missing[0]}: cannot write" in result.output, result.output
+
+
 def test_arrays_that_others_wrote(bucket):
     X, y = problem(TILE * SIDE)
     store = open_like_a_user(bucket)

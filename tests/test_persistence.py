@@ -134,7 +134,7 @@ def test_nothing_is_pickled(data, tmp_path):
         if path.is_file():
             assert not path.read_bytes().startswith(b"\x80\x04"), path
     description = json.loads((tmp_path / "m.zarr" / "zarr.json").read_text())["attributes"]["dkrr"]
-    assert description["kind"] == "model" and description["format"] == 2
+    assert description["kind"] == "model" and description["format"] == 3
     assert {"dkrr", "numpy", "zarr", "python"} <= set(description["versions"])
 
 
@@ -243,7 +243,7 @@ def test_damaged_models_are_refused(data, tmp_path):
     edit(path, format=99)
     with pytest.raises(StoreError, match="format 99"):
         dkrr.load(path)
-    edit(path, format=2, n_features=4)
+    edit(path, format=3, n_features=4)
     with pytest.raises(StoreError, match="damaged"):
         dkrr.load(path)
     edit(path, n_features=5, kernel={"kernel": "os.system"})

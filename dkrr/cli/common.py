@@ -3,13 +3,16 @@
 import logging
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from dkrr.config import setting
 from dkrr.errors import DkrrError, InputError, PlanError
 from dkrr.plain_text import one_line, printable, safe_message
 from dkrr.values import location, shown
@@ -50,6 +53,34 @@ def _silence(context: click.Context, _: click.Parameter, quiet: bool) -> bool:
 quiet_option = click.option(
     "--quiet", is_flag=True, callback=_silence, help="Do not show progress; warnings and errors only."
 )
+
+
+uncertainty_option = click.option(
+    "--uncertainty",
+    is_flag=True,
+    help="Save what standard deviations and intervals of predictions are computed from as well.",
+)
+
+
+def save_or_keep(model: Any, path: str, *, overwrite: bool, uncertainty: bool) -> None:
+    """Save a model; where that fails, in a temporary folder, so that the work is not lost.
+
+    Raises
+    ------
+    DkrrError
+        If it is not at its path.
+    """
+    import dkrr as library
+
+    try:
+        library.save(model, path, overwrite=overwrite, uncertainty=uncertainty)
+    except (DkrrError, OSError) as error:
+        place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
+        try:
+            library.save(model, place)
+        except (DkrrError, OSError) as second:
+            raise DkrrError(f"{error}; nor could the model be saved elsewhere ({second}): it is lost") from error
+        raise DkrrError(f"{error}; the model was saved at {place} instead: move it from there") from error
 
 
 def echo(text: object, *, err: bool = False) -> None:
@@ -106,22 +137,27 @@ def named(name: str) -> Iterator[None]:
 def check_store(store: str | None) -> None:
     """Report a store that holds something else, which the user named, as bad input."""
     from dkrr.requests import stored_layout
+    from dkrr.tiles.replacing import refuse_missing_folder
 
     if store is not None:
+        store = location(store, "--store", "the path or URL of the run's store", is_kept=True)
+        refuse_missing_folder(store, "--store")
         with named("--store"):
-            stored_layout(location(store, "--store", "the path or URL of the run's store", is_kept=True))
+            stored_layout(store)
 
 
 def check_folder(store: str | None) -> None:
     """Refuse a file, a model or a store where the folder with the stores of a search is to be."""
     from dkrr.tiles.descriptions import read_group
     from dkrr.tiles.paths import local_path
+    from dkrr.tiles.replacing import refuse_missing_folder
 
     if store is not None:
         url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
         path = local_path(url)
         if path is not None and path.exists() and not path.is_dir():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
+        refuse_missing_folder(url, "--store")
         with named("--store"):
             found = read_group(url)
         if found is not None:

@@ -4,7 +4,16 @@ from typing import Any
 
 import click
 
-from dkrr.cli.common import check_store, cluster, echo, named, quiet_option, readable_errors
+from dkrr.cli.common import (
+    check_store,
+    cluster,
+    echo,
+    named,
+    quiet_option,
+    readable_errors,
+    save_or_keep,
+    uncertainty_option,
+)
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import checked_settings, model_options
 from dkrr.cli.reports import fit_report
@@ -26,6 +35,7 @@ from dkrr.errors import DkrrError, InputError
 @click.option("--class-weight", type=click.Choice(["balanced"]), help="With --logistic: equal total weights.")
 @click.option("--max-iter", type=int, help="With --logistic: largest number of Newton steps.  [default: 100]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@uncertainty_option
 @click.option(
     "--accept-unconverged",
     is_flag=True,
@@ -43,6 +53,7 @@ def fit(
     sample_weight: str | None,
     model_path: str,
     overwrite: bool,
+    uncertainty: bool,
     accept_unconverged: bool,
     scheduler: str | None,
     as_json: bool,
@@ -54,7 +65,6 @@ def fit(
     A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
     --accept-unconverged.
     """
-    import dkrr as library
     from dkrr.persistence import check_model_path
     from dkrr.tiles.paths import refuse_enclosing
 
@@ -64,6 +74,9 @@ def fit(
         with named("--model"):
             check_model_path(model_path, overwrite=overwrite, name="--model")
         check_store(options["store"])
+        if uncertainty and (options["logistic"] or options["kernel"] == "precomputed"):
+            what = "--logistic" if options["logistic"] else "--kernel precomputed"
+            raise InputError(f"--uncertainty is given with {what}, which has none; expected a regression of rows")
         is_filled = options["impute"] is not None
         X = training_rows(x_path, columns, (y_path, sample_weight), drop_missing=drop_missing, is_filled=is_filled)
         transformer = chosen_transformer(X, y_path, sample_weight, options)
@@ -71,7 +84,7 @@ def fit(
         model.fit(X, y_path, sample_weight=sample_weight)
         is_saved = accept_unconverged or _is_accurate(model)
         if is_saved:
-            library.save(model, model_path, overwrite=overwrite)
+            save_or_keep(model, model_path, overwrite=overwrite, uncertainty=uncertainty)
         echo(fit_report(model, model_path if is_saved else None, as_json=as_json, is_short=quiet))
         if not is_saved:
             raise DkrrError(

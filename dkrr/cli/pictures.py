@@ -16,9 +16,11 @@ def check_picture_path(path: str, *, overwrite: bool) -> None:
     kinds = sorted(pictures.figure().canvas.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".") not in kinds:
         raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"--out is {shown(path)}; expected a path in an existing folder: create it first")
-    check_free(path, overwrite=overwrite, what="a file", is_one=lambda found: Path(found).is_file(), listed=None)
+    check_free(path, overwrite=overwrite, what="a file", is_one=_is_file, listed=None, name="--out")
+
+
+def _is_file(path: str) -> bool:
+    return Path(path).is_file()
 
 
 def write_picture(path: str, *draws: Any, overwrite: bool) -> None:

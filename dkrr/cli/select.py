@@ -5,7 +5,16 @@ from typing import Any
 import click
 
 from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
-from dkrr.cli.common import check_folder, cluster, echo, named, quiet_option, readable_errors
+from dkrr.cli.common import (
+    check_folder,
+    cluster,
+    echo,
+    named,
+    quiet_option,
+    readable_errors,
+    save_or_keep,
+    uncertainty_option,
+)
 from dkrr.cli.config import Configurable, config_option
 from dkrr.cli.options import kernel_param_option, kernel_params
 from dkrr.cli.pictures import check_picture_path, write_picture
@@ -25,6 +34,7 @@ from dkrr.errors import InputError
 @click.option("--sample-weight", metavar="PATH|NAME", help="Weights of the rows, or their column in --x.")
 @click.option("--model", "model_path", metavar="PATH", help="Where to save the chosen model.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing model when the new one is complete.")
+@uncertainty_option
 @click.option(
     "--alphas",
     "--alpha",
@@ -71,6 +81,7 @@ def select(
     sample_weight: str | None,
     model_path: str | None,
     overwrite: bool,
+    uncertainty: bool,
     cv: str,
     shuffle: int | None,
     scheduler: str | None,
@@ -96,6 +107,8 @@ def select(
             {"--model": model_path, "--store": options["store"], "--out": out_path},
             {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight},
         )
+        if uncertainty and model_path is None:
+            raise InputError("--uncertainty is given without --model; give --model with it")
         if model_path is not None:
             with named("--model"):
                 check_model_path(model_path, overwrite=overwrite, name="--model")
@@ -125,7 +138,7 @@ def select(
         )
         search.fit(X, y_path, sample_weight=sample_weight)
         if model_path is not None:
-            library.save(search, model_path, overwrite=overwrite)
+            save_or_keep(search, model_path, overwrite=overwrite, uncertainty=uncertainty)
         if out_path is not None:
             found = search_summary(search)
             curve = [pictures.learning_curve(found["curve"])] if found["curve"] else []

@@ -61,7 +61,14 @@ def _encoded(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[s
             )
         return ()
     table = with_columns(table, y, sample_weight)[0]
-    encoded = () if one_hot is None else table.select(one_hot, "--one-hot").names
+    chosen = () if one_hot is None else table.select(one_hot, "--one-hot").columns
+    for column in chosen:
+        if column.kind in ("date", "other") or column.dtype.startswith("decimal"):
+            raise InputTypeError(
+                f"--one-hot has the column {column.name!r} of {column.dtype}, whose values a saved model cannot hold; "
+                f"expected numbers, text or categories: convert it to text"
+            )
+    encoded = tuple(column.name for column in chosen)
     rest = table.without(encoded)
     for column in rest.columns:
         if column.kind != "number":

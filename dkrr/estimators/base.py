@@ -46,6 +46,8 @@ SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
+OF_SEARCH = ("cv_results_", "best_params_", "best_score_", "best_index_", "alpha_", "n_splits_", "_folds")
+"""Attributes of a search, which a loaded model that a search chose has too."""
 STREAMED = (str, Path, Rows, Table, np.memmap)
 """Containers that are read in blocks, besides Dask and Zarr arrays, and places of such."""
 
@@ -168,7 +170,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
         """Training rows as a new `transformer_` makes them of X; X itself without a transformer."""
-        for name in OF_INPUTS:
+        for name in (*OF_INPUTS, *OF_SEARCH):
             self.__dict__.pop(name, None)  # of an earlier fit
         if self.transformer is None:
             return X

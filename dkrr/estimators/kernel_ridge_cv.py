@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
-from dkrr.estimators.cross_validation import check_groups, checked_curve, checked_folds, checked_scoring
+from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
 from dkrr.estimators.kernel_ridge import KernelRidge
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
 from dkrr.estimators.search import (
@@ -327,13 +327,6 @@ class KernelRidgeCV(RidgeRegressor):
         if self.scoring is not None or not (variances > 0).all():
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
-
-    def _interval_folds(self, cv: Any, targets: Array, groups: Any) -> Folds:
-        own = self._folds
-        if cv is None and not own.is_loo and own.train_on_the_rest and own.is_partition:
-            check_groups(groups, len(targets))
-            return own
-        return super()._interval_folds(cv, targets, groups)
 
     def as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""

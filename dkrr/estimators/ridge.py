@@ -13,13 +13,13 @@ from sklearn.utils.validation import validate_data
 from dkrr.arguments import checked_weights
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
-from dkrr.estimators.cross_validation import checked_folds
+from dkrr.estimators.cross_validation import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.posterior import Learned, Processes, Variances
+from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
 from dkrr.prediction import at_once, by_blocks
 from dkrr.requests import FitRequest
 from dkrr.rows import MemoryRows, Rows, as_array, as_rows, load_array, load_targets
@@ -40,7 +40,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
 
     _known_processes: Processes | None = None
-    """Gaussian processes of the last fit, which are made when they are first asked for; None on loaded models."""
+    """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
+    without what these are made of."""
+    _folds: Folds | None = None
+    """Folds of the search that chose the model."""
 
     @overload
     def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
@@ -76,8 +79,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Raises
         ------
         InputError
-            If the number of columns is not that of the training rows, or standard deviations are not known: of loaded
-            models, and with kernel == "precomputed".
+            If the number of columns is not that of the training rows, or standard deviations are not known: of models
+            that were saved without uncertainty=True, and with kernel == "precomputed".
         NotFiniteError
             If λ is so small that a variance is negative by more than rounding.
 
@@ -93,7 +96,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         mean = self._predictions_of(values)
         if not return_std:
             return mean
-        return mean, self._by_blocks(self._new_rows(X), self._variances(X, scale).deviations, 1)[0]
+        rows = self._new_rows(X)
+        return mean, self._by_blocks(rows, self._variances(rows.shape[0], scale).deviations, 1)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
@@ -156,10 +160,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             As `predict` with `return_std`.
         """
         scale, X = positive_or_none(scale, "scale"), opened(X)
-        lower, upper = self._by_blocks(self._new_rows(X), self._variances(X, scale).bounds, 2)
+        rows = self._new_rows(X)
+        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, X: Any, scale: float | None) -> Variances:
+    def _variances(self, n_rows: int, scale: float | None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many."""
         processes = self._processes()
         if self._model.kernel.is_precomputed:
@@ -168,7 +173,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
                 "log_marginal_likelihood_ do without"
             )
-        return processes.variances(self._new_rows(X).shape[0], scale)
+        return processes.variances(n_rows, scale)
 
     def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
@@ -207,13 +212,21 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Raises
         ------
         InputError
-            If the folds do not hold out every row once, or the model was loaded.
+            If the folds do not hold out every row once, or the model was saved without uncertainty=True.
 
         References
         ----------
         R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
         Statist. 49 (2021).
         """
+        intervals, rows = self._intervals(coverage, cv, groups), self._new_rows(X)
+        if intervals.encode is not None:
+            rows = MemoryRows(intervals.encode(self._table(self._model.kernel, X, reset=False)))
+        lower, upper = self._by_blocks(rows, intervals.bounds, 2)
+        return lower, upper
+
+    def _intervals(self, coverage: float, cv: Any = None, groups: Any = None) -> CrossValidationIntervals:
+        """Intervals with a given probability."""
         if not is_real(coverage) or not 0 < coverage < 1:
             raise InputError(f"coverage is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
@@ -223,15 +236,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
-        intervals = processes.intervals(folds.test, float(coverage))
-        rows = self._new_rows(X)
-        if intervals.encode is not None:
-            rows = MemoryRows(intervals.encode(self._table(self._model.kernel, X, reset=False)))
-        lower, upper = self._by_blocks(rows, intervals.bounds, 2)
-        return lower, upper
+        return processes.intervals(folds.test, float(coverage))
 
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
         """Folds of `predict_interval`."""
+        own = self._folds
+        if cv is None and own is not None and not own.is_loo and own.train_on_the_rest and own.is_partition:
+            check_groups(groups, len(targets))
+            return own
         return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
 
     @property
@@ -289,8 +301,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._n_fitted_targets()
         if self._known_processes is None:
             raise InputError(
-                "the model was loaded, and has no targets to compute errors from; expected a model that was fitted "
-                "here: call fit"
+                "the model was saved without its targets, and errors cannot be computed; expected one saved by "
+                "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
         return self._known_processes
 
@@ -353,8 +365,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
-        self._known_processes = Processes(request, self.__dict__.pop("_learned", None))
         (solved,) = fitted.solved
+        self._known_processes = Processes(request, solved.model.kernel, learned=self.__dict__.pop("_learned", None))
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.norm_ = float(solved.norms[0]) if is_vector else solved.norms

@@ -151,13 +151,7 @@ def search_results(
         Further columns.
     """
     scores = values.mean(axis=2)
-    found: dict[str, Any] = {"params": parameters}
-    for name in dict.fromkeys(name for p in parameters for name in p):
-        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=True)
-        for k, p in enumerate(parameters):
-            if name in p:
-                column[k] = p[name]
-        found[f"param_{name}"] = column
+    found: dict[str, Any] = {"params": parameters} | parameter_columns(parameters)
     mean = scores.mean(axis=1)
     known = np.where(np.isnan(mean), -np.inf, mean)
     ranks = np.array([1 + np.count_nonzero(known > value) for value in known], np.int32)
@@ -166,6 +160,18 @@ def search_results(
     if has_splits:
         found |= {f"split{k}_test_score": scores[:, k] for k in range(scores.shape[1])}
     return found | {"mean_test_score": mean, "std_test_score": spread, "rank_test_score": ranks} | more
+
+
+def parameter_columns(parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Columns of `cv_results_` with the parameters of all candidates."""
+    found = {}
+    for name in dict.fromkeys(name for p in parameters for name in p):
+        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=True)
+        for k, p in enumerate(parameters):
+            if name in p:
+                column[k] = p[name]
+        found[f"param_{name}"] = column
+    return found
 
 
 def curve_results(

@@ -13,7 +13,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
-from dkrr.planning import Plan
+from dkrr.planning import Problem
 from dkrr.requests import FitRequest, Labels, Targets
 from dkrr.rows import Rows
 from dkrr.rows.checks import digest_of
@@ -240,12 +240,12 @@ class LabelledData(FitData):
         }
 
 
-def shared_fields(request: FitRequest, plan: Plan) -> dict[str, Any]:
-    """Fields of FitData; the kernel is the plan's, in which nothing is left open."""
+def shared_fields(request: FitRequest, problem: Problem) -> dict[str, Any]:
+    """Fields of FitData; the kernel is the problem's, in which nothing is left open."""
     return {
         "rows": request.rows,
         "weights": request.weights,
-        "kernel": plan.problem.kernel,
-        "feature_map": plan.problem.feature_map,
+        "kernel": problem.kernel,
+        "feature_map": problem.feature_map,
         "fit_intercept": request.settings.fit_intercept,
     }

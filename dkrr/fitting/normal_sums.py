@@ -203,6 +203,7 @@ def feature_blocks(data: TrainingData, start: int = 0, stop: int | None = None) 
     assert data.feature_map is not None
     n, d = data.rows.shape
     height = strip_rows(max(data.feature_map.dimension(d) + 1, d) + data.targets.shape[1])
-    for where, x in data.rows.blocks(start, n if stop is None else stop, height):
+    for where, x in data.rows.even_blocks(start, n if stop is None else stop, height):
         check_finite(x, "X", where.start)
-        yield where, features_of(data, x)
+        # The order of numbers in memory decides last digits, and is not that of a copy.
+        yield where, features_of(data, np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)

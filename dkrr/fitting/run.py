@@ -79,7 +79,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         request = request.with_settings(kernel=sampled)
         plan = plan_of(request)  # there may be fewer features than requested
     loss = LOSSES[plan.problem.loss]
-    data: FitData = loss.data(request.outputs, shared_fields(request, plan))
+    data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()

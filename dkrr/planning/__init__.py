@@ -8,6 +8,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import STRATEGIES, make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
+from dkrr.planning.saved import saved_bytes, saved_bytes_with_uncertainty
 from dkrr.planning.strategy import Strategy, Tiling
 
 __all__ = [
@@ -25,4 +26,6 @@ __all__ = [
     "Strategy",
     "Tiling",
     "make_plan",
+    "saved_bytes",
+    "saved_bytes_with_uncertainty",
 ]

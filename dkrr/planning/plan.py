@@ -1,6 +1,6 @@
 """The plan: a frozen value that explains itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ RATES: Mapping[RatesFrom, str] = {
     "calibration": "measured here by `dkrr calibrate`",
     "configuration": "from Dask's configuration",
 }
+SIZES: dict[str, Callable[["Plan"], int | None]] = {}
+"""Sizes of saved models: functions of `planning.saved`, which plan the factor, and so are above this module."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +78,16 @@ class Plan(Explained):
         return self.chosen.disk_bytes
 
     @property
+    def saved_bytes(self) -> int:
+        """Size of the saved model, but for its description and a transformer."""
+        return SIZES["model"](self) or 0
+
+    @property
+    def saved_bytes_with_uncertainty(self) -> int | None:
+        """The same with what standard deviations and intervals need; None where there are none."""
+        return SIZES["with uncertainty"](self)
+
+    @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
@@ -99,6 +111,8 @@ class Plan(Explained):
             "rates_from": self.resources.rates_from,
             "assumed": self.resources.assumed,
             "prediction": self.prediction,
+            "saved_bytes": self.saved_bytes,
+            "saved_bytes_with_uncertainty": self.saved_bytes_with_uncertainty,
             "reasons": list(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
         }
@@ -128,6 +142,7 @@ class Plan(Explained):
             f"  rates       {RATES[self.resources.rates_from]}",
             f"  memory      at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})",
             f"  disk        {'none' if c.place.is_memory else disk}",
+            f"  model       {format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}",
             *([f"  cluster     {self.resources.assumed}"] if self.resources.assumed else []),
             "  because",
             *(f"    - {reason}" for reason in self.reasons),
@@ -136,6 +151,10 @@ class Plan(Explained):
             lines.append("  rejected")
             lines += [f"    - {_rejection(r, c)}" for r in self.rejected[:4]]
         return "\n".join(lines)
+
+    def _with_uncertainty(self) -> str:
+        n_bytes = self.saved_bytes_with_uncertainty
+        return "" if n_bytes is None else f", {format_bytes(n_bytes)} with uncertainty=True"
 
     def _range(self) -> str:
         """Range of the time, in parentheses; empty where it is narrow."""

@@ -6,7 +6,9 @@ asked for, and kept. Where a factor is not affordable, or conjugate gradient was
 certified bounds and the likelihood with a standard error.
 """
 
+from dkrr.posterior.base import Kept
+from dkrr.posterior.intervals import CrossValidationIntervals
 from dkrr.posterior.processes import Processes, Variances
 from dkrr.posterior.refits import Learned
 
-__all__ = ["Learned", "Processes", "Variances"]
+__all__ = ["CrossValidationIntervals", "Kept", "Learned", "Processes", "Variances"]

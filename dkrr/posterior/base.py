@@ -100,8 +100,21 @@ class Posterior(ABC):
         return 0.0 if weights is None else float(np.log(weights[weights > 0]).sum())
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a process is made of again without another factorisation."""
+
+    numbers: dict[str, Any]
+    """Values of JSON."""
+    arrays: dict[str, Rows]
+
+
 class FactoredProcess(Posterior):
     """A process whose factor also gives the models that leave rows out."""
+
+    @abstractmethod
+    def kept(self) -> Kept:
+        """What a saved model holds of it."""
 
     @abstractmethod
     def variances_of(self, x: Any) -> VarianceBounds:
@@ -143,7 +156,7 @@ class FoldModels:
 
 def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iterator[tuple[slice, Any]]:
     """Checked rows, as many at a time as k between them and n training rows may take."""
-    height = max(1, min(height, CROSS_BYTES // (8 * n)))
+    height = min(height, power_of_two(max(1, CROSS_BYTES // (8 * n))))
     for start in range(0, rows.shape[0], height):
         where = slice(start, min(start + height, rows.shape[0]))
         x = rows.read(where.start, where.stop)
@@ -162,6 +175,11 @@ def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
             ConvergenceWarning,
             stacklevel=3,
         )
+
+
+def power_of_two(number: int) -> int:
+    """Largest power of two up to a number: cut so, the same rows are together whatever larger blocks they come in."""
+    return 1 << (number.bit_length() - 1)
 
 
 def diagonal_of(kernel: Kernel, x: Any) -> Array:

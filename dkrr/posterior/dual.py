@@ -2,48 +2,71 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from dkrr.errors import StoreError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import direct_gram
 from dkrr.fitting.sampled import about_the_rows
+from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.posterior import FactoredPosterior
+from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.machine.detection import usable_threads
 from dkrr.planning import Direct
-from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers, cross_of, diagonal_of, product_of
+from dkrr.posterior.base import (
+    Array,
+    Estimate,
+    FactoredProcess,
+    FoldModels,
+    Kept,
+    Numbers,
+    cross_of,
+    diagonal_of,
+    product_of,
+)
 from dkrr.requests import FitRequest, Targets, plan_of
+from dkrr.rows import CheckedRows, MemoryRows, whole
 from dkrr.runtime import Progress, ThreadExecutor
+from dkrr.runtime.limits import available_bytes
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
+from dkrr.tiles import TileGrid
 
 
 class DualPosterior(FactoredProcess):
     """From a factor of diag(c) K diag(c) + diag(s)."""
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers) -> None:
+    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
-        plan = plan_of(request)
-        assert isinstance(plan.chosen, Direct)
-        data = TrainingData.of(targets, shared_fields(request, plan))
+        plan = plan_of(request) if kept is None else None
+        data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale
-        with open_context(plan, None, Progress()) as context, in_terms_of_alpha([alpha], "dual"):
-            matrix = direct_gram(self.data, plan.chosen, context, scale)
-            factor = matrix.systems.factored("posterior", self.data.dual_shift(alpha))
-            self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
-        constant = self._scale if data.fit_intercept else None
-        self._threads = plan.resources.local_threads
         shift = self.data.dual_shift(alpha)
-        diagonal = matrix.diagonal() * self._scale**2 + shift
+        if kept is not None:
+            factor, diagonal = _loaded(kept, data.n)
+            self._owner, self._rows, self._threads = None, request.rows, usable_threads()
+            self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
+        else:
+            assert plan is not None and isinstance(plan.chosen, Direct)
+            with open_context(plan, None, Progress()) as context, in_terms_of_alpha([alpha], "dual"):
+                matrix = direct_gram(self.data, plan.chosen, context, scale)
+                factor = matrix.systems.factored("posterior", shift)
+                self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
+            self._threads = plan.resources.local_threads
+            diagonal = matrix.diagonal() * self._scale**2 + shift
+        constant = self._scale if data.fit_intercept else None
         self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
         self._matrix_factor, self._constant = factor, constant
@@ -57,7 +80,17 @@ class DualPosterior(FactoredProcess):
     def _left_out(self, executor: ThreadExecutor) -> LeftOut:
         return LeftOut(self._matrix_factor, self._right, self._constant, executor)
 
+    def kept(self) -> Kept:
+        grid = self._matrix_factor.grid
+        numbers = {"form": "dual", "tile": grid.tile, "panel": grid.panel, "quadratic": self._quadratic.tolist()}
+        diagonal = MemoryRows(self._factored.diagonal[:, None])
+        return Kept(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
+
     def quadratic(self) -> Array:
+        return self._quadratic
+
+    @cached_property
+    def _quadratic(self) -> Array:
         with ThreadExecutor(self._threads) as executor:
             return np.einsum("ij,ij->j", self._right, self._left_out(executor).solution)  # type: ignore[no-any-return]
 
@@ -98,3 +131,13 @@ class DualPosterior(FactoredProcess):
             return np.asarray(found.reshape(len(found), len(folds), t).swapaxes(0, 1) + np.stack(constants)[:, None])
 
         return FoldModels(errors, predict)
+
+
+def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
+    """Factor of a saved model, in memory where it was and if it takes at most half of what is free; diagonal of A."""
+    rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
+    assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
+    if diagonal.shape != (n, 1):
+        raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
+    grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
+    return kept_factor(rows, grid, available_bytes() / 2), np.asarray(whole(diagonal)[:, 0])

@@ -77,7 +77,7 @@ class IteratedPosterior(Posterior):
         request = replace(request.with_settings(form="dual", store=None), outputs=targets)
         self.plan: UncertaintyPlan | None = plan
         self._request, self._tol = request, request.settings.tol
-        data = TrainingData.of(targets, shared_fields(request, plan.plan))
+        data = TrainingData.of(targets, shared_fields(request, plan.plan.problem))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from dkrr.errors import StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.normal_sums import (
     LEAST_UNLEVERAGED,
@@ -21,8 +22,9 @@ from dkrr.fitting.normal_sums import (
 )
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
-from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Numbers
-from dkrr.requests import FitRequest, Targets, plan_of
+from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers
+from dkrr.requests import FitRequest, Targets
+from dkrr.rows import CheckedRows, MemoryRows, Rows, whole
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
 
@@ -30,23 +32,36 @@ from dkrr.solvers.direct import in_terms_of_alpha
 class PrimalPosterior(FactoredProcess):
     """From a factor of ΦᵀWΦ + λI; λ > 0."""
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers) -> None:
+    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), outputs=targets)
-        data = TrainingData.of(targets, shared_fields(request, plan_of(request)))
+        data = TrainingData.of(targets, shared_fields(request, request.problem()))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means = self.data.target_means()
         assert self.data.feature_map is not None
         self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
+        if kept is None:
+            with in_terms_of_alpha([alpha], "primal"):
+                self._factor, self._coef = self._sums.solved(alpha, self._n_features)
+            return
         width = self._n_features + (1 if data.fit_intercept else 0)
-        self._sums = NormalSums.zeros(width, len(columns))
+        self._factor, self._coef = (_array(kept.arrays[name]) for name in ("factor", "coef"))
+        if self._factor.shape != (width, width) or self._coef.shape != (width, len(columns)):
+            raise StoreError(
+                f"a factor of the model has shape {self._factor.shape}; expected {(width, width)}: the model is damaged"
+            )
+        self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
+
+    @cached_property
+    def _sums(self) -> NormalSums:
+        """Sums of all rows."""
+        sums = NormalSums.zeros(self._n_features + (1 if self.data.fit_intercept else 0), self.data.targets.shape[1])
         for where, features in feature_blocks(self.data):
-            self._add(self._sums, where, features, slice(None))
-        with in_terms_of_alpha([alpha], "primal"):
-            self._factor, self._coef = self._sums.solved(alpha, self._n_features)
+            self._add(sums, where, features, slice(None))
+        return sums
 
     def _add(self, sums: NormalSums, where: slice, features: Array, rows: Any) -> None:
         """Add some rows of a block."""
@@ -80,7 +95,15 @@ class PrimalPosterior(FactoredProcess):
         for where, features in feature_blocks(self.data):
             yield where, self.data.targets[where] - self._means - features @ self._coef, features
 
+    def kept(self) -> Kept:
+        arrays: dict[str, Rows] = {"factor": MemoryRows(self._factor), "coef": MemoryRows(self._coef)}
+        return Kept({"form": "primal", "quadratic": self._quadratic.tolist()}, arrays)
+
     def quadratic(self) -> Array:
+        return self._quadratic
+
+    @cached_property
+    def _quadratic(self) -> Array:
         total = np.zeros(self.data.targets.shape[1])
         for where, errors, _ in self._errors():
             weights = np.ones(len(errors)) if self.data.weights is None else self.data.weights[where]
@@ -127,3 +150,9 @@ class PrimalPosterior(FactoredProcess):
             return np.asarray(features_of(self.data, x) @ coefs + self._means)
 
         return FoldModels(errors, predict)
+
+
+def _array(rows: Rows) -> Array:
+    """Stored array in memory."""
+    assert isinstance(rows, CheckedRows)
+    return np.asarray(whole(rows))

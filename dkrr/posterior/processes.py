@@ -3,7 +3,7 @@
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,14 +13,14 @@ import numpy as np
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
-from dkrr.fitting.sampled import drawn, is_drawn
-from dkrr.kernels import Polynomial, Sigmoid
+from dkrr.fitting.sampled import is_drawn
+from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.machine import detect
 from dkrr.planning import Direct
 from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
-from dkrr.posterior.base import Array, FactoredProcess, Numbers, Posterior
+from dkrr.posterior.base import Array, FactoredProcess, Kept, Numbers, Posterior
 from dkrr.posterior.dual import DualPosterior
 from dkrr.posterior.intervals import CrossValidationIntervals
 from dkrr.posterior.iterated import IteratedPosterior
@@ -39,15 +39,26 @@ class Processes:
     ----------
     request : FitRequest
         Request of the fit.
+    kernel : Kernel
+        That of the fit, with what it drew from the rows and its origins.
+    kept : mapping, optional
+        By λ, what a saved model holds of the processes with a factor.
     learned : Learned, optional
         What its kernel was fitted to, if its values depend on that.
     """
 
-    def __init__(self, request: FitRequest, learned: Learned | None = None) -> None:
+    def __init__(
+        self,
+        request: FitRequest,
+        kernel: Kernel,
+        kept: Mapping[float, Kept] | None = None,
+        learned: Learned | None = None,
+    ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._learned, self._given = learned, request
         self._request, self._outputs, self._is_prepared = request, outputs, False
+        self._kernel, self._kept = kernel, dict(kept or {})
         self._groups = [
             (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
         ]
@@ -80,18 +91,20 @@ class Processes:
         return vars(self) | {"_factored": {}, "_iterated": {}}  # factors are large
 
     def _prepare(self) -> None:
-        """Draw what the fit drew, and see that the targets are those of the fit."""
+        """Take what the fit drew, and see that the targets are those of the fit."""
         self._refuse_changed_targets()
         if not self._is_prepared:
-            kernel = drawn(self._request.settings.kernel, self._request.rows)
-            self._request = self._request.with_settings(kernel=kernel)
-            plan = plan_of(self._request)
+            self._request, self._is_prepared = self._request.with_settings(kernel=self._kernel), True
             self._units = sizes_out_of_range(self._outputs.values)
             self._scaled = self._request
             if self._units is not None:
                 values = self._outputs.values / self._units
                 self._scaled = replace(self._request, outputs=Targets(values, self._outputs.alphas))
-            self._is_primal, self._is_prepared = plan.form == "primal" and isinstance(plan.chosen, Direct), True
+
+    @cached_property
+    def _is_primal(self) -> bool:
+        plan = plan_of(self._request)
+        return plan.form == "primal" and isinstance(plan.chosen, Direct)
 
     def _refuse_changed_targets(self) -> None:
         if self._digest is not None and digest_of(self._outputs.values) != self._digest:
@@ -115,12 +128,14 @@ class Processes:
 
     def _with_factor(self, alpha: float, columns: Numbers) -> FactoredProcess:
         if alpha not in self._factored:
-            kind = PrimalPosterior if self._is_primal and alpha > 0 else DualPosterior
-            self._factored[alpha] = kind(self._scaled, alpha, columns)
+            kept = self._kept.get(alpha)
+            is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+            kind = PrimalPosterior if is_primal else DualPosterior
+            self._factored[alpha] = kind(self._scaled, alpha, columns, kept)
         return self._factored[alpha]
 
     def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
-        if alpha in self._factored or (self._is_primal and alpha > 0):
+        if alpha in self._factored or alpha in self._kept or (self._is_primal and alpha > 0):
             return self._with_factor(alpha, columns)
         problem = replace(self._problem, alphas=(alpha,))
         self.plan = plan_uncertainty(problem, detect(self._request.settings.memory_limit, None), n_rows)
@@ -143,6 +158,10 @@ class Processes:
         targets = Targets(self._outputs.values[:, :1], self._outputs.alphas[:1])
         request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
         return with_spectrum(request.problem(), request.rows)
+
+    def kept(self) -> dict[float, Kept]:
+        """By λ, what a saved model holds of the processes, where a factor is affordable."""
+        return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
         """Intervals by the models that leave out folds."""

@@ -45,7 +45,7 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
     Raises
     ------
     InputError
-        If the model was pickled, and what its kernel learned from is not known.
+        If the model was pickled or loaded, and what its kernel learned from is not known.
     DkrrError
         As a fit does.
     """
@@ -54,8 +54,8 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
     take = request.rows.take if learned is None else learned.take
     if take is None:
         raise InputError(
-            "the model was pickled without the data that its kernel learns from, which predict_interval fits parts of; "
-            "expected a model that was fitted here: call fit"
+            "the model was pickled or saved without the data that its kernel learns from, which predict_interval fits "
+            "parts of; expected a model that was fitted here: call fit"
         )
     models, kernels, errors = [], list[Kernel](), list[Array]()
     for held in folds:

@@ -15,7 +15,7 @@ from dkrr.rows.open import (
     refuse_unreadable,
 )
 from dkrr.rows.sources import Rows
-from dkrr.rows.staging import described_rows, stage, write_rows
+from dkrr.rows.staging import described_rows, stage, whole, write_rows
 from dkrr.rows.stored import CheckedRows, SparseRows
 from dkrr.rows.zarr_arrays import ZarrRows
 
@@ -41,5 +41,6 @@ __all__ = [
     "scan_tasks",
     "stage",
     "unframed",
+    "whole",
     "write_rows",
 ]

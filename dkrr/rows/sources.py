@@ -84,6 +84,17 @@ class Rows(ABC):
             rows = slice(k, min(k + height, stop))
             yield rows, self.read(rows.start, rows.stop)
 
+    def even_blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        """`blocks` of `height` rows whatever the container, for sums that are to have the same bits in all of them."""
+        held, first = list[Block](), start
+        for where, block in self.blocks(start, stop, height):
+            is_end = (where.stop - start) % height == 0 or where.stop == stop
+            if not is_end or held:
+                held.append(block.copy())
+            if is_end:
+                yield slice(first, where.stop), _joined(held) if held else block
+                held, first = [], where.stop
+
     def _blocks_of_chunks(
         self, edges: Sequence[int], start: int, stop: int, height: int
     ) -> Iterator[tuple[slice, Block]]:
@@ -118,7 +129,7 @@ class Rows(ABC):
     def take(self, indices: NDArray[np.intp]) -> Block:
         """Some rows, by number, as they are stored; nothing else is read where the container can do that."""
         blocks = [self.read(int(k), int(k) + 1) for k in indices]
-        return sp.csr_array(sp.vstack(blocks, format="csr")) if self.is_sparse else np.concatenate(blocks)
+        return _joined(blocks)
 
     @property
     def n_bytes(self) -> int:
@@ -212,6 +223,10 @@ def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | No
         last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + max_entries, side="right")) - 1
         cuts.append(min(max(last, cuts[-1] + 1), n if max_rows is None else cuts[-1] + max_rows, n))
     return cuts
+
+
+def _joined(blocks: list[Block]) -> Block:
+    return sp.csr_array(sp.vstack(blocks, format="csr")) if sp.issparse(blocks[0]) else np.concatenate(blocks)
 
 
 def dense(block: Block) -> NDArray[Any]:

@@ -111,6 +111,22 @@ def _write_block(block: Any, array: ChunkedArray, number: int) -> None:
     array.write((number, 0), dense(row_major(block)))
 
 
+def whole(rows: StoredCopy) -> Any:
+    """Rows in memory, once all of their chunks have been found.
+
+    Raises
+    ------
+    StoreError
+        If some are missing or damaged, or memory does not suffice.
+    """
+    for array in rows.arrays:
+        array.check_complete()
+    try:
+        return rows.read(0, rows.shape[0])
+    except MemoryError as error:
+        raise StoreError(f"an array of the model has shape {rows.shape}, for which memory does not suffice") from error
+
+
 def described_rows(place: Place, description: Any) -> StoredCopy:
     """Rows that a checked store describes, at their place; nothing is read.
 

@@ -340,7 +340,7 @@ def optimise(
     plan = plan_gradient(with_spectrum(request.problem(), request.rows), sizes, resources)
     seconds = plan.seconds * min(search.max_evaluations, 10)
     progress = make_progress(False if show_progress is None and seconds < QUIET_SECONDS else show_progress)
-    data = EvaluatedData.of(outputs, shared_fields(request, plan.plan))
+    data = EvaluatedData.of(outputs, shared_fields(request, plan.plan.problem))
     if data.fit_intercept:
         data = about_the_rows(data)
     start = np.log(np.concatenate([[alpha], lengths]))

@@ -199,7 +199,7 @@ def _carry_out(
         return
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
-    data = SelectionData.of(targets, shared_fields(fits, one) | fields)
+    data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":

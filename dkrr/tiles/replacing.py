@@ -191,10 +191,42 @@ def delete_partial(url: str) -> None:
         delete_listed(url, _PARTIAL_FILES)
 
 
+def refuse_missing_folder(url: str, name: str) -> None:
+    """Refuse a path whose folder does not exist, most often a slip: dkrr makes no folders above what it writes.
+
+    Parameters
+    ----------
+    url : str
+    name : str
+        Of the argument, for the message.
+
+    Raises
+    ------
+    InputError
+        Naming the folder.
+    StoreError
+        If it cannot be seen whether it exists.
+    """
+    path = local_path(resolved_place(url))
+    with faults_of(f"look for {url}", "then try again"):
+        exists = path is None or path.parent.is_dir()
+    if path is not None and not exists:
+        raise InputError(
+            f"{name} is {shown(url)}, and the folder {path.parent} does not exist; expected an existing one: "
+            f"make it, or give another path"
+        )
+
+
 def check_free(
-    url: str, *, overwrite: bool, what: str, is_one: Callable[[str], bool], listed: re.Pattern[str] | None
+    url: str,
+    *,
+    overwrite: bool,
+    what: str,
+    is_one: Callable[[str], bool],
+    listed: re.Pattern[str] | None,
+    name: str = "path",
 ) -> None:
-    """Refuse to write where something is that may not be replaced.
+    """Refuse to write where something is that may not be replaced, or nothing can be written.
 
     Parameters
     ----------
@@ -208,14 +240,28 @@ def check_free(
         Whether what is at a URL is one of the same kind.
     listed : re.Pattern or None
         Paths of the files of a folder of this kind, which has no others; None: it is a file.
+    name : str
+        Of the argument, for the message.
 
     Raises
     ------
     InputError
-        If something exists and may not be replaced.
+        If something exists and may not be replaced, or the folder above does not exist.
     StoreError
-        If it cannot be seen whether something exists.
+        If it cannot be seen whether something exists, or a file beside it cannot be written.
     """
+    refuse_missing_folder(url, name)
+    with faults_of(f"write {url}", "then try again"):
+        place = resolved_place(url)
+        path = local_path(place)
+        if path is None:
+            probe = f"{NEW}{uuid.uuid4().hex[:8]}"
+            remote.put(place.rpartition("/")[0], probe, b"")
+            remote.delete(place.rpartition("/")[0], [probe])
+        else:
+            file = _beside(path, NEW)
+            file.touch(exist_ok=False)
+            delete_file(file)
     with faults_of(f"look for {url}", "then try again"):
         if not _exists(url):
             return
@@ -270,7 +316,6 @@ def written_aside(url: str, *, overwrite: bool, listed: re.Pattern[str] | None) 
             with _written_remote(url, overwrite=overwrite, listed=listed) as place:
                 yield place
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         new = _beside(path, NEW)
         if listed is not None:
             new.mkdir()

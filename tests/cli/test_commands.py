@@ -7,16 +7,20 @@ import sys
 
 import dask
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
 from click.testing import CliRunner
+from pyarrow import csv, parquet
 
 from dkrr import KernelLogisticRegression, KernelRidge, load, save
 from dkrr.cli import dkrr
 from dkrr.errors import ConvergenceWarning
+from dkrr.fitting import fit
 from dkrr.machine import Profile
 from dkrr.machine.profile import machine_fingerprint, save_profile
 from dkrr.planning import KernelRate, Rates
+from dkrr.selection import select as selected
 
 
 @pytest.fixture
@@ -335,3 +339,125 @@ def test_a_quiet_fit_is_one_line_and_info_knows_the_rows(data, files):
     (line,) = run("fit", *where, "--quiet").stdout.splitlines()
     assert re.fullmatch(r".*m\.zarr: SOLVED, residual [\d.e-]+, [\d.]+ m?s", line)
     assert "rows        211 to learn from" in run("info", files / "m.zarr").stdout
+
+
+class TestUncertainty:
+    """Standard deviations and intervals of a saved model are those of the fitted one, to the last bit."""
+
+    @pytest.mark.parametrize("command", ["fit", "select"])
+    @pytest.mark.parametrize("targets", ["one", "all"])
+    @pytest.mark.parametrize("out", ["p.npy", "p.zarr", "p.csv"])
+    def test_predict(self, data, files, monkeypatch, command, targets, out):
+        monkeypatch.setattr("dkrr.predictions_out.MAX_BLOCK_ROWS", 40)
+        monkeypatch.setattr("dkrr.posterior.base.CROSS_BYTES", 8 * 211 * 20)  # blocks of 32 rows, and of 16 in them
+        monkeypatch.setattr("dkrr.prediction.BLOCK_ROWS", 16)
+        y = data.y[:, 0] if targets == "one" else data.y
+        np.save(files / "y.npy", y)
+        np.save(files / "new.npy", data.X_new)
+        of_command = {"fit": ("--alpha", 0.1), "select": ("--alphas", "0.1")}[command]
+        arguments = ("--kernel", "rbf", "--gamma", 0.2, *of_command, "--uncertainty")
+        run(command, "--x", files / "x.npy", "--y", files / "y.npy", "--model", files / "m.zarr", *arguments)
+        ways = ("--std", "--interval", 0.8)
+        run("predict", "--model", files / "m.zarr", "--x", files / "new.npy", "--out", files / out, *ways)
+        model = KernelRidge(0.1, kernel="rbf", gamma=0.2).fit(data.X, y)
+        cv = 5 if command == "select" else None
+        parts = *model.predict(data.X_new, return_std=True), *model.predict_interval(data.X_new, 0.8, cv=cv)
+        expected = np.column_stack(parts)
+        if out == "p.csv":
+            table = csv.read_csv(files / out)
+            names = ["prediction"] if targets == "one" else [f"prediction_{k}" for k in range(3)]
+            assert table.column_names == [f"{name}{end}" for end in ("", "_std", "_lower", "_upper") for name in names]
+            found = np.column_stack([column.to_numpy() for column in table.columns])
+        else:
+            found = np.load(files / out) if out == "p.npy" else zarr.open_array(str(files / out))[:]
+        assert np.array_equal(found, expected), (found != expected).sum(axis=0)
+
+    def test_without_it_the_remedy_is_named(self, data, files):
+        np.save(files / "y.npy", data.y)
+        save(KernelRidge(kernel="rbf").fit(data.X, data.y), files / "m.zarr")
+        asked = ("predict", "--model", files / "m.zarr", "--x", files / "x.npy", "--out", files / "p.npy")
+        for option in (("--std",), ("--interval", 0.9)):
+            assert "--uncertainty" in run(*asked, *option, code=2).output
+        assert "between 0 and 1" in run(*asked, "--interval", 90, code=2).output
+        fit = ("fit", "--x", files / "x.npy", "--y", files / "y.npy", "--model", files / "n.zarr", "--uncertainty")
+        assert "--logistic" in run(*fit, "--logistic", code=2).output
+        assert "--model" in run("select", *fit[1:5], "--uncertainty", code=2).output
+        save(KernelLogisticRegression().fit(data.X, data.y[:, 0] > 0), files / "c.zarr")
+        asked = ("predict", "--model", files / "c.zarr", "--x", files / "x.npy", "--out", files / "p.npy")
+        assert "expected a regression" in run(*asked, "--std", code=2).output
+        assert not (files / "p.npy").exists() and not (files / "n.zarr").exists()
+
+
+class TestFailuresAfterTheWork:
+    """What would fail when the model is saved is found before the fit; what fails then does not lose the model."""
+
+    @pytest.fixture
+    def command(self, data, files, monkeypatch):
+        """Command `fit` whose work is a failure of the test."""
+        np.save(files / "y.npy", data.y)
+        monkeypatch.chdir(files)
+        monkeypatch.setattr("dkrr.estimators.kernel_ridge.fit", self.never)
+        monkeypatch.setattr("dkrr.estimators.kernel_ridge_cv.select", self.never)
+        return "--x", "x.npy", "--y", "y.npy"
+
+    @staticmethod
+    def never(*_, **__):
+        raise AssertionError("work has begun")
+
+    @pytest.mark.parametrize("name", ["fit", "select"])
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--model", "no/m.zarr"), "--model is 'no/m.zarr', and the folder .*/no does not exist"),
+            (("--model", "x.npy/m.zarr"), "the folder .*/x.npy does not exist"),
+            (("--model", "/proc/m.zarr"), "--model: cannot write /proc/m.zarr"),
+            (
+                ("--model", "m.zarr", "--store", "no/run.zarr"),
+                "--store is 'no/run.zarr', and the folder .*/no does not",
+            ),
+        ],
+    )
+    def test_paths(self, files, command, name, arguments, message):
+        before = sorted(files.rglob("*"))
+        found = run(name, *command, *arguments, code=2).output
+        assert re.search(message, found) and found.count("\n") == 1
+        assert sorted(files.rglob("*")) == before
+
+    @pytest.mark.parametrize("kind", ["date32", "timestamp", "decimal", "binary"])
+    def test_values_that_a_model_cannot_hold(self, files, command, kind):
+        of = {
+            "date32": pa.date32(),
+            "timestamp": pa.timestamp("us"),
+            "decimal": pa.decimal128(20),
+            "binary": pa.binary(),
+        }
+        values = (
+            pa.array([b"1"] * 9)
+            if kind == "binary"
+            else pa.array([1] * 9, pa.int32() if kind == "date32" else pa.int64()).cast(of[kind])
+        )
+        parquet.write_table(pa.table({"a": np.arange(9.0), "t": values, "y": np.arange(9.0)}), files / "t.parquet")
+        found = run("fit", "--x", "t.parquet", "--y", "y", "--one-hot", "t", "--model", "m.zarr", code=2).output
+        assert re.search("column 't' of .*cannot hold; expected numbers, text or categories", found) and command
+        assert not (files / "m.zarr").exists()
+
+    @pytest.mark.parametrize("name", ["fit", "select"])
+    def test_a_model_that_cannot_be_saved_is_kept(self, data, files, monkeypatch, name):
+        np.save(files / "y.npy", data.y)
+        (files / "out").mkdir()
+        (files / "kept").mkdir()
+        begin = {"fit": fit, "select": selected}[name]
+
+        def and_delete(*arguments):
+            (files / "out").rmdir()
+            return begin(*arguments)
+
+        where = {"fit": "dkrr.estimators.kernel_ridge.fit", "select": "dkrr.estimators.kernel_ridge_cv.select"}[name]
+        monkeypatch.setattr(where, and_delete)
+        asked = ("--x", files / "x.npy", "--y", files / "y.npy", "--model", files / "out" / "m.zarr")
+        with dask.config.set({"dkrr.temporary-directory": str(files / "kept")}):
+            found = run(name, *asked, code=1).output
+        (place,) = (files / "kept").glob("*/model.zarr")
+        assert f"the model was saved at {place} instead" in found and "out does not exist" in found
+        assert load(place).predict(data.X_new).shape == (len(data.X_new), 3)
+        assert not (files / "out").exists()

@@ -74,7 +74,7 @@ def evaluated(X, Y, weights, kernel, alpha, pairs, *, fit_intercept=False, tol=1
     sizes = FoldSizes(len(pairs))
     fields = request.problem().__dict__ | {"n_targets": n_targets}
     plan = plan_gradient(type(request.problem())(**fields), sizes, detect("4GiB", None)).plan
-    data = EvaluatedData.of(request.outputs, shared_fields(request, plan))
+    data = EvaluatedData.of(request.outputs, shared_fields(request, plan.problem))
     with open_context(plan, None, Progress()) as context:
         error = HeldOutError(data, Folds.of_pairs(len(X), pairs), plan, context)
         of_lengths = not isinstance(kernel, Laplacian)

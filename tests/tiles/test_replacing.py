@@ -41,8 +41,8 @@ def content(path, *, folder):
 @pytest.mark.parametrize("there", [False, True])
 def test_takes_the_place_once_whole(tmp_path, folder, there):
     path = tmp_path / "new" / "a.npy"
+    path.parent.mkdir()
     if there:
-        path.parent.mkdir()
         write(path, "old", folder=folder)
     with written_aside(str(path), overwrite=there, listed=FILES if folder else None) as place:
         assert place.endswith("a.npy") and Path(place).parent == path.parent

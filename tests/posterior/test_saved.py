@@ -1,0 +1,217 @@
+"""Saved models with their uncertainty: the same bits after loading, whatever way they are computed."""
+
+from contextlib import nullcontext
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from sklearn.model_selection import KFold
+
+import dkrr
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.features import Nystroem, RandomFourier
+from dkrr.kernels import RBF, Columns, Linear
+from dkrr.model_description import search_of
+from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.stores import edit
+
+
+def saved(model, folder, uncertainty=True):
+    dkrr.save(model, folder / "m.zarr", uncertainty=uncertainty, overwrite=True)
+    return dkrr.load(folder / "m.zarr")
+
+
+def same_bits(model, again, X):
+    found = [(*one.predict(X, return_std=True), *one.predict_variance_bounds(X)) for one in (model, again)]
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    assert np.array_equal(model.predict_interval(X), again.predict_interval(X))
+    assert np.array_equal(model.loo_residuals_, again.loo_residuals_)
+    assert np.array_equal(model.log_marginal_likelihood_, again.log_marginal_likelihood_)
+
+
+WAYS = {
+    "dual": {"kernel": RBF(0.1)},
+    "several tiles": {"kernel": RBF(0.1), "tile": 32},
+    "free constant": {"kernel": RBF(0.1), "fit_intercept": True},
+    "λ of each target": {"kernel": "laplacian", "alpha": [0.3, 0.1, 0.3]},
+    "primal": {"kernel": "linear", "fit_intercept": True},
+    "solved in dual form": {"kernel": "linear", "form": "dual"},
+    "Fourier": {"kernel": RandomFourier(RBF(0.1), 30)},
+    "Nyström": {"kernel": Nystroem(RBF(0.1), 30), "fit_intercept": True},
+    "λ = 0": {"kernel": RBF(2.0), "alpha": 0.0},
+    "transformer": {"kernel": RBF(0.1), "transformer": "standardize"},
+    "columns": {"kernel": Columns(RBF(0.1), [0, 1]) + Columns(Linear(), [2, 3, 4]), "fit_intercept": True},
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("uncertainty", [True, "data"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bits(data, tmp_path, way, uncertainty, weighted):
+    far = 100.0 if WAYS[way].get("fit_intercept") else 0.0  # linear kernels get an origin
+    model = KernelRidge(**WAYS[way]).fit(data.X + far, data.y, sample_weight=data.weights if weighted else None)
+    same_bits(model, saved(model, tmp_path, uncertainty), data.X_new + far)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_the_same_bits_by_conjugate_gradient(data, tmp_path, monkeypatch, fit_intercept):
+    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
+    solver = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
+    model = KernelRidge(0.5, kernel=RBF(0.1), solver=solver, fit_intercept=fit_intercept).fit(data.X, data.y)
+    again = saved(model, tmp_path)
+    assert again.solver == solver and not list((tmp_path / "m.zarr").glob("factor*"))
+    same_bits(model, again, data.X_new)
+    assert again.uncertainty_plan_.method == "iterations"
+
+
+@pytest.mark.parametrize("kind", ["csr", "dask", "float32", "Fortran"])
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+def test_containers(data, tmp_path, monkeypatch, kind, kernel):
+    monkeypatch.setattr("dkrr.fitting.normal_sums.strip_rows", lambda _: 64)
+    X = np.where(np.abs(data.X) > 1, data.X, 0.0)
+    rows = {
+        "csr": sp.csr_array,
+        "dask": lambda X: da.from_array(X, chunks=50),
+        "float32": np.float32,
+        "Fortran": np.asfortranarray,
+    }[kind](X)
+    model = KernelRidge(kernel=kernel).fit(rows, data.y[:, 0])
+    same_bits(model, saved(model, tmp_path), data.X_new)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear", RandomFourier(RBF(0.1), 20)], ids=str)
+def test_a_table_behind_a_transformer(data, tmp_path, kernel):
+    table = pd.DataFrame(data.X, columns=list("abcde")).assign(y=data.y[:, 0])
+    table.to_parquet(tmp_path / "t.parquet")
+    model = KernelRidge(kernel=kernel, transformer="standardize").fit(tmp_path / "t.parquet", "y")
+    same_bits(model, saved(model, tmp_path), table[list("abcde")])
+
+
+def test_a_factor_is_read_where_memory_is_short(data, tmp_path, monkeypatch):
+    model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
+    expected = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
+    monkeypatch.setattr("dkrr.posterior.dual.available_bytes", lambda: 0)
+    monkeypatch.setattr("dkrr.linalg.triangle.MAX_SQUARE", 48)
+    again = saved(model, tmp_path)
+    found = again.predict(data.X_new, return_std=True)[1], again.loo_residuals_
+    assert again._known_processes.factored()[0][1]._matrix_factor.is_stored
+    assert all(np.allclose(a, b, rtol=1e-10, atol=0) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_factor_on_disk(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.tiles.shards.CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
+    model = KernelRidge(kernel=RBF(0.1), tile=48).fit(data.X, data.y)
+    same_bits(model, saved(model, tmp_path), data.X_new)
+    assert dkrr.verify(tmp_path / "m.zarr").is_whole
+
+
+def test_nothing_is_factored_again(data, tmp_path, monkeypatch):
+    model = KernelRidge(kernel=RBF(0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
+    again = saved(model, tmp_path)
+    monkeypatch.setattr("dkrr.posterior.dual.direct_gram", None)
+    same_bits(model, again, data.X_new)
+    dkrr.save(again, tmp_path / "m.zarr", overwrite=True, uncertainty=True)  # over the model that it reads
+    same_bits(model, dkrr.load(tmp_path / "m.zarr"), data.X_new)
+
+
+@pytest.mark.parametrize("uncertainty", [False, True])
+@pytest.mark.parametrize(("kernels", "gamma"), [("rbf", [0.1, 0.3]), ([RBF(0.1), RBF(0.2)], None)])
+def test_a_search_comes_back_with_its_results(data, tmp_path, kernels, gamma, uncertainty):
+    search = KernelRidgeCV([0.1, 1.0], kernel=kernels, gamma=gamma, cv=KFold(4, shuffle=True, random_state=0)).fit(
+        data.X, data.y[:, 0]
+    )
+    again = saved(search, tmp_path, uncertainty)
+    assert set(again.cv_results_) == set(search.cv_results_)
+    for name, values in search.cv_results_.items():
+        if name not in ("params", "param_kernel"):
+            np.testing.assert_array_equal(again.cv_results_[name], values)
+    assert again.best_score_ == search.best_score_ and again.best_index_ == search.best_index_
+    assert again.alpha_ == search.alpha_ and again.n_splits_ == 4
+    best = KernelRidge(**{"kernel": "rbf"} | again.best_params_).fit(data.X, data.y[:, 0])
+    assert np.allclose(best.predict(data.X_new), search.predict(data.X_new))
+    if uncertainty:
+        same_bits(search, again, data.X_new)  # intervals: by the folds of the search
+    assert not hasattr(again.fit(data.X, data.y[:, 0]), "cv_results_")
+
+
+def test_a_model_without_it_says_how_to_save_it(data, tmp_path):
+    again = saved(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path, uncertainty=False)
+    for ask in (lambda: again.predict(data.X_new, return_std=True), lambda: again.predict_interval(data.X_new)):
+        with pytest.raises(InputError, match="uncertainty=True.*--uncertainty"):
+            ask()
+    with pytest.raises(InputError, match="uncertainty=True"):
+        saved(again, tmp_path)
+    with pytest.raises(InputError, match="expected a regression"):
+        saved(dkrr.KernelLogisticRegression().fit(data.X, data.y[:, 0] > 0), tmp_path)
+    with pytest.raises(InputError, match='uncertainty is 1; expected True or False, or "data"'):
+        saved(again, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uncertainty": {"solver": "cg", "factors": [{}]}},
+        {"uncertainty": {"solver": {"preconditioner": 5}, "factors": []}},
+        {"uncertainty": {"solver": ["cg"], "factors": []}},
+        {"tile": 2**60},
+        {"tile": 3, "panel": 7},
+        {"quadratic": [1.0]},
+        {"alpha": 0.7},
+        {"form": "primal"},
+        {"trace": "1"},
+    ],
+    ids=str,
+)
+def test_damaged_descriptions_are_refused(data, tmp_path, changes):
+    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    dkrr.save(model, tmp_path / "m.zarr", uncertainty=True)
+    factor = {"alpha": 1.0, **model._known_processes.kept()[1.0].numbers} | changes
+    changed = changes if "uncertainty" in changes else {"uncertainty": {"solver": "auto", "factors": [factor]}}
+    edit(tmp_path / "m.zarr", **changed)
+    with pytest.raises(dkrr.errors.StoreError, match="damaged"):
+        dkrr.load(tmp_path / "m.zarr").predict(data.X_new, return_std=True)
+
+
+SIZED = {
+    "dual": {"kernel": RBF(0.1)},
+    "tiles": {"kernel": RBF(0.1), "tile": 64},
+    "λ of each target": {"kernel": RBF(0.1), "alpha": [0.3, 0.1, 0.3]},
+    "primal": {"kernel": "linear", "fit_intercept": True},
+    "solved in dual form": {"kernel": "linear", "form": "dual"},
+    "Nyström": {"kernel": Nystroem(RBF(0.1), 30)},
+    "precomputed": {"kernel": "precomputed"},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("way", SIZED)
+def test_the_size_is_in_the_plan(tmp_path, way, weighted, dtype):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(700, 6)).astype(dtype), rng.normal(size=(700, 3))
+    X = RBF(0.1)(X).astype(dtype) if way == "precomputed" else X
+    model = KernelRidge(**SIZED[way]).fit(X, y, sample_weight=np.ones(700) if weighted else None)
+    plan = model.plan_
+    for expected, uncertainty in ((plan.saved_bytes, False), (plan.saved_bytes_with_uncertainty, True)):
+        if way == "precomputed" and uncertainty:
+            continue
+        dkrr.save(model, tmp_path / "m.zarr", overwrite=True, uncertainty=uncertainty)
+        files = [f for f in (tmp_path / "m.zarr").rglob("*") if f.is_file() and f.name != "zarr.json"]
+        assert abs(sum(f.stat().st_size for f in files) - expected) <= 500, files
+        assert str(expected) in str(list(plan.to_dict().values()))
+    assert "with uncertainty=True" in str(plan)
+
+
+@pytest.mark.parametrize("entry", ["params", "columns", "best_params", "search"])
+@pytest.mark.parametrize("value", [None, 5, [5], {"a": 5}, "text", {"a": [[1], [1, 2]]}], ids=str)
+def test_damaged_results_of_a_search_are_refused(data, tmp_path, entry, value):
+    search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, data.y[:, 0])
+    dkrr.save(search, tmp_path / "m.zarr")
+    found = search_of(search)
+    edit(tmp_path / "m.zarr", search=value if entry == "search" else found | {entry: value})
+    are_right = {"search": (None,), "best_params": ({"a": 5},)}.get(entry, ())
+    with nullcontext() if value in are_right else pytest.raises(dkrr.errors.StoreError, match="damaged"):
+        dkrr.load(tmp_path / "m.zarr")
