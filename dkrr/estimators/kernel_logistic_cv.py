@@ -237,7 +237,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         with self._names_kept():
             self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         result = model.solve_result_
-        self.solve_result_ = replace(result, messages=(*self.advice_, *result.messages))
+        self.solve_result_ = replace(result, messages=(*result.messages, *self.advice_))
 
     def _leave_out(self, values: Array, solved: NDArray[np.bool_], alphas: Array, gradients: Array) -> None:
         """Set the scores of fits that have not converged to NaN, and warn of them; shapes as in `scored`."""

@@ -315,7 +315,7 @@ class KernelRidgeCV(RidgeRegressor):
             advice += without_constant(means, np.sqrt(self._target_variances), r2)
         self.advice_ = tuple(advice)
         if advice and hasattr(self, "solve_result_"):
-            messages = (*self.advice_, *self.solve_result_.messages)
+            messages = (*self.solve_result_.messages, *self.advice_)
             self.solve_result_ = replace(self.solve_result_, messages=messages)
         for text in advice:
             make_progress(self.progress).note(text)

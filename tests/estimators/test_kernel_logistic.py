@@ -503,7 +503,7 @@ class TestWarmStart:
         elif change == "form":
             model.set_params(form="primal")
         elif change == "kernel":
-            model.set_params(kernel="rbf")
+            model.set_params(kernel="rbf", degree=3)
         else:
             y = 2 - codes
         expected = clone(model).fit(X, y).predict_proba(X)

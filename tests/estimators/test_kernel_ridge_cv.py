@@ -363,7 +363,7 @@ def test_the_search_says_where_the_best_is_at_an_end(data, y):
         "the best alpha is the smallest of the candidates, 10",
         "the best gamma is the smallest of the candidates, 10",
     ]
-    assert search.solve_result_.messages[:2] == search.advice_
+    assert search.solve_result_.messages[-2:] == search.advice_
     each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
     count = np.count_nonzero(each.alpha_ == 10.0)
     assert 0 < count < 3 and f"10, for {count} of 3 targets" in each.advice_[0]

@@ -160,7 +160,8 @@ def test_bounds_from_a_factor_whose_digits_are_lost(data, fit_intercept):
 def test_bounds_from_a_factor(data, monkeypatch):
     monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 3.0)
     for kernel, intercept in (("rbf", False), ("rbf", True), ("linear", False), ("linear", True)):
-        model = KernelRidge(alpha=0.3, kernel=kernel, gamma=GAMMA, fit_intercept=intercept).fit(data.X, data.y[:, 0])
+        gamma = GAMMA if kernel == "rbf" else None
+        model = KernelRidge(alpha=0.3, kernel=kernel, gamma=gamma, fit_intercept=intercept).fit(data.X, data.y[:, 0])
         lower, upper = model.predict_variance_bounds(data.X_new, scale=2.0)
         variance = model.predict(data.X_new, return_std=True, scale=2.0)[1] ** 2
         assert (lower < variance).all() and (variance < upper).all()
