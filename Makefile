@@ -34,7 +34,7 @@ test: check docs  ## All checks of the code, the documentation and all tests
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
-pythons:  ## A fast part of the tests with each of Python 3.12 and 3.13 that is here, and the newest packages
+pythons:  ## A fast part of the tests with Python 3.12 and 3.13, and the newest packages
 	.ci/pythons "$(PYTHONS)" $(PYTHONS_TESTS)
 
 quick: $(VENV)/.test  ## Tests but for the slow ones

@@ -91,3 +91,9 @@ def test_a_typed_program_runs(tmp_path: Path) -> None:
     y = np.sin(X[:, 0])
     pd.DataFrame({"a0": X[:, 0], "a1": X[:, 1], "target": y}).to_parquet(tmp_path / "x.parquet")
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
+
+
+def test_a_python_that_is_missing_is_an_error() -> None:
+    """Nothing would be tested with it."""
+    done = subprocess.run([ROOT / ".ci" / "pythons", "3.99", "tests"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no Python 3.99" in done.stderr
