@@ -139,6 +139,7 @@ def save(
         parts[ROWS] = fitted.rows
     transformer = uncertain = None
     if uncertainty is not False:
+        assert isinstance(model, KernelRidge)  # checked above
         uncertain, more = _kept_of(model._processes(), folds, with_factors=uncertainty is True)
         parts = more | parts  # the rows that predictions read, if they read any
     if "transformer_" in vars(model):

@@ -126,24 +126,23 @@ def predict_to(
             f"probabilities is True, and model is a {type(model).__name__}; expected a classifier such as "
             f"KernelLogisticRegression"
         )
-    asked = [("return_std", return_std), ("interval", interval)]
-    for name, value in asked if not isinstance(model, RidgeRegressor) else ():
-        if value:
+    return_std = flag(return_std, "return_std")
+    for name, value in {"return_std": return_std, "interval": interval}.items():
+        if value and not isinstance(model, RidgeRegressor):
             raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected a regression")
     kept, X = _kept(X, keep, model)
     rows = model._new_rows(X)
     check_width(model._model, rows)
     if kept is not None and kept.n_rows != rows.shape[0]:
         raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
-    ends = ("_std",) * flag(return_std, "return_std") + ("_lower", "_upper") * (interval is not None)
+    ends = ("_std",) * return_std + ("_lower", "_upper") * (interval is not None)
     columns = _Columns.of(model, () if kept is None else kept.names, ends, probabilities=probabilities)
     if kept is not None and path.endswith(".npy"):
         raise InputError(
             f"path is {shown(path)} with keep={shown(keep)}, and .npy holds one array; expected one that ends in "
             f"{', '.join((*TABLES, '.zarr'))}: or give keep=()"
         )
-    further: list[Compute] = [] if not return_std else [model._variances(rows.shape[0], None).deviations]
-    further += [] if interval is None else [model._intervals(interval).bounds]
+    further = _uncertainties(model, rows.shape[0], return_std=return_std, interval=interval)
     blocks = _predicted(model, rows, X, further, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
@@ -159,6 +158,20 @@ def predict_to(
         else:
             _write_zarr(place, columns, kept, shape, blocks)
     return shape
+
+
+def _uncertainties(model: Any, n_rows: int, *, return_std: bool, interval: float | None) -> list[Compute]:
+    """What computes standard deviations and the ends of intervals of new rows."""
+    found: list[Compute] = [] if not return_std else [model._variances(n_rows, None).deviations]
+    if interval is not None:
+        intervals = model._intervals(interval)
+        if intervals.encode is not None:
+            raise InputError(
+                f"interval is {interval!r}, and the kernel of model learns from its training rows, so that every fold "
+                f"has another; expected model.predict_interval, or a kernel with a vocabulary"
+            )
+        found.append(intervals.bounds)
+    return found
 
 
 def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") -> None:
