@@ -185,6 +185,7 @@ MEANINGS: dict[str, frozenset[str]] = {
     "token_pattern": TEXT,
     "tol": HALF,
     "train_sizes": NONE,
+    "uncertainty": FLAG,
     "value": KERNEL | MAP,
     "vocabulary": NONE | {"['a']"},
     "warm_start": FLAG,
@@ -204,6 +205,7 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("KernelLogisticRegressionCV", "coef0"): REAL | PATH,
     ("KernelLogisticRegressionCV", "cv"): COUNT - {"1"},
     ("KernelLogisticRegressionCV", "degree"): WHOLE_POWER | PATH,
+    ("KernelLogisticRegressionCV", "max_iter"): NOTHING,
     ("KernelLogisticRegressionCV", "gamma"): NONE | POSITIVE | PATH | {"[None]"},
     ("KernelLogisticRegressionCV", "store"): NONE,
     ("KernelRidge.fit", "X"): SPARSE,
@@ -227,6 +229,7 @@ OWN: dict[tuple[str, str], frozenset[str]] = {
     ("load", "transformer"): NONE,
     ("open_table", "columns"): NONE | {"['a']", "{'a': 1}"},
     ("open_table", "path"): frozenset({"table of dates", "table of text"}),
+    ("predict_to", "interval"): NONE | {"0.5", "float32 0.5", "1e-300"},
     ("predict_to", "keep"): NONE | {"[]", "()"},
     ("predict_to", "path"): NOTHING,
     ("predict_to", "probabilities"): frozenset({"False"}),
@@ -285,6 +288,7 @@ EITHER: dict[tuple[str, str], frozenset[str]] = {
     ("Kernel.to", "Y"): UNCHECKED,
     ("plan", "X"): UNREAD,  # a plan reads only a sample of the rows
     ("plan", "y"): UNREAD,
+    ("KernelLogisticRegressionCV", "max_iter"): COUNT,  # candidates that one step does not solve have no score
     ("load", "kernel"): FUNCTION | KERNEL | MAP | {"class", "class RBF"},  # of the model
 }
 """Values that an argument takes or refuses, for the reason beside them: a refusal names the argument."""

@@ -72,7 +72,7 @@ ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
     ("", "degree"): POSITIVE - {"1.5"} | {"0"},
     ("", "gamma"): POSITIVE,
     ("", "max_iter"): COUNT,
-    ("", "model_path"): NEW,
+    ("", "model_path"): NEW - {"missing folder"},
     ("", "n"): COUNT,
     ("", "n_targets"): COUNT,
     ("", "shuffle"): COUNT | {"0"},

@@ -23,6 +23,7 @@ from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.linalg.operator import root_mean_squares
 from dkrr.model import FittedFunction
+from dkrr.plain_text import one_line
 from dkrr.requests import Targets
 from dkrr.rows import described_rows
 from dkrr.rows.staging import StoredCopy
@@ -198,7 +199,7 @@ def search_of(model: Any) -> dict[str, Any] | None:
     if not hasattr(model, "cv_results_"):
         return None
     results, best = model.cv_results_, model.best_params_
-    best = {name: None if isinstance(value, Kernel | FeatureMap) else value for name, value in best.items()}
+    best = {name: None if is_object(value) else value for name, value in best.items()}
     columns = {k: np.asarray(v).tolist() for k, v in results.items() if k != "params" and not k.startswith("param_")}
     return {
         "params": [_plain_parameters(one) for one in results["params"]],
@@ -208,14 +209,14 @@ def search_of(model: Any) -> dict[str, Any] | None:
     }
 
 
-def found_in_search(found: dict[str, Any], kernel: Any) -> dict[str, Any]:
-    """Attributes of a model that a search chose, from what `search_of` returned and the kernel of the model."""
+def found_in_search(found: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Attributes of a model that a search chose, from what `search_of` returned and the model's parameters."""
     params = found["params"]
     return {
         "cv_results_": {"params": params}
         | parameter_columns(params)
         | {name: np.array(values) for name, values in found["columns"].items()},
-        "best_params_": {k: kernel if v is None else _as_array(v) for k, v in found["best_params"].items()},
+        "best_params_": {k: getattr(model, k) if v is None else _as_array(v) for k, v in found["best_params"].items()},
         **{f"{name}_": _as_array(found[name]) for name in FOUND},
     }
 
@@ -225,10 +226,12 @@ def _as_array(value: Any) -> Any:
 
 
 def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: str(value) if isinstance(value, FeatureMap) or callable(value) else _plain(value)
-        for name, value in parameters.items()
-    }
+    return {name: one_line(str(value)) if is_object(value) else _plain(value) for name, value in parameters.items()}
+
+
+def is_object(value: Any) -> bool:
+    """Whether a parameter is a kernel, a function or a transformer: no number, text or array of numbers."""
+    return value is not None and not isinstance(value, str | list | dict | bool | int | float | np.ndarray | np.generic)
 
 
 def described_solver(solver: Any) -> Any:

@@ -111,7 +111,7 @@ def save(
     """
     path = location(path, "path", "the path or URL of the new model", is_kept=True)
     overwrite = flag(overwrite, "overwrite")
-    if uncertainty != "data":
+    if not isinstance(uncertainty, str) or uncertainty != "data":
         uncertainty = flag(uncertainty, "uncertainty", ', or "data"')
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(
@@ -374,7 +374,7 @@ def _loaded(
     model._restore(fitted, dual_coef, found)
     model.n_features_in_ = fitted.n_features
     if found["search"] is not None:
-        model.__dict__.update(found_in_search(found["search"], model.kernel))
+        model.__dict__.update(found_in_search(found["search"], model))
     if found["uncertainty"] is not None:
         if not isinstance(model, KernelRidge):
             raise ValueError(f"a {kind.__name__} with targets")

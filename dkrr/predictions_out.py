@@ -128,7 +128,7 @@ def predict_to(
         )
     return_std = flag(return_std, "return_std")
     for name, value in {"return_std": return_std, "interval": interval}.items():
-        if value and not isinstance(model, RidgeRegressor):
+        if value is not None and value is not False and not isinstance(model, RidgeRegressor):
             raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected a regression")
     kept, X = _kept(X, keep, model)
     rows = model._new_rows(X)
@@ -164,7 +164,7 @@ def _uncertainties(model: Any, n_rows: int, *, return_std: bool, interval: float
     """What computes standard deviations and the ends of intervals of new rows."""
     found: list[Compute] = [] if not return_std else [model._variances(n_rows, None).deviations]
     if interval is not None:
-        intervals = model._intervals(interval)
+        intervals = model._intervals(interval, name="interval")
         if intervals.encode is not None:
             raise InputError(
                 f"interval is {interval!r}, and the kernel of model learns from its training rows, so that every fold "

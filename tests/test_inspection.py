@@ -154,7 +154,7 @@ def test_other_things(tmp_path, made):
         for name in ("group", "empty", "nothing"):
             with pytest.raises(StoreError, match=name):
                 use(tmp_path / name)
-    with pytest.raises(StoreError, match="is a dkrr model"):
+    with pytest.raises(StoreError, match="is a saved model.*dkrr info"):
         dkrr.status(made / "model")
 
 

@@ -61,9 +61,9 @@ def folds_of_rows(cv: str, shuffle: int | None, *, is_classification: bool = Fal
     return shuffled_folds(count, shuffle, is_classification=is_classification)
 
 
-def whole(text: str, option: str) -> int:
+def whole(text: str, option: str, expected: str = "a whole number of folds, or loo") -> int:
     """Whole number; raises InputError naming the option."""
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{option} is {shown(text)}; expected a whole number of folds, or loo") from None
+        raise InputError(f"{option} is {shown(text)}; expected {expected}") from None

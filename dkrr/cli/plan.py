@@ -58,7 +58,10 @@ def plan(
             settings["cv"] = whole(settings["cv"], "--cv")
         if settings["alphas"] is not None:
             alphas = settings["alphas"]
-            settings["alphas"] = int(alphas) if alphas.isdecimal() else len(candidates([alphas], "--alphas"))
+            is_count, expected = alphas.isdecimal(), "a number of candidates, or the candidates"
+            settings["alphas"] = (
+                whole(alphas, "--alphas", expected) if is_count else len(candidates([alphas], "--alphas"))
+            )
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")
         result = library.plan(X, y_path, **settings)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.model_description import is_object
 from dkrr.plain_text import one_line
 from dkrr.units import format_bytes, format_seconds
 
@@ -188,7 +189,7 @@ def _json_value(value: Any) -> Any:
     """Numbers, arrays, texts and objects as values of JSON; None for NaN."""
     if value is None or isinstance(value, list | str | dict | bool):
         return value
-    if np.asarray(value).dtype == object:
+    if is_object(value):
         return one_line(str(value))
     array = np.asarray(value)
     if array.dtype.kind == "f":

@@ -28,6 +28,7 @@ from dkrr.estimators.search import (
 )
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
+from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
@@ -307,12 +308,16 @@ class KernelRidgeCV(RidgeRegressor):
 
     def _advised(self, y: Array, weights: Array | None) -> Self:
         """Set `advice_`, and say it with the result of the fit and where progress is shown."""
-        means = np.average(y, axis=0, weights=weights)
-        self._target_variances = np.average((y - means) ** 2, axis=0, weights=weights)
+        units = sizes_out_of_range(y)
+        y = y if units is None else y / units
+        means, units = np.average(y, axis=0, weights=weights), np.ones(y.shape[1]) if units is None else units
+        variances = np.average((y - means) ** 2, axis=0, weights=weights)
+        with np.errstate(over="ignore", under="ignore"):
+            self._target_variances = variances * units * units
         r2 = self._r2(np.atleast_1d(self.best_score_), per_target=np.ndim(self.best_score_) > 0)
         advice = [] if hasattr(self, "optimum_") else list(edges(self.cv_results_["params"], self.best_index_))
         if not self.fit_intercept:
-            advice += without_constant(means, np.sqrt(self._target_variances), r2)
+            advice += without_constant(means * units, np.sqrt(variances) * units, r2)
         self.advice_ = tuple(advice)
         if advice and hasattr(self, "solve_result_"):
             messages = (*self.solve_result_.messages, *self.advice_)
@@ -324,7 +329,7 @@ class KernelRidgeCV(RidgeRegressor):
     def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
         """R² of scores, of all targets together or of each; None where scores are not squared errors."""
         variances = self._target_variances
-        if self.scoring is not None or not (variances > 0).all():
+        if self.scoring is not None or not ((variances > 0) & (variances < np.inf)).all():
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
 

@@ -225,10 +225,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         lower, upper = self._by_blocks(rows, intervals.bounds, 2)
         return lower, upper
 
-    def _intervals(self, coverage: float, cv: Any = None, groups: Any = None) -> CrossValidationIntervals:
-        """Intervals with a given probability."""
+    def _intervals(
+        self, coverage: float, cv: Any = None, groups: Any = None, name: str = "coverage"
+    ) -> CrossValidationIntervals:
+        """Intervals with a given probability, of this name in messages."""
         if not is_real(coverage) or not 0 < coverage < 1:
-            raise InputError(f"coverage is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
+            raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
         folds = self._interval_folds(cv, processes.targets, groups)
         if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:

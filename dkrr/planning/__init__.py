@@ -1,5 +1,6 @@
 """The planner: which form, which executor, which tiles, and why. Integers and floats only."""
 
+import dkrr.planning.saved  # noqa: F401  # gives plans the size of the model
 from dkrr.planning.direct import Direct
 from dkrr.planning.float32_factor import Float32Factor
 from dkrr.planning.iteration import Iterative
@@ -8,7 +9,6 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import STRATEGIES, make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
-from dkrr.planning.saved import saved_bytes, saved_bytes_with_uncertainty
 from dkrr.planning.strategy import Strategy, Tiling
 
 __all__ = [
@@ -26,6 +26,4 @@ __all__ = [
     "Strategy",
     "Tiling",
     "make_plan",
-    "saved_bytes",
-    "saved_bytes_with_uncertainty",
 ]

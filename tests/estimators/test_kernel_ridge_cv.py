@@ -338,6 +338,7 @@ def double(A, B, factor=2.0):
     ],
     ids=["gamma", "poly", "several", "matern", "function", "optimize", "nystroem"],
 )
+@pytest.mark.filterwarnings("ignore:the search for lengths and alpha has not converged")
 def test_the_best_parameters_are_the_chosen_model(data, settings):
     settings = settings | {"cv": 3}
     search = KernelRidgeCV([1e-2, 1.0], **settings).fit(data.X, data.y)

@@ -302,7 +302,7 @@ def test_folds_have_kernels_that_have_not_seen_them(kernel, weighted):
     if isinstance(kernel, Nystroem):
         assert_allclose(pickle.loads(pickle.dumps(model)).predict_interval(X[new], 0.8, cv=4)[0], lower)
     else:
-        with pytest.raises(InputError, match="pickled without the data that its kernel learns from.*call fit"):
+        with pytest.raises(InputError, match="pickled or saved without the data that its kernel learns from.*call fit"):
             pickle.loads(pickle.dumps(model)).predict_interval(X[new])
     with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
         model.loo_residuals_  # noqa: B018

@@ -28,7 +28,11 @@ def same_bits(model, again, X):
     found = [(*one.predict(X, return_std=True), *one.predict_variance_bounds(X)) for one in (model, again)]
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
     assert np.array_equal(model.predict_interval(X), again.predict_interval(X))
-    assert np.array_equal(model.loo_residuals_, again.loo_residuals_)
+    if isinstance(model.kernel, Nystroem):
+        with pytest.raises(InputError, match="learns from the training rows"):
+            again.loo_residuals_  # noqa: B018
+    else:
+        assert np.array_equal(model.loo_residuals_, again.loo_residuals_)
     assert np.array_equal(model.log_marginal_likelihood_, again.log_marginal_likelihood_)
 
 

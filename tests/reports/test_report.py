@@ -211,7 +211,7 @@ class TestOfAModel:
         found["report"] |= {"call": f"{{{{ 7 * 7 }}}}{EVIL}", "search": {**search, "curve": None}}
         write_group(str(tmp_path / "m.zarr"), found)
         page = dkrr.report(tmp_path / "m.zarr")
-        assert "<script" not in page and "{{ 7 * 7 }}&lt;script" in page and ">49" not in page
+        assert "<script" not in page and "{{ 7 * 7 }}&lt;script" in page and ">49<" not in page
 
     @pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
     def test_without_a_package(self, data, run, tmp_path, monkeypatch, name):
@@ -264,7 +264,7 @@ class TestOfARun:
 def test_command(run, tmp_path):
     dkrr.save(run[1], tmp_path / "m.zarr")
     for path in (tmp_path / "m.zarr", run[0]):
-        result = CliRunner().invoke(command, ["report", str(path), "--out", str(tmp_path / "r.html")])
+        result = CliRunner().invoke(command, ["report", str(path), "--out", str(tmp_path / "r.html"), "--overwrite"])
         assert result.exit_code == 0 and result.stdout == f"{tmp_path}/r.html\n", result.output
         sections((tmp_path / "r.html").read_text(encoding="utf-8"))
     result = CliRunner().invoke(command, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])

@@ -13,7 +13,7 @@ HUGE, TINY, MODERATE = 2.0**531, 2.0**-1000, 2.0**420
 ALPHAS = [100.0, 1.0, 0.1, 0.01, 1e-6]
 WAYS = {
     "sums": {"kernel": "poly", "form": "primal"},
-    "rows": {"kernel": "linear", "cv": "loo", "fit_intercept": True},
+    "rows": {"kernel": "linear", "gamma": None, "cv": "loo", "fit_intercept": True},
     "factors": {"solver": "cholesky", "fit_intercept": True},
     "loo": {"cv": "loo"},
     "sweep": {"solver": "cg"},

@@ -135,11 +135,9 @@ class TestForeign:
     def test_kind_and_format_are_named(self, tmp_path):
         self.make("model", tmp_path / "m")
         self.make("later format", tmp_path / "r")
-        with pytest.raises(StoreError, match="is a dkrr model of format 1, not a run"):
+        with pytest.raises(StoreError, match="is a saved model of dkrr, not the store of a run"):
             RunStore(str(tmp_path / "m")).description()
-        with pytest.raises(
-            StoreError, match=f"run of format {FORMAT_VERSION + 1}, not a run of format {FORMAT_VERSION}"
-        ):
+        with pytest.raises(StoreError, match=f"run of format {FORMAT_VERSION + 1}, not of format {FORMAT_VERSION}"):
             RunStore(str(tmp_path / "r")).description()
 
 
