@@ -46,6 +46,7 @@ def reference(name: str) -> Fitted:
 def another(name: str) -> Path:
     """Store of a finished run with other data."""
     store = _folder() / f"{list(FITS).index(name)}-of-others" / "run.zarr"
+    store.parent.mkdir()
     fitted(name, str(store), version=1)
     return store
 

@@ -34,7 +34,7 @@ from dkrr.tiles.descriptions import read_group
 from dkrr.tiles.files import refuse_links
 from dkrr.tiles.replacing import arrays_below
 from dkrr.tiles.store import Place
-from dkrr.values import MAX_SHOWN, MAX_WHOLE, shown
+from dkrr.values import MAX_SHOWN, MAX_WHOLE, is_object, shown
 from dkrr.versions import VERSIONS
 
 Estimator = KernelRidge | KernelLogisticRegression
@@ -227,11 +227,6 @@ def _as_array(value: Any) -> Any:
 
 def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: one_line(str(value)) if is_object(value) else _plain(value) for name, value in parameters.items()}
-
-
-def is_object(value: Any) -> bool:
-    """Whether a parameter is a kernel, a function or a transformer: no number, text or array of numbers."""
-    return value is not None and not isinstance(value, str | list | dict | bool | int | float | np.ndarray | np.generic)
 
 
 def described_solver(solver: Any) -> Any:

@@ -260,3 +260,8 @@ def numbers(values: Any, name: str, expected: str) -> np.ndarray[Any, np.dtype[n
 def _has_no_flags(values: Any) -> bool:
     # NumPy turns [True, 2.0] into floats.
     return not isinstance(values, list | tuple) or not any(isinstance(v, bool | np.bool_) for v in values)
+
+
+def is_object(value: Any) -> bool:
+    """Whether a parameter is a kernel, a function or a transformer: no number, text or array of numbers."""
+    return value is not None and not isinstance(value, str | list | dict | bool | int | float | np.ndarray | np.generic)

@@ -1,5 +1,6 @@
 """Shared data."""
 
+import logging
 import os
 import signal
 import uuid
@@ -36,6 +37,17 @@ def no_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["DASK_DKRR__QUICK_MEASUREMENT"] = "false"
     with dask.config.set({"dkrr.profile-directory": folder, "dkrr.quick-measurement": False}):
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_loggers() -> Iterator[None]:
+    """Loggers are after a test what they were before: where dkrr shows progress depends on them."""
+    loggers = [logging.getLogger(name) for name in (None, "dkrr", "dkrr.progress")]
+    before = [(one, one.level, list(one.handlers), one.propagate, one.disabled) for one in loggers]
+    yield
+    for one, level, handlers, one.propagate, one.disabled in before:
+        one.setLevel(level)
+        one.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

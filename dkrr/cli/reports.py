@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.model_description import is_object
 from dkrr.plain_text import one_line
 from dkrr.units import format_bytes, format_seconds
+from dkrr.values import is_object
 
 
 def fit_report(model: Any, path: str | None, *, as_json: bool, is_short: bool = False) -> str:

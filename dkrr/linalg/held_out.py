@@ -130,7 +130,7 @@ class LeftOut:
         self._run([Task(f"inverse-{s.start}", squares, (s,), flops=float((n - s.start) ** 2)) for s in strips])
         v = self._solved[1]
         if v is not None:
-            taken = v**2 / self._total
+            taken = v * (v / self._total)  # v² may be out of float64's range
             diagonal -= taken
             lost = np.flatnonzero(~(CANCELLED * diagonal > taken))
             for start in range(0, len(lost), STRIP_COLUMNS):

@@ -88,6 +88,13 @@ class Plan(Explained):
         return SIZES["with uncertainty"](self)
 
     @property
+    def has_primal_factor(self) -> bool:
+        """Whether errors are computed from a factor of D × D (for λ > 0): one of the fit, or the smaller one."""
+        d = self.problem.dimension or 0
+        is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
+        return self.form == "primal" and (self.chosen.for_systems.is_direct or is_small)
+
+    @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads

@@ -39,7 +39,7 @@ def saved_bytes_with_uncertainty(plan: Plan) -> int | None:
     total += _bytes_of_rows(plan) if plan.prediction == "primal" or p.kernel.is_precomputed else 0
     alone = replace(p, form="dual", n_targets=1, keeps_store=False, layout=None)
     for alpha in p.alphas:
-        if plan.form == "primal" and isinstance(plan.chosen, Direct) and alpha > 0:
+        if plan.has_primal_factor and alpha > 0:
             side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
             total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
             continue

@@ -1,6 +1,7 @@
 """The Gaussian process from a factor of ΦᵀWΦ + λI."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from dkrr.errors import StoreError
+from dkrr.errors import ConvergenceWarning, StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.normal_sums import (
     LEAST_UNLEVERAGED,
@@ -82,12 +83,14 @@ class PrimalPosterior(FactoredProcess):
     def _rounded_fraction(self) -> float:
         """Largest fraction of a variance that rounding in the sums, the factor and a substitution may change.
 
-        The smallest eigenvalue of the matrix is at least 1 / ‖L⁻¹‖², with the Frobenius norm.
+        Entries a_ij of the matrix are off by some ε √(a_ii a_jj), which is ε where features are scaled to a diagonal of
+        ones: it is that matrix, D⁻¹LLᵀD⁻¹, whose smallest eigenvalue, at least 1 / ‖L⁻¹D‖² with the Frobenius norm,
+        says what is lost (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 10.1).
         """
         inverse = scipy.linalg.solve_triangular(self._factor, np.eye(len(self._factor)), lower=True, check_finite=False)
-        least = 1.0 / float(np.einsum("ij,ij->", inverse, inverse))
-        size = float(np.einsum("ij,ij->", self._factor, self._factor))
-        part = 3 * (self.data.n + len(inverse) + 2) * EPS * size / least
+        inverse *= np.sqrt(np.einsum("ij,ij->i", self._factor, self._factor))
+        p = len(inverse)
+        part = 3 * (self.data.n + p + 2) * EPS * p * float(np.einsum("ij,ij->", inverse, inverse))
         return min(2 * part / (1.0 - part), 1.0) if part < 1 else 1.0
 
     def _errors(self) -> Iterator[tuple[slice, Array, Array]]:
@@ -114,6 +117,13 @@ class PrimalPosterior(FactoredProcess):
         n = self.degrees + (1 if self.data.fit_intercept else 0)
         whole = 2.0 * float(np.log(self._factor.diagonal()).sum())
         constant = -math.log(self.alpha) if self.data.fit_intercept else 0.0
+        if self._rounded_fraction == 1.0:
+            warnings.warn(
+                f"features of rows differ so much in size that no digit of the log marginal likelihood is certain "
+                f"(alpha = {self.alpha:g}): scale rows that are far larger than others, or use form='dual'",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         found = whole + (n - self._n_features) * math.log(self.alpha) + constant - self._log_weights()
         return Estimate(found)
 

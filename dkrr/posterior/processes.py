@@ -17,7 +17,6 @@ from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.machine import detect
-from dkrr.planning import Direct
 from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
 from dkrr.posterior.base import Array, FactoredProcess, Kept, Numbers, Posterior
@@ -103,8 +102,7 @@ class Processes:
 
     @cached_property
     def _is_primal(self) -> bool:
-        plan = plan_of(self._request)
-        return plan.form == "primal" and isinstance(plan.chosen, Direct)
+        return plan_of(self._request).has_primal_factor
 
     def _refuse_changed_targets(self) -> None:
         if self._digest is not None and digest_of(self._outputs.values) != self._digest:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData
-from dkrr.linalg.operator import column_sizes, root_mean_squares
+from dkrr.linalg.operator import column_norms, column_sizes, root_mean_squares
 from dkrr.linalg.training_sets import TrainingSets
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
@@ -75,9 +75,19 @@ class FoldSystems:
         """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
         if not self.frees_constant:
             return products + self._means
-        u, v = products[:, :-1], products[:, -1:]
-        constants = sums[:-1] / sums[-1]
-        return np.asarray(u - v * constants + constants + self._means)
+        u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
+        with np.errstate(invalid="ignore"):  # what is not finite has no score
+            return np.asarray(u - v * constants + constants + self._means)
+
+    def shares_of_constants(self, sums: Array, fold: int) -> Array:
+        """How much of each target's size the system of the constants is multiplied by, of shape (t',).
+
+        With β = β_y − b β_1 the residual is r_y − b r_1, and b is large where K is nearly constant.
+        """
+        norms, constants = column_norms(self._right * self.scales[:, [fold]]), np.abs(_constants(sums))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(constants == 0, 0.0, constants * (norms[-1] / norms[:-1]))
+        return np.nan_to_num(shares, nan=np.inf, posinf=np.inf)
 
     def score(self, fold: int, predictions: Array) -> Array:
         """Scores of predictions of a fold's rows, of shape (k, t')."""
@@ -92,3 +102,9 @@ class FoldSystems:
     def is_squared_error(self) -> bool:
         """Whether scores are mean squared errors."""
         return self._sheet.is_squared_error
+
+
+def _constants(sums: Array) -> Array:
+    """B = cᵀβ_y / cᵀβ_1 of every target."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(sums[:-1] / sums[-1])

@@ -116,18 +116,23 @@ class FoldSweep:
         # Checkpoints do not tell several runs apart.
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
         for left in reversed(range(MAX_TIGHTENINGS + 1)):
-            held_out, wanted = self._held_out(operator, outcome, plan.problem.tol)
-            if left == 0 or outcome.status is not Status.CONVERGED or (wanted >= iteration.tol).all():
+            held_out, wanted, shares = self._held_out(operator, outcome, plan.problem.tol)
+            wanted_of_columns = np.maximum(wanted / shares, LEAST_TOL)
+            if left == 0 or outcome.status is not Status.CONVERGED or (wanted_of_columns >= iteration.tol).all():
                 break
-            iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted, np.inf))
+            iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted_of_columns, np.inf))
             outcome = iteration.run(state=iteration.last)
         n_kept = len(systems.alphas) if watch is None else watch.n_kept
         for (a, f), values in held_out.items():
             where = systems.columns(a, f)
             self._report.iterations[a, f] = max(self._report.iterations[a, f], self._last_step[where].max())
-            needed = float(wanted[where].min()) if a < n_kept else np.inf
-            self._report.take(a, f, float(outcome.residuals[where].max()), needed)
-            if a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL:
+            residuals, is_finite = outcome.residuals[where], bool(np.isfinite(values).all())
+            residual = float((residuals * shares[where]).max()) if is_finite else float(residuals.max())
+            needed = float(wanted[where.start]) if a < n_kept else np.inf
+            if not is_finite and residual <= needed:
+                residual = np.inf
+            self._report.take(a, f, residual, needed)
+            if is_finite and (a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL):
                 self._sheet.take(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
@@ -159,8 +164,11 @@ class FoldSweep:
 
     def _held_out(
         self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
-    ) -> tuple[dict[tuple[int, int], Array], Array]:
-        """Predictions of held-out rows for every λ and fold, and the residuals that their scores need, of shape (m,).
+    ) -> tuple[dict[tuple[int, int], Array], Array, Array]:
+        """Predictions of held-out rows for every λ and fold, the residuals that their scores need, and shares.
+
+        The shares are how many times the residual of a column counts, more than once that of a large free constant;
+        both have shape (m,).
 
         A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
         have a mean and no constant is free, or hardly any noise.
@@ -168,14 +176,18 @@ class FoldSweep:
         systems = self.systems
         products = operator.unmasked(outcome.x / systems.sizes) * systems.sizes
         found, wanted = dict[tuple[int, int], Array](), np.full(len(systems.shift), tol)
+        shares = np.ones(len(wanted))
         for a in range(len(systems.alphas)):
             for f, rows in enumerate(systems.folds.test):
                 where = systems.columns(a, f)
-                found[a, f] = systems.predictions(products[rows, where], systems.scales[:, f] @ outcome.x[:, where])
+                sums = systems.scales[:, f] @ outcome.x[:, where]
+                found[a, f] = systems.predictions(products[rows, where], sums)
+                if systems.frees_constant:
+                    shares[where.stop - 1] = max(1.0, systems.shares_of_constants(sums, f).max())
                 errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
                 wanted[where] = max(tol * min(1.0, SLACK * part), LEAST_TOL)
-        return found, wanted
+        return found, wanted, shares
 
     def _count(self, columns: Numbers, *_: Array) -> None:
         """Count a step of some columns."""

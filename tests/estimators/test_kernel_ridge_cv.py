@@ -544,6 +544,18 @@ def test_systems_that_were_not_solved_have_no_score(kernel, solver, good, n_targ
     assert search.cv_results_["residual"][0] > 1e-3 >= search.cv_results_["residual"][1]
 
 
+def test_a_free_constant_is_solved_as_well_as_the_scores_need():
+    """With a nearly constant kernel b is a hundred times the targets, and so are errors of its system."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(46, 2))
+    y, settings = 5 + X[:, 0] + 0.3 * rng.normal(size=46), {"kernel": RBF(0.01), "fit_intercept": True, "cv": 4}
+    found, expected = (
+        KernelRidgeCV([1e-3, 3e-7], solver=solver, refit=False, race=False, **settings).fit(X, y).cv_results_
+        for solver in ("cg", "cholesky")
+    )
+    assert_allclose(found["mean_test_score"], expected["mean_test_score"], rtol=2e-3)
+
+
 def test_too_little_memory(data, y):
     with pytest.raises(MemoryLimitError, match="memory"):
         KernelRidgeCV(memory_limit="1MiB").fit(data.X, y)

@@ -100,6 +100,26 @@ def test_residuals_of_models_without_the_row(data, kernel, fit_intercept):
     assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [2.0**-270, 2.0**330], ids=["tiny", "huge"])
+def test_residuals_do_not_depend_on_units(data, size):
+    """K and its inverse are about 1e±163 and 1e±199: their squares leave float64."""
+    X, y = data.X[:30], data.y[:30]
+    expected, found = (
+        KernelRidge(s * s, kernel="linear", form="dual", fit_intercept=True).fit(X * s, y) for s in (1.0, size)
+    )
+    assert_allclose(found.loo_residuals_, expected.loo_residuals_, rtol=1e-12)
+
+
+def test_a_primal_fit_by_conjugate_gradient_has_the_factor_of_features(data):
+    """The factor of all rows has 0.1 % of this variance's digits left."""
+    by_cg, direct = (KernelRidge(1e-13, kernel="linear", form="primal", solver=s) for s in ("cg", "cholesky"))
+    for model in (by_cg, direct):
+        model.fit(data.X, data.y)
+    assert_allclose(by_cg.loo_residuals_, direct.loo_residuals_, rtol=1e-12)
+    found, expected = (model.predict(data.X_new, return_std=True, scale=1.0)[1] for model in (by_cg, direct))
+    assert_allclose(found, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("weight", "heavy"), [(1e16, [7]), (1e18, [7]), (1e18, [3, 4])], ids=str)
 def test_a_dominating_weight_costs_no_digits(weight, heavy):
     rng, n, alpha, kernel = np.random.default_rng(3), 12, 0.5, Linear()
@@ -373,3 +393,14 @@ def test_primal_bounds_are_tight_or_say_so():
     model = KernelRidge(1e-12, kernel="linear", form="primal").fit(X, X[:, 0])
     with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
         model.predict(X[:9], return_std=True)
+
+
+def test_features_of_any_units_cost_no_digits_and_a_large_row_is_reported():
+    rng = np.random.default_rng(0)
+    X, y, units = rng.normal(size=(30, 3)), rng.normal(size=30), 2.0 ** np.array([-20, 0, 20])
+    bounds = KernelRidge(1e-2, kernel="linear", form="primal").fit(X * units, y).predict_variance_bounds(X[:5], scale=1)
+    assert (bounds[1] - bounds[0] <= 1e-6 * bounds[0]).all()
+    X[4] *= 3e7
+    model = KernelRidge(1.0, kernel="linear", form="primal").fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="no digit of the log marginal likelihood is certain"):
+        model.log_marginal_likelihood_  # noqa: B018

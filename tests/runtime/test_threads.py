@@ -41,6 +41,7 @@ def test_they_do_not_disturb_each_other(tmp_path):
         settings = SETTINGS | KINDS[kind]
         if "store" in settings:
             settings["store"] = f"{folder}/{settings['store']}"
+            Path(folder).mkdir(exist_ok=True)
         together.wait(20)
         model = dkrr.KernelRidge(**settings).fit(X, y)
         return model.plan_.execution, model.predict(X[:50])
