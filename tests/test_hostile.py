@@ -477,6 +477,7 @@ class TestForgedEntries:
         with pytest.raises(StoreError, match="token_pattern"):
             dkrr.load(tmp_path / "m.zarr")
 
+    @pytest.mark.filterwarnings("ignore:the transformer of .* was fitted with scikit-learn")
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_any_part_of_a_description(self, models, data):

@@ -156,7 +156,7 @@ def test_another_version_of_scikit_learn(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
         dkrr.save(model, tmp_path / "m.zarr")
-    with pytest.warns(UserWarning, match="fitted with scikit-learn 1.5.0, and this is"):
+    with pytest.warns(UserWarning, match="fitted with scikit-learn '1.5.0', and this is"):
         dkrr.load(tmp_path / "m.zarr")
 
 
