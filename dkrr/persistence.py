@@ -319,8 +319,8 @@ def _warn_of_version(url: str, versions: Any) -> None:
     written, here = (versions or {}).get("scikit-learn"), VERSIONS["scikit-learn"]
     if written != here:
         warnings.warn(
-            f"the transformer of {url} was fitted with scikit-learn {shown(written)}, and this is {here}, which may compute "
-            f"something else from it; install that version, or fit the model again",
+            f"the transformer of {url} was fitted with scikit-learn {shown(written)}, and this is {here}, which may "
+            f"compute something else from it; install that version, or fit the model again",
             stacklevel=4,
         )
 
