@@ -78,6 +78,12 @@ class NormalSums:
         blas.solve_lower(factor, coef, transpose=True)
         return factor, coef
 
+    def least_left(self, alpha: float, factor: Array, n_penalised: int) -> float:
+        """Least fraction of a diagonal entry that is left in its pivot: coefficients may be off by ε over it."""
+        whole = self.gram.diagonal().copy()
+        whole[:n_penalised] += alpha
+        return float(np.min(factor.diagonal() ** 2 / whole, initial=1.0))
+
     def without(self, other: "NormalSums") -> "NormalSums | None":
         """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
         parts = (self.gram.diagonal(), other.gram.diagonal()), (self.squares, other.squares)

@@ -45,6 +45,8 @@ Numbers = NDArray[np.intp]
 
 SCORE_ACCURACY = 1e-9
 """Largest rounding error of a score from sums, relative to it; where it may be larger, the rows are predicted."""
+LEAST_LEFT = 1e-8
+"""Fraction of a feature's square that is left in its pivot, below which features are centred by fold."""
 SAMPLE_PER_FEATURE = 8
 """Rows for each feature in the sample whose solution is θ: residuals are then hardly larger than errors."""
 MIN_ROWS_PER_SAMPLE_ROW = 16
@@ -96,9 +98,9 @@ class PrimalFolds:
             with ThreadExecutor(self._parts) as executor:
                 return [r.value for r in executor.run(tasks, self._progress).tasks]
 
-    def _residuals(self, where: slice, features: Array, about: Array | None) -> Array:
+    def _residuals(self, where: slice, features: Array, about: Array | None, means: Array | float) -> Array:
         """Targets of some rows, without means and without what some coefficients predict."""
-        targets = self._data.targets[where] - self._means
+        targets = self._data.targets[where] - means
         if about is not None:
             blas.gemm(targets, features, about, alpha=-1.0, beta=1.0)
         return targets
@@ -114,7 +116,11 @@ class PrimalFolds:
         def of_segment(start: int, stop: int) -> list[NormalSums]:
             found = [NormalSums.zeros(self._width, self._n_targets) for _ in range(len(sets) + 1)]
             for where, features in feature_blocks(self._data, start, stop):
-                targets, weights, rest = self._residuals(where, features, about), self._weights(where), others[where]
+                targets, weights, rest = (
+                    self._residuals(where, features, about, self._means),
+                    self._weights(where),
+                    others[where],
+                )
                 chosen: list[Any] = [part_of(rows, where)[1] for rows in sets]
                 chosen.append(slice(None) if rest.all() else np.flatnonzero(rest))
                 for one, here in zip(found, chosen, strict=True):
@@ -140,7 +146,7 @@ class PrimalFolds:
         coefs, squares = list[Array](), np.zeros((len(folds), n_alphas * t))
         certain = np.full(n_alphas, takes_sums)
         for f, trained in enumerate(training):
-            coefs.append(np.hstack([self._solve(trained, float(alpha), about)[1] for alpha in alphas]))
+            coefs.append(self._coefs(f, trained, alphas, about))
             if takes_sums:
                 squares[f], is_exact = _squared_errors(held[f], coefs[f], len(folds.test[f]))
                 certain &= is_exact.reshape(n_alphas, t).all(axis=1)
@@ -152,6 +158,55 @@ class PrimalFolds:
                 sheet.take_squares(int(a), f, squares[f, a * t : (a + 1) * t], float(total))
         if not certain.all():
             self._predict(np.flatnonzero(~certain), coefs, sheet)
+
+    def _coefs(self, fold: int, sums: NormalSums, alphas: Array, about: Array | None) -> Array:
+        """Coefficients of all λ, (p, n_alphas t), from the sums of a fold's training rows if these determine them."""
+        found, has_constant = list[Array](), self._data.fit_intercept
+        for alpha in alphas.tolist():
+            try:
+                factor, coef = self._solve(sums, alpha, about)
+            except NotPositiveDefiniteError:
+                if not has_constant:
+                    raise
+                return self._centred_coefs(fold, alphas, about)
+            if has_constant and sums.least_left(alpha, factor, self._n_features) < LEAST_LEFT:
+                return self._centred_coefs(fold, alphas, about)
+            found.append(coef)
+        return np.hstack(found)
+
+    def _centred_coefs(self, fold: int, alphas: Array, about: Array | None) -> Array:
+        """Coefficients of all λ, (p, n_alphas t), from features and targets without their means over the training rows.
+
+        Where these rows are far from the origin, or one weight exceeds all others, the free constant takes nearly all
+        of each feature, and digits with it. Costs two more passes over the rows.
+        """
+        rows, last = self._folds.training(fold), self._n_features
+
+        def blocks(start: int, stop: int) -> Iterator[tuple[Array, Array, Array]]:
+            for where, features in feature_blocks(self._data, start, stop):
+                here, weights = part_of(rows, where)[1], self._weights(where)
+                weights = np.ones(len(features)) if weights is None else weights
+                yield features[here], self._residuals(where, features, about, 0.0)[here], weights[here]
+
+        def totals(start: int, stop: int) -> Array:
+            found = np.zeros(last + 1 + self._n_targets)
+            for features, targets, weights in blocks(start, stop):
+                found += weights @ np.hstack([features, targets])
+            return found
+
+        def centred(start: int, stop: int) -> NormalSums:
+            found = NormalSums.zeros(self._width, self._n_targets)
+            for features, targets, weights in blocks(start, stop):
+                features[:, :last] -= means[:last]
+                found.add(features, targets - means[last + 1 :], weights)
+            return found
+
+        means = sum(self._each("means", totals))
+        means /= means[last]  # the feature of the constant is 1
+        sums, *others = self._each("normal matrix", centred)
+        coef = np.hstack([self._solve(sums.with_rows_of(others), alpha, about)[1] for alpha in alphas.tolist()])
+        coef[last] += np.tile(means[last + 1 :] - self._means, len(alphas)) - means[:last] @ coef[:last]
+        return coef
 
     def _sums_of_folds(self, about: Array | None) -> tuple[list[NormalSums], Iterator[NormalSums]]:
         """Sums of the rows that each fold holds out (none where they do not matter), and those of its training rows."""
@@ -181,7 +236,7 @@ class PrimalFolds:
         for k in range(strips):
             start = k * n // strips
             for where, features in feature_blocks(self._data, start, start + -(-size // strips)):
-                sums.add(features, self._residuals(where, features, None), self._weights(where))
+                sums.add(features, self._residuals(where, features, None, self._means), self._weights(where))
         try:
             return sums.solved(alpha * size / n, self._n_features)[1]
         except NotPositiveDefiniteError:  # without a sample sums may cancel, which costs a second pass
@@ -232,7 +287,7 @@ class PrimalFolds:
         def of_segment(start: int, stop: int) -> tuple[Array, list[tuple[int, Numbers]]]:
             squares, near = np.zeros((len(alphas), t)), list[tuple[int, Numbers]]()
             for where, features in feature_blocks(data, start, stop):
-                targets = self._residuals(where, features, None)
+                targets = self._residuals(where, features, None, self._means)
                 weights = np.ones(len(features)) if data.weights is None else data.weights[where]
                 for a, (factor, coef) in enumerate(solved):
                     inner = features.copy()

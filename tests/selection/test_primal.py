@@ -134,6 +134,22 @@ def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_interce
     assert_allclose(found, expected, rtol=1e-9 if case == "rows" else 0.02)
 
 
+@pytest.mark.parametrize("case", ["offset beside a far row", "one weight"])
+def test_a_fold_far_from_the_common_origin_is_centred_by_itself(case):
+    rng = np.random.default_rng(2)
+    X, weights = rng.standard_normal((60, 3)), None
+    if case == "one weight":  # that of rows of length 1 has no origin
+        X, weights = X / np.linalg.norm(X, axis=1, keepdims=True), np.ones(60)
+        weights[5] = 1e14
+    else:
+        X += 1e6
+        X[3] *= 1e3
+    y = rng.standard_normal(60) + X[:, 0]
+    folds = list(TimeSeriesSplit(3).split(X)) if weights is not None else [(np.arange(15, 60), np.arange(15))]
+    found = scores_of(search_of(folds, [1e-2], fit_intercept=True).fit(X, y, sample_weight=weights))[0]
+    assert_allclose(found, exact_scores(X, y, folds, 1e-2, weights, fit_intercept=True), rtol=1e-6)
+
+
 def with_leverages_of_1(case):
     """Rows, targets and weights, and which rows have a leverage near 1."""
     rng = np.random.default_rng(1)
