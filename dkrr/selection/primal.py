@@ -161,26 +161,38 @@ class PrimalFolds:
 
     def _coefs(self, fold: int, sums: NormalSums, alphas: Array, about: Array | None) -> Array:
         """Coefficients of all λ, (p, n_alphas t), from the sums of a fold's training rows if these determine them."""
-        found, has_constant = list[Array](), self._data.fit_intercept
-        for alpha in alphas.tolist():
-            try:
-                factor, coef = self._solve(sums, alpha, about)
-            except NotPositiveDefiniteError:
-                if not has_constant:
-                    raise
-                return self._centred_coefs(fold, alphas, about)
-            if has_constant and sums.least_left(alpha, factor, self._n_features) < LEAST_LEFT:
-                return self._centred_coefs(fold, alphas, about)
-            found.append(coef)
-        return np.hstack(found)
+        try:
+            solved = [self._solve(sums, alpha, about) for alpha in alphas.tolist()]
+        except NotPositiveDefiniteError:
+            if not self._data.fit_intercept:
+                raise
+            return self._centred_coefs(fold, alphas, about)
+        if self._is_lost(sums, alphas, solved):
+            return self._centred_coefs(fold, alphas, about)
+        return np.hstack([coef for _, coef in solved])
+
+    def _is_lost(self, sums: NormalSums, alphas: Array, solved: Sequence[tuple[Array, Array]]) -> bool:
+        """Whether the free constant may have taken digits of the features."""
+        return self._data.fit_intercept and any(
+            sums.least_left(alpha, factor, self._n_features) < LEAST_LEFT
+            for alpha, (factor, _) in zip(alphas.tolist(), solved, strict=True)
+        )
 
     def _centred_coefs(self, fold: int, alphas: Array, about: Array | None) -> Array:
-        """Coefficients of all λ, (p, n_alphas t), from features and targets without their means over the training rows.
+        """Coefficients of all λ, (p, n_alphas t), from sums without the means of the fold's training rows."""
+        sums, means = self._centred_sums(self._folds.training(fold), about)
+        coef = np.hstack([self._solve(sums, alpha, about)[1] for alpha in alphas.tolist()])
+        last = self._n_features
+        coef[last] += np.tile(means[last + 1 :] - self._means, len(alphas)) - means[:last] @ coef[:last]
+        return coef
+
+    def _centred_sums(self, rows: Numbers, about: Array | None) -> tuple[NormalSums, Array]:
+        """Sums of features and targets without their weighted means over some rows, and these, (p + t,).
 
         Where these rows are far from the origin, or one weight exceeds all others, the free constant takes nearly all
         of each feature, and digits with it. Costs two more passes over the rows.
         """
-        rows, last = self._folds.training(fold), self._n_features
+        last = self._n_features
 
         def blocks(start: int, stop: int) -> Iterator[tuple[Array, Array, Array]]:
             for where, features in feature_blocks(self._data, start, stop):
@@ -204,9 +216,7 @@ class PrimalFolds:
         means = sum(self._each("means", totals))
         means /= means[last]  # the feature of the constant is 1
         sums, *others = self._each("normal matrix", centred)
-        coef = np.hstack([self._solve(sums.with_rows_of(others), alpha, about)[1] for alpha in alphas.tolist()])
-        coef[last] += np.tile(means[last + 1 :] - self._means, len(alphas)) - means[:last] @ coef[:last]
-        return coef
+        return sums.with_rows_of(others), means
 
     def _sums_of_folds(self, about: Array | None) -> tuple[list[NormalSums], Iterator[NormalSums]]:
         """Sums of the rows that each fold holds out (none where they do not matter), and those of its training rows."""
@@ -278,16 +288,25 @@ class PrimalFolds:
                 else:
                     sheet.take_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
 
+    def _of_all_rows(self, alphas: Array) -> tuple[list[tuple[Array, Array]], Array, Array]:
+        """Factor and coefficients of every λ, and means of features, (p,), and targets, (t,), that these lack."""
+        _, sums = self._sums((), np.ones(self._data.n, bool), None)
+        solved = [self._solve(sums, alpha) for alpha in alphas.tolist()]
+        if not self._is_lost(sums, alphas, solved):
+            return solved, np.zeros(self._width), self._means
+        sums, means = self._centred_sums(np.arange(self._data.n), None)
+        means[self._n_features] = 0.0  # the constant stays
+        return [self._solve(sums, alpha) for alpha in alphas.tolist()], means[: self._width], means[self._width :]
+
     def _score_each_row(self, alphas: Array, sheet: ScoreSheet) -> None:
         data, t = self._data, self._n_targets
-        _, sums = self._sums((), np.ones(data.n, bool), None)
-        solved = [self._solve(sums, float(alpha)) for alpha in alphas]
+        solved, means, target_means = self._of_all_rows(alphas)
         kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
 
         def of_segment(start: int, stop: int) -> tuple[Array, list[tuple[int, Numbers]]]:
             squares, near = np.zeros((len(alphas), t)), list[tuple[int, Numbers]]()
             for where, features in feature_blocks(data, start, stop):
-                targets = self._residuals(where, features, None, self._means)
+                features, targets = features - means, data.targets[where] - target_means
                 weights = np.ones(len(features)) if data.weights is None else data.weights[where]
                 for a, (factor, coef) in enumerate(solved):
                     inner = features.copy()

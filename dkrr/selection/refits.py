@@ -14,9 +14,13 @@ from dkrr.rows import MemoryRows
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet
+from dkrr.selection.sweep import LEAST_TOL
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
+
+NORMAL_FRACTION = 1e-3
+"""Tolerance in primal form over the one that scores ask for: normal equations have the squared condition number."""
 
 
 def score_by_refits(
@@ -27,18 +31,20 @@ def score_by_refits(
     report: Report,
     progress: bool | None,
     *,
-    in_place: bool,
+    is_primal: bool,
 ) -> None:
     """Score every λ by fits to the training rows of each fold, all λ as targets of their own.
 
-    Rows that are not in memory stay where they are (`in_place`), the others with weight 0; or the training rows are
+    Rows that are not in memory stay where they are in primal form, the others with weight 0; else the training rows are
     read, where the cost of a fit depends on their number more than on reading them.
     """
     targets = request.outputs
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
+    if is_primal:
+        request = request.with_settings(tol=max(NORMAL_FRACTION * request.settings.tol, LEAST_TOL))
     for f in range(len(folds)):
-        fitted = fit(_of_training_rows(request, folds, f, alphas, in_place=in_place), progress)
+        fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
         (solved,) = fitted.solved
         predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
         report.take_fit(f, solved.result, request.settings.tol)
@@ -52,7 +58,7 @@ def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:
     return taken[:, training] if request.settings.kernel.is_precomputed else taken
 
 
-def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array, *, in_place: bool) -> FitRequest:
+def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array, *, is_primal: bool) -> FitRequest:
     targets, settings = request.outputs, request.settings
     assert isinstance(targets, Targets)
     if settings.store is not None:
@@ -60,7 +66,7 @@ def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Arra
     request = replace(request, settings=settings)
     repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
     training, weights = folds.training(fold), request.weights
-    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or not in_place:
+    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or not is_primal:
         outputs = Targets(np.tile(targets.values[training], t), repeated)
         weights = None if weights is None else weights[training]
         return replace(request, rows=MemoryRows(_taken(request, training, training)), outputs=outputs, weights=weights)

@@ -162,7 +162,7 @@ def _scored_parts(
         store = None if settings.store is None else f"{settings.store}-size-{size}"
         fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
         sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
-        score_by_refits(fits, parts, alphas, sheet, report, show_progress, in_place=form == "primal")
+        score_by_refits(fits, parts, alphas, sheet, report, show_progress, is_primal=form == "primal")
         for message in report.leave_out(sheet.values, alphas):
             warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
         found[size, kept] = sheet.values
@@ -195,7 +195,7 @@ def _carry_out(
     settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
     folds, fits, one = request.folds, request.fit_request(settings, float(alphas[0])), plan.plan
     if plan.method == "refits":
-        score_by_refits(fits, folds, alphas, sheet, report, show_progress, in_place=one.form == "primal")
+        score_by_refits(fits, folds, alphas, sheet, report, show_progress, is_primal=one.form == "primal")
         return
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}

@@ -150,6 +150,17 @@ def test_a_fold_far_from_the_common_origin_is_centred_by_itself(case):
     assert_allclose(found, exact_scores(X, y, folds, 1e-2, weights, fit_intercept=True), rtol=1e-6)
 
 
+@pytest.mark.parametrize("scoring", [None, "neg_mean_squared_error"])
+def test_rows_far_from_the_origin_are_left_out_one_by_one(scoring):
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((20, 3)) * [1.0, 1e8, 1.0] + [0.0, 1e8, 1e7]  # too wide for a common origin
+    y = rng.standard_normal(20) + X[:, 2]
+    settings = {"fit_intercept": True, "scoring": scoring}
+    found = KernelRidgeCV([1e-3], kernel="linear", form="primal", cv="loo", refit=False, **settings).fit(X, y)
+    expected = exact_scores(X, y, leave_one_out(20), 1e-3, None, fit_intercept=True)
+    assert_allclose(found.best_score_, np.mean(expected), rtol=1e-7)
+
+
 def with_leverages_of_1(case):
     """Rows, targets and weights, and which rows have a leverage near 1."""
     rng = np.random.default_rng(1)
