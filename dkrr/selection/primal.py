@@ -116,11 +116,8 @@ class PrimalFolds:
         def of_segment(start: int, stop: int) -> list[NormalSums]:
             found = [NormalSums.zeros(self._width, self._n_targets) for _ in range(len(sets) + 1)]
             for where, features in feature_blocks(self._data, start, stop):
-                targets, weights, rest = (
-                    self._residuals(where, features, about, self._means),
-                    self._weights(where),
-                    others[where],
-                )
+                targets = self._residuals(where, features, about, self._means)
+                weights, rest = self._weights(where), others[where]
                 chosen: list[Any] = [part_of(rows, where)[1] for rows in sets]
                 chosen.append(slice(None) if rest.all() else np.flatnonzero(rest))
                 for one, here in zip(found, chosen, strict=True):
