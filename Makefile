@@ -23,22 +23,28 @@ PYTHONS_TESTS = $(addprefix tests/, kernels/test_values.py kernels/test_paramete
 	linalg/test_cholesky.py solvers/test_refinement.py tiles/test_store.py cli/test_commands.py test_persistence.py \
 	test_config.py)
 
-.PHONY: demo test oldest pythons quick check docs format clean
+.PHONY: demo test nightly guard random oldest pythons check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
 
-test: check docs  ## All checks of the code, the documentation and all tests
+test: check  ## Format, lint, types, the examples of README and docstrings, and the fast tests (4 minutes on 2 cores)
 	$(RUN) -m pytest $(TOGETHER)
+
+nightly: check docs random oldest pythons  ## All the rest: real clusters, kills, damage, 180 digits, other versions
+	HYPOTHESIS_PROFILE=nightly $(RUN) -m pytest $(TOGETHER) -m nightly
+
+guard: $(VENV)/.test  ## Those of the nightly tests that guard data: kills, damage, deletion
+	$(RUN) -m pytest $(TOGETHER) -m "nightly and guard"
+
+random: $(VENV)/.test  ## The fast tests in random order, in three processes
+	$(RUN) -m pytest --numprocesses 3 --dist worksteal -p randomly
 
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
 pythons:  ## A fast part of the tests with Python 3.12 and 3.13, and the newest packages
 	.ci/pythons "$(PYTHONS)" $(PYTHONS_TESTS)
-
-quick: $(VENV)/.test  ## Tests but for the slow ones
-	$(RUN) -m pytest $(TOGETHER) -m "not slow"
 
 check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m ruff format --check .

@@ -4,14 +4,16 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
 from distributed import Client
+from hypothesis import HealthCheck, settings
 
 from benchmarks.local_client import local_client
 from dkrr.linalg import TASK_MODULES
@@ -20,6 +22,25 @@ from tests.s3 import memory_bucket as in_memory
 from tests.s3 import request, s3_server, variables
 
 WORKER_MEMORY = 2**30
+NIGHTLY = Path(__file__).parent / "nightly"
+GOLDEN = Path(__file__).parent / "golden"
+
+SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("fast", max_examples=12, deadline=None, derandomize=True, suppress_health_check=SLOW_MACHINES)
+settings.register_profile("nightly", max_examples=200, deadline=None, suppress_health_check=SLOW_MACHINES)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew from what dkrr prints now")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything in tests/nightly, before `-m` selects."""
+    for item in items:
+        if item.path.is_relative_to(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
 
 
 def pytest_configure() -> None:
@@ -121,3 +142,16 @@ def bucket(s3_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def memory_bucket(monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket that only this process has: without the time of a server."""
     return in_memory(monkeypatch)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text that people read with a file of tests/golden; `--update-golden` writes the file."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert text == path.read_text(), f"{path.name} differs; if that is meant: pytest --update-golden"
+
+    return compare

@@ -173,7 +173,7 @@ def slurm_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         yield variables
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_here: dict[str, str], tmp_path: Path) -> None:
     X = np.random.default_rng(5).normal(size=(601, 3))
     Y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2])
@@ -197,7 +197,7 @@ def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_here: dict[str, str], t
     assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slurm_runs_workers_in_jobs_of_their_own(slurm_here: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("dask_jobqueue")
     X = np.random.default_rng(6).normal(size=(601, 3))

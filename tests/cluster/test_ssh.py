@@ -61,7 +61,7 @@ def no_worker_of(port: int, seconds: float = 10) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_start_runs_workers_on_two_hosts_with_certificates(ssh: str, tmp_path: Path) -> None:
     X, y = problem(700)
     np.save(tmp_path / "X.npy", X)

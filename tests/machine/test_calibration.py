@@ -51,7 +51,7 @@ def run(*arguments):
     return json.loads(result.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_this_machine(tmp_path, folder, monkeypatch):
     """The command measures for a moment only: every rate, and the next plan uses them."""
     scratch = tmp_path / "scratch"
@@ -68,7 +68,7 @@ def test_this_machine(tmp_path, folder, monkeypatch):
     assert description["measured"]["folder"] == str(scratch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_a_client(tmp_path, workers):
     with workers.as_current():
         profile = dkrr.calibrate(str(tmp_path), seconds=0.005)

@@ -110,7 +110,7 @@ class TestNoHome:
             assert load_profile(machine_fingerprint()) == profile()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_a_fit_of_an_unknown_user():
     """With an empty environment, as `docker run --user 54321` has it."""

@@ -198,7 +198,7 @@ def test_without_a_limit_of_addresses():
     assert (process_limit_bytes() is None) == unlimited
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_limit_of_addresses_that_the_system_sets():
     """In a process of its own, with real limits: a plan stays within them, and memory up to it can be had."""
     script = """
