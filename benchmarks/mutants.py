@@ -40,7 +40,7 @@ import click
 import libcst
 from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_replace
 
-from benchmarks.accuracy import replaced
+from tests.tools.pages import replaced
 
 MODULES = {
     "dkrr/linalg/cholesky.py": ["tests/linalg/test_cost.py", "tests/linalg/test_cholesky.py"],

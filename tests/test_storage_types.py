@@ -6,7 +6,6 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from benchmarks import precise
 from dkrr import KernelRidge
 from dkrr.features import (
     ColumnsMap,
@@ -24,6 +23,7 @@ from dkrr.features import (
 from dkrr.features.maps import CentredMap
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Linear, Matern, Polynomial
 from dkrr.kernels.centring import CentredLinear
+from tests import precise
 from tests.kernels.cases import CASES
 
 

@@ -6,11 +6,11 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import NotFiniteError
 from dkrr.features import IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, UnitLengthMap
 from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from tests import precise
 from tests.pairs import every_pair
 
 dense_or_csr = pytest.mark.parametrize("convert", [np.asarray, sp.csr_array], ids=["dense", "csr"])
