@@ -24,7 +24,7 @@ from dkrr.features.maps import CentredMap
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Linear, Matern, Polynomial
 from dkrr.kernels.centring import CentredLinear
 from tests import precise
-from tests.kernels.cases import CASES
+from tests.contracts.kernels import CASES
 
 
 def product_of_rows(X, Y):

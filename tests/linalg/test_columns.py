@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.kernels import RBF
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows, as_rows
-from tests.kernels.cases import DISTINCT
+from tests.contracts.kernels import DISTINCT
 from tests.linalg.systems import positive_definite
 from tests.rows.sources import KINDS, numbers, table
 

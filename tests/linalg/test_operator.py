@@ -32,7 +32,7 @@ from dkrr.planning import Rates
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from dkrr.tiles import TileGrid
-from tests.kernels.cases import DISTINCT
+from tests.contracts.kernels import DISTINCT
 from tests.linalg.systems import MANY, RAGGED, MatrixOperator, grids, positive_definite, tiles_of
 from tests.rows.sources import SPARSE, numbers, table
 

@@ -29,7 +29,7 @@ from dkrr.linalg.pivoted_cholesky import (
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
-from tests.kernels.cases import DISTINCT
+from tests.contracts.kernels import DISTINCT
 from tests.linalg.systems import positive_definite, rows_of
 from tests.oracles import naive_partial_cholesky
 

@@ -48,12 +48,6 @@ def test_sums_and_products_of_columns():
     assert not encodes(kernel)
 
 
-def test_blocks_do_not_depend_on_the_blocking():
-    kernel = Columns(RBF(0.3), [0, 1]) + Columns(Linear(), [2])
-    whole = kernel(X, Z)
-    assert_allclose(np.vstack([kernel(X[a : a + 7], Z) for a in range(0, 40, 7)]), whole, rtol=0, atol=1e-15)
-
-
 def test_columns_of_a_table():
     kernel = Columns(CallableKernel(letters), "drink") + Columns(RBF(0.5), ["price", "size"])
     fitted = kernel.fitted(TABLE)
@@ -78,7 +72,7 @@ def test_a_kernel_of_everything_beside_one_of_per_column():
     assert_allclose(kernel(TABLE), same + RBF(0.5)(X[:, [1]]), atol=1e-14)
 
 
-def test_descriptions():
+def test_a_kernel_of_columns_is_described_with_its_function():
     kernel = (Columns(CallableKernel(letters), "drink") + Columns(RBF(0.5), ["price", "size"])).fitted(TABLE)
     again = kernel_from_dict(json.loads(json.dumps(kernel.to_dict())), {kernel.left.base.name: letters})
     assert again == kernel
@@ -101,12 +95,6 @@ def test_finite_maps_of_columns(kernel):
     assert_allclose(phi.kernel()(X, Z), kernel(X, Z), atol=1e-12)
     with pytest.raises(InputError, match="finite feature map"):
         required_feature_map(kernel + Columns(RBF(), [0]), 5)
-
-
-def test_costs_are_those_of_the_part():
-    assert Columns(RBF(0.3), [0, 1]).entry_cost(50) == RBF(0.3).entry_cost(2)
-    assert Columns(RBF(0.3), [0, 1]).workspace_bytes(100, 100, 50) >= RBF(0.3).workspace_bytes(100, 100, 2)
-    assert Columns(RBF(0.3), [0]).has_unit_diagonal and not Columns(Linear(), [0]).has_unit_diagonal
 
 
 @pytest.mark.parametrize(
@@ -133,6 +121,6 @@ def test_costs_are_those_of_the_part():
         ),
     ],
 )
-def test_bad_columns(make, error, message):
+def test_wrong_columns_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()

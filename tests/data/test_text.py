@@ -72,7 +72,7 @@ def naive(kernel, training, X, Y):
 @pytest.mark.parametrize(
     "settings", [{}, {"ngram_range": (1, 2), "min_df": 3}, {"ngram_range": (2, 3), "lowercase": False, "min_df": 0.06}]
 )
-def test_naive_dictionaries(weighting, cosine, settings):
+def test_values_are_those_of_naive_dictionaries(weighting, cosine, settings):
     training, others = corpus(40), corpus(25, seed=1)
     unfitted = BagOfWords(weighting, cosine, **settings)
     kernel = unfitted.fitted(training)
@@ -98,7 +98,7 @@ def test_weights_are_those_of_scikit_learn(settings):
         assert_array_equal(rows.toarray(), theirs.transform(others).toarray())
 
 
-def test_token_pattern():
+def test_words_are_what_token_pattern_says():
     documents = ["one-two 3", "two #tag"]
     assert BagOfWords("counts", token_pattern=r"\S+").fitted(documents).vocabulary == ("#tag", "3", "one-two", "two")
     assert BagOfWords("counts", token_pattern=r"#(\w+)").fitted(documents).vocabulary == ("tag",)
@@ -131,7 +131,7 @@ def test_document_without_a_known_term_is_like_nothing():
 
 
 @either
-def test_blocking_does_not_matter(cosine):
+def test_values_do_not_depend_on_the_blocks(cosine):
     X, Y = corpus(50), corpus(31, seed=1)
     for kernel in (BagOfWords(cosine=cosine).fitted(X), BagOfWords("counts", cosine, n_hashed=64)):
         whole = kernel(X, Y)
@@ -143,7 +143,7 @@ def test_blocking_does_not_matter(cosine):
 
 @every_weighting
 @either
-def test_feature_map(weighting, cosine):
+def test_features_of_words_give_the_kernel(weighting, cosine):
     X, Y = corpus(30), corpus(12, seed=1)
     kernel = BagOfWords(weighting, cosine).fitted(X)
     left, right = kernel.encode(X), kernel.encode(Y)
@@ -155,7 +155,7 @@ def test_feature_map(weighting, cosine):
 
 
 @every_weighting
-def test_hashing(weighting):
+def test_hashed_columns_are_those_of_scikit_learn(weighting):
     training, others = corpus(40), corpus(20, seed=1)
     kernel = BagOfWords(weighting, n_hashed=2**16).fitted(training)
     assert kernel.vocabulary is None and (kernel.idf is not None) is (weighting == "tfidf")
@@ -200,7 +200,7 @@ def test_fitting_learns_only_what_is_missing():
     ],
     ids=str,
 )
-def test_description_round_trip(kernel):
+def test_a_bag_of_words_comes_back_from_its_description(kernel):
     description = kernel.to_dict()
     again = json.loads(json.dumps(description))
     assert again == description and again["kernel"] == "bag_of_words"
@@ -210,12 +210,6 @@ def test_description_round_trip(kernel):
     assert kernel.resolved(7) is kernel
     combined = 0.5 * kernel + Linear()
     assert kernel_from_dict(json.loads(json.dumps(combined.to_dict()))) == combined
-
-
-def test_values_are_compared_by_what_they_learned():
-    assert BagOfWords().fitted(corpus(30)) == BagOfWords().fitted(corpus(30))
-    assert BagOfWords().fitted(corpus(30)) != BagOfWords().fitted(corpus(31))
-    assert len(repr(BagOfWords().fitted(corpus(30)))) < 60
 
 
 @pytest.mark.parametrize(
@@ -232,7 +226,7 @@ def test_values_are_compared_by_what_they_learned():
         pd.Index,
     ],
 )
-def test_containers_of_documents(make):
+def test_documents_in_any_container_are_the_same(make):
     documents = corpus(20)
     expected = BagOfWords().fitted(documents)
     kernel = BagOfWords().fitted(make(documents))
@@ -286,7 +280,7 @@ def test_rows_and_places_pass_as_they_are():
         assert BagOfWords().fitted(X) == BagOfWords()
 
 
-def test_nothing_to_learn_from():
+def test_documents_without_terms_are_refused_with_the_reason():
     with pytest.raises(InputError, match="the corpus is empty"):
         BagOfWords().fitted([])
     with pytest.raises(InputError, match="none of the 3 documents has a term: no word matches token_pattern="):
@@ -299,7 +293,7 @@ def test_nothing_to_learn_from():
 
 
 @every_weighting
-def test_not_fitted(weighting):
+def test_a_kernel_without_vocabulary_says_how_to_get_one(weighting):
     for call in (BagOfWords(weighting).encode, BagOfWords(weighting), BagOfWords(weighting).diagonal):
         with pytest.raises(InputError, match=r"no vocabulary yet.*kernel\.fitted\(training documents\), or hashing"):
             call(["one", "two"])
@@ -308,45 +302,6 @@ def test_not_fitted(weighting):
 def test_hashing_needs_to_be_fitted_for_tfidf():
     with pytest.raises(InputError, match=r"no idf yet.*kernel\.fitted"):
         BagOfWords(n_hashed=16).encode(["one"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"weighting": "tf-idf"}, InputError, "weighting is 'tf-idf'; expected 'tfidf', 'counts' or 'binary'"),
-        ({"cosine": 1}, InputTypeError, "cosine is 1; expected True or False"),
-        ({"lowercase": None}, InputTypeError, "lowercase is None"),
-        ({"ngram_range": 2}, InputTypeError, "ngram_range is 2; expected two"),
-        ({"ngram_range": "12"}, InputTypeError, "ngram_range is '12'; expected two"),
-        ({"ngram_range": (2, 1)}, InputError, "the smaller number first"),
-        ({"ngram_range": (0, 1)}, InputError, "ngram_range is 0; expected a whole number of at least 1"),
-        ({"ngram_range": (1, 1.5)}, InputTypeError, "ngram_range is 1.5"),
-        ({"min_df": 0}, InputError, "min_df is 0; expected a whole number of at least 1"),
-        ({"min_df": 1.5}, InputError, r"min_df is 1.5; expected a fraction in \(0, 1\]"),
-        ({"min_df": True}, InputTypeError, "min_df is True"),
-        ({"token_pattern": "("}, InputError, "expected a regular expression"),
-        ({"token_pattern": "(a)(b)"}, InputError, "2 groups; expected at most 1"),
-        ({"token_pattern": None}, InputTypeError, "token_pattern is None"),
-        ({"n_hashed": 0}, InputError, "n_hashed is 0; expected a whole number of at least 1"),
-        ({"n_hashed": 2.0}, InputTypeError, r"n_hashed is 2.0 \(float\)"),
-        ({"n_hashed": 8, "vocabulary": ["one"]}, InputError, "n_hashed is given beside vocabulary"),
-        ({"n_hashed": 8, "min_df": 2}, InputError, "n_hashed is given beside vocabulary or min_df"),
-        ({"vocabulary": []}, InputError, "vocabulary is empty"),
-        ({"vocabulary": "one"}, InputTypeError, "vocabulary is 'one'; expected a list of strings"),
-        ({"vocabulary": {"one": 0}}, InputTypeError, "vocabulary is {'one': 0}"),
-        ({"vocabulary": 7}, InputTypeError, "vocabulary is 7"),
-        ({"vocabulary": ["one", 2]}, InputTypeError, "items that are not strings"),
-        ({"vocabulary": ["one", "two", "one"]}, InputError, "'one' more than once"),
-        ({"idf": [1.0]}, InputError, "idf is given without vocabulary or n_hashed"),
-        ({"idf": [1.0], "vocabulary": ["one"], "weighting": "counts"}, InputError, "given with weighting='counts'"),
-        ({"idf": [1.0, 2.0], "vocabulary": ["one"]}, InputError, r"idf has shape \(2,\); expected \(1,\)"),
-        ({"idf": [np.nan], "vocabulary": ["one"]}, InputError, "finite numbers"),
-        ({"idf": ["high"], "vocabulary": ["one"]}, InputTypeError, "idf is not a list of numbers"),
-    ],
-)
-def test_bad_settings(settings, error, message):
-    with pytest.raises(error, match=message):
-        BagOfWords(**settings)
 
 
 def test_cost_is_that_of_the_terms_and_not_of_the_columns():

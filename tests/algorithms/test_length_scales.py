@@ -29,7 +29,7 @@ def rows(n, seed):
 
 
 @every_kernel
-def test_values(kernel, reference):
+def test_a_length_for_each_column_gives_the_entries_of_the_formula(kernel, reference):
     X, Y = rows(40, 0), rows(30, 1)
     expected = reference(X, Y)
     assert_allclose(kernel(X, Y), expected, rtol=1e-12, atol=1e-14)
@@ -51,14 +51,14 @@ def test_equal_lengths_are_one_length(kernel, reference):
 
 
 @every_kernel
-def test_descriptions(kernel, reference):
+def test_a_length_for_each_column_is_described_and_hashed(kernel, reference):
     described = json.loads(json.dumps(kernel.to_dict()))
     assert described == kernel.to_dict()  # what a store has of it compares equal
     assert kernel_from_dict(described) == kernel
     assert hash(kernel_from_dict(described)) == hash(kernel)
 
 
-def test_saved_models(tmp_path):
+def test_a_model_with_a_length_for_each_column_is_saved(tmp_path):
     X, y = rows(50, 0), rows(50, 1)[:, 0]
     model = KernelRidge(alpha=0.1, kernel="rbf", gamma=[1.0, 0.2, 0.1, 3.0, 0.5]).fit(X, y)
     save(model, tmp_path / "model.dkrr")
@@ -80,7 +80,7 @@ def test_saved_models(tmp_path):
         (lambda _: Matern(0.5).length_slopes(2), "expected RBF, or Matern with nu = 1.5 or 2.5"),
     ],
 )
-def test_errors(make, message):
+def test_a_wrong_number_of_lengths_is_named(make, message):
     with pytest.raises(InputError, match=message):
         make(rows(10, 0))
 
@@ -97,7 +97,7 @@ def test_slopes_agree_with_differences(kernel):
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_memory_within_its_bound(is_sparse):
+def test_memory_of_a_length_for_each_column_stays_within_its_bound(is_sparse):
     X, d = np.random.default_rng(0).standard_normal((3000, 300)), 300
     row_bytes, kernel = None, RBF(np.full(d, 0.01)) + Linear()
     if is_sparse:
@@ -113,7 +113,7 @@ def test_memory_within_its_bound(is_sparse):
     assert peak <= kernel.workspace_bytes(1000, 2000, d, row_bytes)
 
 
-def test_random_frequencies():
+def test_random_frequencies_have_a_length_for_each_column():
     X = rows(30, 0)
     for kernel in (RBF(0.5 / LENGTHS**2), Matern(1.5, LENGTHS), Laplacian(0.3 / LENGTHS)):
         phi = RandomFourier(kernel, 20_000).transform(X)

@@ -1,4 +1,4 @@
-"""The table of kernels: a row here registers a kernel in every shared test."""
+"""The table of kernels: a row here puts a kernel through the whole contract."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,7 @@ MATERNS = [Matern(nu) for nu in (0.5, 1.5, 2.5)]
 
 @pytest.mark.parametrize("kernel", [RBF(gamma=0.5), Laplacian(), *MATERNS], ids=str)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_far_from_the_origin(kernel, dtype):
+def test_rows_far_from_the_origin_keep_their_distances(kernel, dtype):
     rng = np.random.default_rng(0)
     X, Y = 1e4 + rng.standard_normal((40, 6)), 1e4 + rng.standard_normal((30, 6))
     X, Y = X.astype(dtype), Y.astype(dtype)
@@ -35,7 +35,7 @@ def test_duplicates_have_distance_zero(kernel, convert):
 
 @pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
 @pytest.mark.parametrize("convert", [np.asarray, sp.csr_array])
-def test_tight_clusters_far_apart(kernel, convert):
+def test_tight_clusters_far_apart_keep_their_distances(kernel, convert):
     # The spread is a million length scales, the pairs that matter are within one.
     rng = np.random.default_rng(0)
     centres = 1e6 * rng.standard_normal((5, 4))
@@ -45,7 +45,7 @@ def test_tight_clusters_far_apart(kernel, convert):
 
 
 @pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
-def test_one_outlier_among_near_duplicates(kernel):
+def test_one_outlier_does_not_spoil_near_duplicates(kernel):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((50, 3))
     X[7] = 1e5
@@ -67,7 +67,7 @@ def test_cosine_of_zero_rows_is_zero():
         assert_allclose(Cosine()(rows), [[0.0, 0.0], [0.0, 1.0]], atol=0)
 
 
-def test_laplacian_of_wide_csr():
+def test_laplacian_of_wide_csr_rows_is_that_of_dense_ones():
     # More columns than are made dense at a time, shared and not.
     X = sp.random_array((30, 5000), density=0.1, rng=np.random.default_rng(0), format="csr")
     Y = sp.random_array((20, 5000), density=0.2, rng=np.random.default_rng(1), format="csr")
@@ -75,7 +75,7 @@ def test_laplacian_of_wide_csr():
     assert_allclose(Laplacian()(X, X.copy()).diagonal(), 1.0, rtol=1e-15)
 
 
-def test_csr_with_repeated_entries():
+def test_repeated_entries_of_csr_rows_are_added():
     repeated = sp.csr_array((np.array([1.0, 2.0, 5.0]), np.array([0, 0, 1]), np.array([0, 3])), shape=(1, 2))
     dense = np.array([[3.0, 5.0]])
     for kernel in (RBF(), Laplacian(), Cosine()):
@@ -91,7 +91,7 @@ def test_rows_far_from_the_origin_are_centred():
 
 
 @pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
-def test_never_above_one(kernel):
+def test_a_kernel_of_distances_is_never_above_one(kernel):
     X = 30 * np.random.default_rng(0).standard_normal((300, 6))
     assert kernel(X, X.copy()).max() <= 1.0
     assert kernel(X, X.copy(), out=np.empty((300, 300), dtype=np.float32)).max() <= 1.0

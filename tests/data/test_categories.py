@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import dkrr
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError
 from dkrr.kernels import RBF, Categories, Columns, kernel_from_dict
 
 N = 24
@@ -34,7 +34,7 @@ def expected(X, Y, weight):
     [lambda t: t, lambda t: t.to_numpy(object), lambda t: t.to_numpy(object).tolist()],
     ids=["table", "array", "lists"],
 )
-def test_tables(convert, weight):
+def test_categories_of_a_table_are_equal_or_not(convert, weight):
     values = CATEGORIES.to_numpy(object)
     kernel = Categories(weight).fitted(convert(CATEGORIES))
     assert_array_equal(kernel(convert(CATEGORIES)), expected(values, values, weight))
@@ -53,7 +53,7 @@ def test_tables(convert, weight):
     ],
     ids=lambda c: type(c).__name__,
 )
-def test_one_column(column):
+def test_one_column_of_categories_in_any_container(column):
     assert_array_equal(Categories(0.5).fitted(column)(column), [[1, 0.5, 1], [0.5, 1, 0.5], [1, 0.5, 1]])
 
 
@@ -73,7 +73,7 @@ def test_unknown_categories_equal_no_other():
     assert_array_equal(kernel.diagonal(new), 1.0)
 
 
-def test_of_columns_of_a_table():
+def test_categories_of_some_columns_multiply_with_other_kernels():
     kernel = Columns(Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind") + Columns(RBF(1.0), ["price"])
     fitted = kernel.fitted(TABLE)
     pair, kind = TABLE[["colour", "size"]].to_numpy(object), TABLE[["kind"]].to_numpy(object)
@@ -88,7 +88,7 @@ def test_of_columns_of_a_table():
 
 
 @pytest.mark.parametrize("estimator", [dkrr.KernelRidge, dkrr.KernelLogisticRegression])
-def test_models(estimator, tmp_path):
+def test_models_with_categories_are_saved_and_predict_unknown_ones(estimator, tmp_path):
     kernel = Columns(Categories(0.1), ["colour", "size", "kind"]) + Columns(RBF(1.0), ["price"])
     targets = (TABLE["price"] + (TABLE["colour"] == "red")).to_numpy()
     model = estimator(kernel=kernel).fit(TABLE, targets if estimator is dkrr.KernelRidge else targets > 0)
@@ -112,7 +112,7 @@ def test_models(estimator, tmp_path):
         ([["red", "a"], ["blue"]], "rows of X have different lengths"),
     ],
 )
-def test_wrong_rows(X, message):
+def test_a_missing_or_odd_category_is_named(X, message):
     with pytest.raises(InputError, match=message):
         Categories().fitted(X)
 
@@ -122,25 +122,3 @@ def test_what_a_fitted_kernel_refuses():
         Categories()(["red"])
     with pytest.raises(InputError, match="X has 2 columns of categories; expected 1"):
         Categories().fitted(["red", "blue"]).encode([["red", "a"]])
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"weight": 1.0}, InputError, "weight is 1.0; expected a number of at least 0 and less than 1"),
-        ({"weight": -0.1}, InputError, "weight is -0.1"),
-        ({"categories": "red"}, InputTypeError, "categories is 'red'"),
-        ({"categories": ["red"]}, InputTypeError, "categories has 'red' for a column"),
-        ({"categories": [["a", "a"]]}, InputError, "different categories"),
-        ({"categories": [[None]]}, InputError, "missing value"),
-        ({"categories": []}, InputTypeError, "categories is"),
-    ],
-)
-def test_wrong_settings(settings, error, message):
-    with pytest.raises(error, match=message):
-        Categories(**settings)
-
-
-def test_messages_have_no_thousands_of_names():
-    kernel = Categories(0.5).fitted([str(k) for k in range(1000)])
-    assert repr(kernel) == "Categories(weight=0.5, categories=<1000>)"

@@ -35,7 +35,7 @@ def rows(n, d, seed=0):
 
 
 @every_kernel
-def test_the_formula(kernel):
+def test_a_nystroem_map_is_the_formula_of_its_centres(kernel):
     X, Z, C = rows(13, 4, 1), rows(11, 4, 2), rows(17, 4)
     approximation = MapKernel(whitened(kernel, C))
     inverse = np.linalg.inv(kernel(C))
@@ -84,7 +84,7 @@ def test_a_nearly_singular_matrix_of_centres():
 
 
 @every_kernel
-def test_slices_sparse_rows_and_strips(kernel, monkeypatch):
+def test_nystroem_features_do_not_depend_on_ranges_containers_and_strips(kernel, monkeypatch):
     monkeypatch.setattr(nystroem, "STRIP_COLUMNS", 5)
     monkeypatch.setattr(nystroem, "STRIP_ENTRIES", 70)
     X, C = np.where(rows(23, 4) > 0, rows(23, 4), 0.0), rows(17, 4, 3)
@@ -108,7 +108,7 @@ def test_float32_centres_are_whitened_in_float64():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_round_trip(sparse):
+def test_a_nystroem_map_comes_back_from_its_description_and_arrays(sparse):
     C = rows(9, 4)
     phi = whitened(RBF(), sp.csr_array(C) if sparse else C)
     both = ScaledMap(ConcatenatedMap(IdentityMap(), phi), 2.0)
@@ -125,7 +125,7 @@ def test_round_trip(sparse):
     assert "9 centres" in repr(phi)
 
 
-def test_the_costs():
+def test_the_cost_of_a_nystroem_map_is_that_of_its_centres():
     few, many = Nystroem(RBF(), 100), Nystroem(RBF(), 5000)
     assert many.entry_seconds(10) > many.entry_seconds(10) - few.entry_seconds(10) == pytest.approx(4900 / 55e9)
     assert many.held_bytes(10) > 8 * 5000 * 5000
@@ -151,13 +151,13 @@ def test_the_costs():
         (lambda: feature_map_from_dict(whitened(RBF(), rows(9, 2)).to_dict()), "is missing; expected"),
     ],
 )
-def test_bad_input(make, match):
+def test_wrong_centres_and_kernels_are_named(make, match):
     with pytest.raises(InputError, match=match):
         make()
 
 
 @pytest.mark.parametrize(("n", "rank"), [(1, 1), (37, 37), (150, 12), (40, 3)])
-def test_pivoted_cholesky(n, rank):
+def test_pivoted_cholesky_finds_the_rank_and_the_factor(n, rank):
     F = rows(n, rank)
     A = F @ F.T
     L = A.copy()

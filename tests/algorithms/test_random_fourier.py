@@ -9,9 +9,8 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
-from dkrr.errors import InputError
 from dkrr.features import MapKernel, RandomFourier, feature_map_from_dict, fourier
-from dkrr.kernels import RBF, Laplacian, Linear, Matern, Precomputed
+from dkrr.kernels import RBF, Laplacian, Matern
 
 KERNELS = [
     RBF(gamma=0.3),
@@ -122,24 +121,3 @@ def test_the_cost_is_that_of_a_projection():
     kernel = MapKernel(RandomFourier(RBF(), 2000))
     assert kernel.entry_cost(10).gemm_flops == 4000
     assert kernel.workspace_bytes(100, 50, 10) > 150 * 2000 * 8
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomFourier(Linear(), 10), "RBF, Laplacian or Matern"),
-        (lambda: RandomFourier(2 * RBF(), 10), "ScaledMap"),
-        (lambda: RandomFourier(Precomputed(), 10), "precomputed"),
-        (lambda: RandomFourier("gauss", 10), "kernel is 'gauss'; expected one of"),
-        (lambda: RandomFourier(3, 10), "expected a dkrr.kernels.Kernel"),
-        (lambda: RandomFourier(RBF(), 11), "even number"),
-        (lambda: RandomFourier(RBF(), 0), "at least 2"),
-        (lambda: RandomFourier(RBF(), 10.0), "whole number"),
-        (lambda: RandomFourier(RBF(), 10, -1), "at least 0"),
-        (lambda: RandomFourier(RBF(), 10, None), "whole number"),
-        (lambda: MapKernel(RBF()), "not a feature map"),
-    ],
-)
-def test_bad_input(make, match):
-    with pytest.raises(InputError, match=match):
-        make()

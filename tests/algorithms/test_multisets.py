@@ -13,7 +13,7 @@ from dkrr.features import multisets
 
 
 @given(n=st.integers(0, 7), p=st.integers(0, 5), data=st.data())
-def test_any_range(n, p, data):
+def test_any_range_of_multisets_is_that_of_itertools(n, p, data):
     every = list(combinations_with_replacement(range(n), p))
     assert multisets.count(n, p) == len(every)
     start = data.draw(st.integers(0, len(every)))
@@ -23,7 +23,7 @@ def test_any_range(n, p, data):
     assert [tuple(column) for column in table.T.tolist()] == every[start:stop]
 
 
-def test_weights():
+def test_weights_are_multinomial_coefficients():
     table = multisets.table(4, 5, 0, multisets.count(4, 5))
     expected = [factorial(5) / prod(factorial(column.count(i)) for i in range(4)) for column in table.T.tolist()]
     assert_allclose(multisets.root_weights(table) ** 2, expected, rtol=1e-14)

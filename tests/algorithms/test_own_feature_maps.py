@@ -111,7 +111,7 @@ class TestDescriptions:
     def test_hold_settings_and_names_alone(self):
         for phi, name in ((POWERS, "Powers"), (WAVES, "waves")):
             described = json.loads(json.dumps(phi.to_dict()))
-            assert described["name"] == f"tests.features.test_custom.{name}"
+            assert described["name"] == f"tests.algorithms.test_own_feature_maps.{name}"
             assert feature_map_from_dict(described, {described["name"]: phi}) == phi
         described = json.loads(json.dumps(POWERS.to_dict()))
         assert feature_map_from_dict(described, {described["name"]: Powers}) == POWERS, "the settings are in the file"
@@ -208,17 +208,6 @@ class TestChecks:
         for phi in (Plain(), Bare()):
             with pytest.raises(InputTypeError, match="is not a frozen dataclass"):
                 KernelRidge(kernel=phi).fit(X, Y)
-
-    def test_arguments(self):
-        for arguments, message in (
-            ((3, 6), "3 is not callable"),
-            ((waves, 0), "expected a whole number of at least 1"),
-            ((waves, 2.5), "expected a whole number"),
-        ):
-            with pytest.raises(InputError, match=message):
-                CallableMap(*arguments)
-        with pytest.raises(InputError, match="the size of the feature function 'cos'.*whole number"):
-            CallableMap(waves, lambda n_features: n_features / 2, name="cos").dimension(3)
 
     @pytest.mark.parametrize(
         ("function", "size", "message"),

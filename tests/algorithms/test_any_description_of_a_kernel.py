@@ -4,7 +4,7 @@ import contextlib
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dkrr.errors import InputError
@@ -35,7 +35,6 @@ def _described(inner):
 DESCRIPTIONS = st.recursive(LEAVES, _described, max_leaves=8)
 
 
-@settings(max_examples=100, deadline=None)
 @given(description=_described(DESCRIPTIONS) | DESCRIPTIONS)
 def test_any_description_makes_a_value_or_is_refused(description):
     for read, kind in (
@@ -50,7 +49,6 @@ def test_any_description_makes_a_value_or_is_refused(description):
             assert read(value.to_dict()) == value
 
 
-@settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from([*KERNELS, *MAPS]), rest=st.dictionaries(KEYS, LEAVES | SIMPLE, max_size=4))
 def test_any_settings_of_a_known_name_make_a_value_or_are_refused(name, rest):
     with contextlib.suppress(InputError):
