@@ -82,14 +82,6 @@ class TestLog:
                 display.advance(1.0)
         assert lines(capsys) == ["x: done in 1.0 s"]
 
-    def test_not_too_seldom(self, clock, capsys):
-        display = LogProgress(on_stderr=True)
-        with display.stage("x", 1000.0):
-            for _ in range(4):
-                clock.now += 31.0
-                display.advance(1.0)
-        assert [line[:6] for line in lines(capsys)[:4]] == ["x:   0"] * 4
-
     def test_an_earlier_run(self, clock, capsys):
         display = LogProgress(on_stderr=True)
         with display.stage("x", 100.0, 60.0):
@@ -101,15 +93,6 @@ class TestLog:
             "x:  80%, 10.0 s gone, 10.0 s left",
             "x: done in 10.0 s",
         ]
-
-    def test_work_of_unknown_size(self, clock, capsys):
-        display = LogProgress(on_stderr=True)
-        with display.stage("x", 0.0):
-            clock.now += 50.0
-            display.advance(0.0)
-            clock.now += 50.0
-            display.advance(7.0)
-        assert len(lines(capsys)) == 3
 
     def test_a_failed_stage_is_not_done(self, capsys):
         display = LogProgress(on_stderr=True)
@@ -180,10 +163,6 @@ class TestNotebook:
             1 / 0  # noqa: B018
         assert notebook[-1]["text/plain"].startswith("x  stopped after")
 
-    def test_nothing_is_shown_without_work(self, notebook):
-        NotebookProgress()
-        assert notebook == []
-
 
 class TestMakeProgress:
     @pytest.fixture(autouse=True)
@@ -204,12 +183,6 @@ class TestMakeProgress:
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         assert type(make_progress(None)) is Progress
         assert isinstance(make_progress(True), LogProgress)
-
-    def test_nothing_is_shown(self, capsys):
-        with make_progress(False).stage("x", 1.0) as display:
-            display.advance(1.0)
-            display.note("quiet")
-        assert capsys.readouterr() == ("", "")
 
     def test_in_a_notebook(self, notebook):
         assert type(make_progress(None)) is NotebookProgress

@@ -27,12 +27,6 @@ class TestKept:
         assert value == [1] and made == [1]
         assert resident.found(run, "x") is value
 
-    def test_none_is_a_value(self, run):
-        made = []
-        for _ in range(2):
-            assert resident.kept(run, "x", lambda: made.append(1)) is None
-        assert made == [1]
-
     def test_names_and_runs_are_apart(self, run):
         other = run + "-other"
         resident.kept(run, ("x", 0), lambda: "a")
@@ -71,10 +65,6 @@ class TestKept:
         assert len(made) == 1
         assert len(found) == 8 and len({id(x) for x in found}) == 1
 
-    def test_making_one_may_ask_for_another(self, run):
-        """Tiles are formed from rows that are kept too."""
-        assert resident.kept(run, "tile", lambda: resident.kept(run, "rows", lambda: 3) + 4) == 7
-
     def test_one_that_takes_long_does_not_hold_up_the_others(self, run):
         inside, done = threading.Event(), threading.Event()
 
@@ -108,12 +98,3 @@ class TestRoom:
         resident.has_room(run, "group", 0, 1)
         resident.forget(run)
         assert resident.has_room(run, "group", 1, 1)
-
-
-def test_forget_leaves_nothing(run):
-    resident.kept(run, "x", list)
-    resident.has_room(run, "group", 0, 1)
-    assert traces_of(run) == 3
-    resident.forget(run)
-    assert traces_of(run) == 0
-    resident.forget(run)  # twice is not an error

@@ -44,7 +44,7 @@ class Columnwise(FeatureMap):
     ids=str,
 )
 @pytest.mark.parametrize("one_target", [False, True])
-def test_predictions_survive(data, tmp_path, settings, one_target):
+def test_a_loaded_model_predicts_the_same_bits(data, tmp_path, settings, one_target):
     if one_target and "alpha" in settings:
         settings = {**settings, "alpha": 0.3}
     y = data.y[:, 0] if one_target else data.y
@@ -61,7 +61,7 @@ def test_predictions_survive(data, tmp_path, settings, one_target):
 
 
 @pytest.mark.parametrize("kind", ["csr", "dask", "precomputed"])
-def test_kinds_of_rows(data, tmp_path, kind):
+def test_a_model_of_any_rows_is_saved(data, tmp_path, kind):
     X = np.where(np.abs(data.X) > 1, data.X, 0.0)
     rows = {"csr": sp.csr_array(X), "dask": da.from_array(X, chunks=50), "precomputed": RBF(gamma=1.0)(X)}[kind]
     new = {"csr": sp.csr_array(X[:9]), "dask": X[:9], "precomputed": RBF(gamma=1.0)(X[:9], X)}[kind]

@@ -74,24 +74,24 @@ class TestSizes:
         ],
         ids=str,
     )
-    def test_claims(self, model, changes):
+    def test_arrays_that_claim_more_than_their_files_are_refused(self, model, changes):
         for name in ("rows", "dual_coef"):
             stored(model, name, **changes)
             refused(model)
 
-    def test_a_million_one_row_chunks(self, model):
+    def test_a_million_chunks_of_one_row_are_refused(self, model):
         # As many files as there are claimed cost whoever makes them; that they are not listed one by one is the point.
         stored(model, "rows", shape=[10**8, 3], rows_per_chunk=1)
         refused(model, "chunks of another size")
 
-    def test_large_claims_with_a_file_for_them(self, model):
+    def test_large_claims_with_a_file_for_them_are_refused(self, model):
         stored(model, "rows", shape=[10**9, 3])
         stored(model, "dual_coef", shape=[10**9, 1])
         with (model / "rows" / "c.1430.0").open("wb") as file:
             file.truncate(2**24)
         refused(model)
 
-    def test_the_size_of_the_description(self, model, monkeypatch):
+    def test_a_large_description_is_not_read(self, model, monkeypatch):
         size = (model / "zarr.json").stat().st_size
         monkeypatch.setattr(descriptions, "MAX_BYTES", size + 2000)
         edit(model, note="x" * 3000)
@@ -103,7 +103,7 @@ class TestDescriptions:
         (model / "zarr.json").write_text(text)
 
     @pytest.mark.parametrize("depth", [100, 10**5])
-    def test_deep_json(self, model, depth):
+    def test_deep_json_is_refused(self, model, depth):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
             inner = opening * depth + "1" + closing * depth
             self.write(
@@ -111,7 +111,7 @@ class TestDescriptions:
             )
             refused(model, "damaged")
 
-    def test_deep_kernels(self, model):
+    def test_deep_kernels_are_refused(self, model):
         kernel = {"kernel": "rbf", "gamma": 1.0}
         for _ in range(70):
             kernel = {"kernel": "scaled", "base": kernel, "scale": 1.0}
@@ -153,7 +153,7 @@ class TestDescriptions:
         ],
         ids=str,
     )
-    def test_kernels(self, model, kernel):
+    def test_forged_kernels_are_refused(self, model, kernel):
         edit(model, kernel=kernel)
         refused(model)
 
@@ -183,14 +183,14 @@ class TestDescriptions:
 
 class TestLinks:
     @pytest.mark.parametrize("name", ["zarr.json", "rows", "rows/c.0.0", "rows/zarr.json", "intercept/c.0.0"])
-    def test_of_models(self, model, tmp_path, name):
+    def test_links_and_devices_in_models_are_refused(self, model, tmp_path, name):
         shutil.copytree(model, tmp_path / "other")
         target = model / name
         target.rename(tmp_path / "moved")
         target.symlink_to(tmp_path / "other" / name)
         refused(model, "link")
 
-    def test_that_lead_in_circles(self, model):
+    def test_links_that_lead_in_circles_are_refused(self, model):
         shutil.rmtree(model / "rows")
         (model / "rows").symlink_to(model)
         refused(model, "link")
@@ -204,7 +204,7 @@ class TestLinks:
             os.mkfifo(model / name)
             refused(model, "not a file")
 
-    def test_of_runs(self, tmp_path):
+    def test_links_in_runs_are_refused(self, tmp_path):
         fit = dkrr.KernelRidge(kernel="rbf", store=str(tmp_path / "run"), tile=20, solver="cholesky").fit
         fit(X, Y)
         (tmp_path / "run" / "system-0").rename(tmp_path / "elsewhere")
@@ -237,7 +237,7 @@ class TestRuns:
         ],
         ids=str,
     )
-    def test_copies_of_x(self, fit, tmp_path, rows):
+    def test_forged_copies_of_x_in_a_run_are_refused_or_made_again(self, fit, tmp_path, rows):
         edit(tmp_path / "run", rows=rows)
         try:
             found = fit()
@@ -257,13 +257,13 @@ class TestRuns:
         ],
         ids=lambda notes: str(notes)[:60],
     )
-    def test_checkpoints(self, fit, tmp_path, notes):
+    def test_forged_checkpoints_are_not_resumed(self, fit, tmp_path, notes):
         edit(tmp_path / "run", notes=notes)
         found = fit()
         assert np.allclose(found.predict(X), self.expected)
 
     @pytest.mark.parametrize("shape", [5, 0.5, "60 x 3", {"n": 60}, None], ids=str)
-    def test_shapes(self, fit, tmp_path, shape):
+    def test_forged_shapes_in_a_run_are_refused(self, fit, tmp_path, shape):
         run = RunStore(str(tmp_path / "run")).description()
         edit(tmp_path / "run", fingerprint={**run["fingerprint"], "shape": shape})
         result = CliRunner().invoke(cli.dkrr, ["status", str(tmp_path / "run")])
@@ -283,7 +283,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         "layout", [{"tile": -5}, {"tile": "x"}, {"panel": 7}, {"form": "cubic"}, {"more": 1}], ids=str
     )
-    def test_layouts(self, fit, tmp_path, layout):
+    def test_forged_layouts_are_refused(self, fit, tmp_path, layout):
         run = RunStore(str(tmp_path / "run")).description()
         edit(tmp_path / "run", layout={**run["layout"], **layout})
         with pytest.raises(StoreError):
@@ -355,7 +355,7 @@ class TestTransformers:
         refused(model, "damaged")
 
     @pytest.mark.parametrize("names", [5, [], [5], ["a", None], "a"], ids=str)
-    def test_names_of_targets(self, model, names):
+    def test_forged_names_of_targets_are_refused(self, model, names):
         edit(model, target_names=names)
         refused(model, "damaged")
 
@@ -433,7 +433,7 @@ class TestForgedEntries:
         ],
         ids=str,
     )
-    def test_of_solve(self, model, entry, value):
+    def test_forged_results_are_refused(self, model, entry, value):
         solve = descriptions.read_group(str(model))["solve"]
         for forged in ({**solve, entry: value}, missing(solve, entry)):
             edit(model, solve=forged)
@@ -457,7 +457,7 @@ class TestForgedEntries:
         ],
         ids=str,
     )
-    def test_of_others(self, model, entry, value):
+    def test_forged_entries_are_refused(self, model, entry, value):
         edit(model, **{entry: value})
         refused(model, f"damaged: its description has {entry}=")
 
@@ -470,7 +470,7 @@ class TestForgedEntries:
             else:
                 refused(path, "class_dtype=")
 
-    def test_patterns_of_a_request(self, tmp_path):
+    def test_patterns_of_a_request_are_not_taken_over(self, tmp_path):
         dkrr.save(dkrr.KernelRidge(kernel=BagOfWords()).fit(["ac aac", "bc"], [1.0, 2.0]), tmp_path / "m.zarr")
         request = descriptions.read_group(str(tmp_path / "m.zarr"))["request"]
         edit(tmp_path / "m.zarr", request={**request, "token_pattern": r"(?:(a|a|b)\w?)*c"})
@@ -480,7 +480,7 @@ class TestForgedEntries:
     @pytest.mark.filterwarnings("ignore:the transformer of .* was fitted with scikit-learn")
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
-    def test_any_part_of_a_description(self, models, data):
+    def test_any_forged_part_of_a_description_is_harmless(self, models, data):
         """Whatever is changed, commands end with an error of one line or a text that is safe to print."""
         path, description = models[data.draw(st.sampled_from(sorted(models)))]
         forged = json.loads(json.dumps(description))
@@ -512,7 +512,7 @@ class TestNames:
         edit(tmp_path / "m.zarr", versions={self.BAD: self.BAD})
         return tmp_path / "m.zarr", tmp_path / "labels.zarr"
 
-    def test_on_a_terminal(self, named):
+    def test_names_with_control_characters_are_escaped_on_a_terminal(self, named):
         for path in named:
             for command in COMMANDS:
                 result = ran(command, path)
@@ -522,18 +522,18 @@ class TestNames:
                 r"a\ud800\u001b[31m\u202e\u2066\u009b b" in CliRunner().invoke(cli.dkrr, ["info", str(named[0])]).output
             )
 
-    def test_json_keeps_them(self, named):
+    def test_json_keeps_names_as_they_are(self, named):
         output = CliRunner().invoke(cli.dkrr, ["info", "--json", str(named[0])]).output
         assert json.loads(output)["target_names"] == [self.BAD, "c"]
 
-    def test_in_errors(self, named):
+    def test_names_in_errors_are_escaped(self, named):
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame(X, columns=list("xyz"))
         with pytest.raises(InputError) as caught:
             dkrr.load(named[0]).predict(frame)
         assert r"\u001b[31m" in str(caught.value) and str(caught.value).isprintable()
 
-    def test_where_text_in_zarr_cannot_hold_them(self, named, tmp_path):
+    def test_names_that_zarr_cannot_hold_are_refused(self, named, tmp_path):
         model = dkrr.load(named[1])
         with pytest.raises(InputError, match="not text in Unicode"):
             dkrr.predict_to(model, X, tmp_path / "p.zarr")
@@ -541,7 +541,7 @@ class TestNames:
         assert dkrr.predict_to(model, X, tmp_path / "q.zarr", probabilities=True) == (60, 2)
 
     @pytest.mark.parametrize("end", [".csv", ".parquet", ".arrow"])
-    def test_where_a_table_cannot_hold_them(self, named, tmp_path, end):
+    def test_names_that_a_table_cannot_hold_are_refused(self, named, tmp_path, end):
         for path, options in ((named[0], {}), (named[1], {}), (named[1], {"probabilities": True})):
             model = dkrr.load(path)
             model.__dict__.pop("feature_names_in_", None)  # scikit-learn warns that X has none
@@ -549,14 +549,14 @@ class TestNames:
                 dkrr.predict_to(model, X, tmp_path / f"p{end}", **options)
             assert not (tmp_path / f"p{end}").exists()
 
-    def test_of_columns(self):
+    def test_names_of_columns_in_errors_are_escaped(self):
         pandas = pytest.importorskip("pandas")
         frame = pandas.DataFrame(X)
         frame.columns = pandas.Index([self.BAD, "b", "c"], dtype=object)
         with pytest.raises(InputError, match="in Unicode"):
             dkrr.open_table(frame)
 
-    def test_usage_and_warnings(self, tmp_path):
+    def test_names_in_usage_and_warnings_are_escaped(self, tmp_path):
         for arguments in (
             ["--x\x1b[31m"],
             ["x\x1b[31m"],

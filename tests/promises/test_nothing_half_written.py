@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_faults import in_a_namespace
+from tests.nightly.test_faults import in_a_namespace
 
 ENDS = (".parquet", ".csv", ".arrow", ".feather", ".zarr", ".npy")
 PROGRAM = """
@@ -96,7 +96,7 @@ for end in ENDS:
 
 def run(program, folder, *before):
     command = [*before, sys.executable, "-W", "ignore", "-c", program, str(folder), json.dumps(ENDS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -20,7 +20,7 @@ from tests.oracles import naive_gram
 
 @pytest.mark.parametrize("kind", ["ndarray", "csr", "dask", "zarr"])
 @pytest.mark.parametrize("chunks", [None, 50, (60, 17)])
-def test_is_the_naive_matrix(data, tmp_path, kind, chunks):
+def test_gram_is_the_naive_matrix(data, tmp_path, kind, chunks):
     zarr.save_array(str(tmp_path / "x.zarr"), data.X)
     wrap = {
         "ndarray": lambda: data.X,
@@ -42,7 +42,7 @@ def test_diagonal_blocks_are_exact_and_float32_is_for_the_asking(data):
     assert K.dtype == np.float64
 
 
-def test_kept_in_a_store_and_handed_back(data, tmp_path):
+def test_gram_in_a_store_is_kept_and_handed_back(data, tmp_path):
     store = tmp_path / "gram.zarr"
     K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)
     expected = naive_gram(RBF(gamma=0.3), data.X, data.X)
@@ -105,7 +105,7 @@ def test_a_store_that_is_damaged_or_not_complete_is_refused(data, tmp_path):
         as_rows(store.parent)
 
 
-def test_bad_input(data):
+def test_wrong_arguments_of_gram_are_named(data):
     with pytest.raises(InputError, match="5 columns and Y has 4"):
         dkrr.gram(data.X, data.X[:, :4])
     with pytest.raises(InputError, match="precomputed"):

@@ -86,7 +86,7 @@ def as_float64(X, sparse):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
 @dense_or_csr
-def test_kernels(kernel, sparse):
+def test_kernels_of_float32_rows_are_those_of_these_numbers(kernel, sparse):
     if sparse and "Chi2" in str(kernel):
         pytest.skip("takes dense rows")
     for stored in stored_as(sparse):
@@ -105,7 +105,7 @@ def test_kernels(kernel, sparse):
 
 @pytest.mark.parametrize("phi", MAPS, ids=name_of)
 @dense_or_csr
-def test_feature_maps(phi, sparse):
+def test_features_of_float32_rows_are_those_of_these_numbers(phi, sparse):
     for stored in stored_as(sparse):
         X = rows(stored)
         left, wide = as_stored(X, sparse), as_float64(X, sparse)

@@ -21,7 +21,7 @@ def elsewhere(monkeypatch):
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("settings", [{}, {"store": "run.zarr", "tile": 64}], ids=["memory", "tiles"])
-def test_fit_and_predict(tmp_path, monkeypatch, settings):
+def test_fits_and_predictions_work_without_what_only_linux_has(tmp_path, monkeypatch, settings):
     monkeypatch.chdir(tmp_path)
     X = np.random.default_rng(0).normal(size=(200, 3))
     y = np.sin(X[:, 0])

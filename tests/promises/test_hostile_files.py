@@ -65,7 +65,7 @@ HEADERS = {
 
 class TestNumpyFiles:
     @pytest.mark.parametrize("name", HEADERS)
-    def test_headers(self, tmp_path, name):
+    def test_headers_that_claim_more_than_the_file_are_refused(self, tmp_path, name):
         content, match = HEADERS[name]
         (tmp_path / "x.npy").write_bytes(content)
         refused(tmp_path / "x.npy", match)
@@ -83,7 +83,7 @@ class TestNumpyFiles:
         version=st.sampled_from([1, 2, 3]),
         damaged=st.none() | st.tuples(st.integers(0, 90), st.integers(0, 255)),
     )
-    def test_any_header(self, tmp_path, shape, descr, fortran, n_bytes, version, damaged):
+    def test_any_header_of_npy_is_read_or_refused(self, tmp_path, shape, descr, fortran, n_bytes, version, damaged):
         content = bytearray(npy(shape, descr, fortran, bytes(n_bytes), version))
         if damaged is not None:
             content[min(damaged[0], len(content) - 1)] = damaged[1]
@@ -123,7 +123,7 @@ class TestNumpyFiles:
             (8, struct.pack("<H", 1)),  # encrypted
         ],
     )
-    def test_directories_of_npz(self, tmp_path, at, value):
+    def test_damaged_directories_of_npz_are_refused(self, tmp_path, at, value):
         np.savez_compressed(tmp_path / "x.npz", a=X)
         raw = bytearray((tmp_path / "x.npz").read_bytes())
         begin = raw.index(b"PK\x01\x02") + at
@@ -131,7 +131,7 @@ class TestNumpyFiles:
         (tmp_path / "x.npz").write_bytes(raw)
         refused(f"{tmp_path}/x.npz::a", "not as NumPy writes it")
 
-    def test_members_of_npz(self, tmp_path):
+    def test_claims_of_members_of_npz_are_refused(self, tmp_path):
         with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in range(2):
@@ -157,13 +157,13 @@ class TestNumpyFiles:
 
     @pytest.mark.parametrize("layout", ["coo", "csc", "dia", "bsr", "csr"])
     @pytest.mark.parametrize("shape", [[10**13, 3], [-1, 3], [2**62, 2**62], [3], "x"])
-    def test_sparse_claims(self, tmp_path, layout, shape):
+    def test_sparse_rows_that_claim_more_are_refused(self, tmp_path, layout, shape):
         one, zero = np.ones((1,) * {"dia": 2, "bsr": 3}.get(layout, 1)), np.array([0])
         parts = {"row": zero, "col": zero, "offsets": zero, "indices": zero, "indptr": np.array([0, 1, 1, 1])}
         np.savez(tmp_path / "x.npz", format=layout.encode(), shape=np.array(shape), data=one, **parts)
         refused(tmp_path / "x.npz", "X", [as_rows])
 
-    def test_sparse_parts(self, tmp_path):
+    def test_parts_of_sparse_rows_must_fit_together(self, tmp_path):
         for parts in ({"data": np.ones(1)}, {"format": b"evil"}, {"format": np.array([1, 2])}, {"format": b"lil"}):
             np.savez(tmp_path / "x.npz", **({"format": b"csr", "shape": np.array([1, 3])} | parts))
             refused(tmp_path / "x.npz", "cannot read", [as_rows])
@@ -190,7 +190,7 @@ class TestPlaces:
         refused(f"nothing.{end}", "does not exist")
 
     @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "year=1/a.parquet"])
-    def test_in_folders(self, tmp_path, name):
+    def test_other_things_in_folders_are_not_opened(self, tmp_path, name):
         (tmp_path / "table" / name).parent.mkdir(parents=True)
         os.mkfifo(tmp_path / "table" / name)
         refused(tmp_path / "table", "is a pipe")
@@ -198,7 +198,7 @@ class TestPlaces:
             refused(tmp_path / "table" / f"*.{name[2:]}", "no files of a table")
 
     @pytest.mark.parametrize("name", ["zarr.json", ".zarray", "member/zarr.json"])
-    def test_in_zarr(self, tmp_path, name):
+    def test_other_things_in_zarr_are_not_opened(self, tmp_path, name):
         import zarr
 
         if "/" in name:
@@ -207,7 +207,7 @@ class TestPlaces:
         os.mkfifo(tmp_path / "x.zarr" / name)
         refused(tmp_path / "x.zarr", "is a pipe")
 
-    def test_at_the_doors(self, tmp_path):
+    def test_every_way_in_refuses_what_is_not_a_file(self, tmp_path):
         """Pipes as X, targets and weights, of the library and of the command."""
         np.save(tmp_path / "x.npy", X)
         os.mkfifo(tmp_path / "pipe.npy")
@@ -266,24 +266,24 @@ class TestHdf5:
             ("a\x1b[31m", r"no data set 'a\\x1b\[31m'"),
         ],
     )
-    def test_refused(self, path, member, match):
+    def test_links_out_of_hdf5_are_refused(self, path, member, match):
         refused(f"{path}::{member}", match)
 
     @pytest.mark.parametrize("member", ["g/d", "/g/d", "g/itself/itself/d", "g/root/g/d", "soft", "relative"])
-    def test_within_the_file(self, path, member):
+    def test_links_within_hdf5_are_followed(self, path, member):
         assert np.array_equal(load_array(f"{path}::{member}"), X)
 
-    def test_claims(self, path):
+    def test_claims_of_hdf5_are_refused(self, path):
         assert as_rows(f"{path}::claim").shape == (10**13, 1), "read in blocks"
         refused(f"{path}::claim", "72.8 TiB of memory", [load_labels])
 
-    def test_damaged_files(self, path, tmp_path):
+    def test_damaged_hdf5_files_are_refused(self, path, tmp_path):
         raw = (tmp_path / "other.h5").read_bytes()
         for content in (raw[: len(raw) // 2], raw[:8], b"", bytes(b ^ (k % 37 == 0) for k, b in enumerate(raw))):
             (tmp_path / "cut.h5").write_bytes(content)
             refused(tmp_path / "cut.h5::d", "X")
 
-    def test_damaged_chunks(self, tmp_path):
+    def test_damaged_chunks_of_hdf5_are_named(self, tmp_path):
         h5py = pytest.importorskip("h5py")
         with h5py.File(tmp_path / "y.h5", "w") as file:
             data = file.create_dataset("d", data=np.arange(4000.0)[:, None], chunks=(1000, 1), compression="gzip")

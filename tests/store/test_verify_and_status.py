@@ -43,7 +43,7 @@ KINDS = {"cholesky": "fit", "cg": "fit", "primal": "fit", "gram": "Gram matrix"}
 
 
 @pytest.mark.parametrize("name", [*KINDS, "model"])
-def test_what_is_whole(made, name):
+def test_verify_says_what_is_whole(made, name):
     found = dkrr.verify(made / name)
     assert found.is_whole and "is whole" in str(found)
     assert found.kind == ("model" if name == "model" else "Gram matrix" if name == "gram" else "run")
@@ -74,7 +74,7 @@ def test_every_damaged_file_is_named(made, tmp_path, name):
         shutil.rmtree(tmp_path / "copy")
 
 
-def test_missing_chunks(made, tmp_path):
+def test_missing_chunks_are_named(made, tmp_path):
     turn = RunStore(str(made / "cg")).note("checkpoint")["turn"]
     for name, chunk in (("model", "rows/c.0.0"), ("cg", f"checkpoint-{turn}/x/c.0.0")):
         shutil.copytree(made / name, tmp_path / name)
@@ -87,7 +87,7 @@ def test_missing_chunks(made, tmp_path):
     assert "c.1.0" in dkrr.verify(tmp_path / "run").missing[0]
 
 
-def test_how_far_a_run_is(made, tmp_path):
+def test_status_says_how_far_a_run_is(made, tmp_path):
     shutil.copytree(made / "cholesky", tmp_path / "run")
     for chunk in ("c.4.0", "c.4.1", "c.2.2"):
         (tmp_path / "run" / "system-0" / "factor" / chunk).unlink()
@@ -101,7 +101,7 @@ def test_how_far_a_run_is(made, tmp_path):
     assert json.loads(json.dumps(found.to_dict()))["arrays"][0]["present"] >= 1
 
 
-def test_a_map_in_the_terminal(made, tmp_path):
+def test_status_shows_the_map_of_tiles(made, tmp_path):
     shutil.copytree(made / "cholesky", tmp_path / "run")
     (tmp_path / "run" / "system-0" / "factor" / "c.4.1").unlink()
     shown = CliRunner().invoke(command, ["status", str(tmp_path / "run")]).output
@@ -130,7 +130,7 @@ def test_a_map_fits_into_the_terminal(width, side):
             assert shade == ("░" if share == 0 else "▒" if share < 0.5 else "▓" if share < 1 else "█")
 
 
-def test_who_uses_it(made, tmp_path):
+def test_status_says_who_uses_a_run(made, tmp_path):
     assert dkrr.status(made / "cg").owner == ""
     shutil.copytree(made / "cg", tmp_path / "run")
     with owned(str(tmp_path / "run")):
@@ -141,13 +141,13 @@ def test_who_uses_it(made, tmp_path):
     assert "which has ended without releasing it" in dkrr.status(tmp_path / "run").owner
 
 
-def test_a_run_that_has_not_begun(tmp_path):
+def test_status_of_a_run_that_has_not_begun(tmp_path):
     RunStore(str(tmp_path / "run")).open()
     assert "not begun" in str(dkrr.status(tmp_path / "run"))
     assert dkrr.verify(tmp_path / "run").is_whole
 
 
-def test_other_things(tmp_path, made):
+def test_other_things_are_not_runs_or_models(tmp_path, made):
     zarr.create_group(tmp_path / "group")
     (tmp_path / "empty").mkdir()
     for use in (dkrr.verify, dkrr.status):
@@ -158,7 +158,7 @@ def test_other_things(tmp_path, made):
         dkrr.status(made / "model")
 
 
-def test_from_the_command_line(made, tmp_path):
+def test_verify_and_status_on_the_command_line(made, tmp_path):
     def run(*arguments):
         return CliRunner().invoke(command, [str(a) for a in arguments])
 

@@ -16,7 +16,7 @@ import yaml
 import dkrr
 from tests import typed_program
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = {
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "cluster").rglob("*")

@@ -1,4 +1,4 @@
-"""Faults of disks and permissions: a clear error, nothing damaged, and the next call goes on once they are mended."""
+"""Faults of disks and permissions: a clear error, nothing damaged, and the next call works once they are fixed."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.guard
 Found = dict[str, list[tuple[str, str, str, bool]]]
 
 
@@ -30,7 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     root = tmp_path_factory.mktemp("faults")
     for folder in (root, *root.parents[:2]):
         folder.chmod(0o755)  # for the other user
-    command = [*unshare, sys.executable, "-m", "tests.faults", str(root)]
+    command = [*unshare, sys.executable, "-m", "tests.nightly.faults", str(root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(line) for line in done.stdout.splitlines())

@@ -68,6 +68,14 @@ def names(n):
     return list(found)
 
 
+NIGHT = [pytest.mark.nightly, pytest.mark.guard]
+
+
+def few_or_many(few, many):
+    """So many names in the fast suite, and more at night."""
+    return pytest.mark.parametrize("n", [few, pytest.param(many, marks=NIGHT)])
+
+
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Current folder in others with files that are nobody's business."""
@@ -121,18 +129,20 @@ ENDS = (".zarr", ".parquet", ".csv", ".arrow", ".feather", ".npy")
 class TestNamesInData:
     """Names of columns, targets and classes."""
 
+    @few_or_many(60, 1000)
     @pytest.mark.parametrize("end", ENDS)
-    def test_targets(self, home, tmp_path, end):
-        model = dkrr.KernelRidge().fit(X, table(names(1000)).drop(columns="the rows"))
+    def test_any_name_of_a_target_is_a_column_and_not_a_path(self, home, tmp_path, end, n):
+        model = dkrr.KernelRidge().fit(X, table(names(n)).drop(columns="the rows"))
         before = snapshot(tmp_path)
         dkrr.save(model, "m.zarr")
         dkrr.predict_to(dkrr.load("m.zarr"), X, f"p{end}")
         dkrr.predict_to(dkrr.load("m.zarr"), X, f"p{end}", overwrite=True)
         assert unchanged(before, tmp_path, home / "m.zarr", home / f"p{end}")
 
+    @few_or_many(60, 1000)
     @pytest.mark.parametrize("end", [".zarr", ".parquet", ".csv", ".arrow"])
-    def test_kept_columns(self, home, tmp_path, end):
-        frame, before = table(names(1000)).drop(columns=""), snapshot(tmp_path)
+    def test_any_name_of_a_kept_column_is_a_column_and_not_a_path(self, home, tmp_path, end, n):
+        frame, before = table(names(n)).drop(columns=""), snapshot(tmp_path)
         for _ in range(2):
             dkrr.predict_to(RIDGE, frame, f"p{end}", keep=list(frame), overwrite=True)
         assert unchanged(before, tmp_path, home / f"p{end}")
@@ -146,7 +156,7 @@ class TestNamesInData:
             assert all(known[name] == name for name in ORDINARY)
 
     @pytest.mark.parametrize("end", [".zarr", ".parquet", ".csv"])
-    def test_classes(self, home, tmp_path, end):
+    def test_any_name_of_a_class_is_a_column_and_not_a_path(self, home, tmp_path, end):
         some = names(1000)[:24]
         model = dkrr.KernelLogisticRegression().fit(np.arange(48.0)[:, None], np.array(2 * some, object))
         before = snapshot(tmp_path)
@@ -186,10 +196,11 @@ WAYS = {
 class TestNamesOfPlaces:
     """Paths of models, stores and outputs."""
 
+    @few_or_many(14, 100)
     @pytest.mark.parametrize("way", WAYS)
-    def test_from_python(self, home, tmp_path, way):
+    def test_any_path_from_python_writes_there_only_or_is_refused(self, home, tmp_path, way, n):
         worked = []
-        for name in PLACES[:100]:
+        for name in PLACES[:n]:
             for path in (name, f"out/{name}"):
                 written = Path(os.path.realpath(path + (way if way in ENDS else "")))
                 if tmp_path not in written.parents:
@@ -375,7 +386,7 @@ class TestEnclosing:
             call()
         assert unchanged(before, root)
 
-    def test_stores(self, home, tmp_path):
+    def test_a_store_may_not_hold_the_current_folder_or_an_input(self, home, tmp_path):
         np.save("x.npy", np.ones((6, 2)))
         fit("run.zarr")
         (home / "run.zarr" / "inside").mkdir()
@@ -394,7 +405,7 @@ class TestEnclosing:
         os.chdir("run.zarr/inside")
         self.refused(before, tmp_path, lambda: fit(".."), "a folder that holds the current folder")
 
-    def test_outputs(self, home, tmp_path):
+    def test_an_output_may_not_hold_an_input_or_the_current_folder(self, home, tmp_path):
         frame = X.assign(k=1)
         frame.to_csv("x.csv", index=False)
         dkrr.save(RIDGE, "m.zarr")
@@ -423,7 +434,7 @@ class TestEnclosing:
             "predict --model m.zarr --x x.npy --out x.npy --overwrite",
         ],
     )
-    def test_from_the_command_line(self, home, tmp_path, arguments):
+    def test_the_command_line_refuses_the_same_places(self, home, tmp_path, arguments):
         for path in ("x.npy", "data/x.npy"):
             Path(path).parent.mkdir(exist_ok=True)
             np.save(path, np.ones((6, 1)))
@@ -434,7 +445,8 @@ class TestEnclosing:
 
 
 class TestNamesOnTheCommandLine:
-    def test_every_name_as_a_place(self, home, tmp_path):
+    @few_or_many(10, 80)
+    def test_any_name_as_a_place_on_the_command_line_writes_there_only(self, home, tmp_path, n):
         np.save("x.npy", np.arange(6.0)[:, None])
         dkrr.save(RIDGE, "given.zarr")
         commands = {
@@ -457,7 +469,7 @@ class TestNamesOnTheCommandLine:
         }
         for option, command in commands.items():
             worked = set()
-            for name in PLACES[:80]:
+            for name in PLACES[:n]:
                 path = f"out/{name}.csv" if option == "--out" else f"out/{name}"
                 written = Path(os.path.realpath(path))
                 before = snapshot(tmp_path)

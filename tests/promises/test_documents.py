@@ -1,5 +1,6 @@
 """The examples of the README, the docs and the docstrings run; what the docs name exists."""
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -13,7 +14,7 @@ import pytest
 
 import dkrr
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
 MODULES = [m.name for m in pkgutil.walk_packages(dkrr.__path__, "dkrr.") if m.name != "dkrr.preload"]
 WITH_EXAMPLES = [
@@ -24,7 +25,7 @@ WITH_EXAMPLES = [
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_docstring_examples(name):
+def test_examples_of_docstrings_run(name):
     failed, attempted = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0 < attempted
 
@@ -40,10 +41,15 @@ def test_methods_have_a_docstring():
                 assert inspect.getdoc(getattr(cls, method)), f"{module.__name__}.{cls.__name__}.{method}"
 
 
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    [pytest.param(page, marks=[pytest.mark.nightly] * (page.name != "README.md")) for page in WITH_PYTHON],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
-def test_python_examples_of_a_page(page, tmp_path, monkeypatch):
+def test_python_examples_of_a_page_run(page, tmp_path, monkeypatch):
     """Blocks of ```python run in order in one namespace; those up to the last that writes files, twice in a folder."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
@@ -60,7 +66,7 @@ def test_links_lead_somewhere():
             assert "://" in link or (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_dependencies_are_those_of_the_page():
+def test_dependencies_are_those_that_the_documents_name():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,7 +79,7 @@ def test_dependencies_are_those_of_the_page():
     assert named == required
 
 
-def test_exported_names():
+def test_public_names_exist_and_are_documented():
     estimators = ["KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"]
     assert sorted(dkrr.__all__) == [
         *estimators,
@@ -118,3 +124,50 @@ def test_version_is_the_projects():
     import tomllib
 
     assert dkrr.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+DOCS = ROOT / "docs"
+PUBLIC_MODULES = ("dkrr", "dkrr.kernels", "dkrr.features", "dkrr.solvers", "dkrr.planning")
+
+
+def names_of_the_reference() -> set[str]:
+    """Full names in the lists of docs/api, each under the module that the lines before it name."""
+    found = set()
+    for page in (DOCS / "api").glob("*.rst"):
+        module = ""
+        for line in page.read_text().splitlines():
+            if match := re.fullmatch(r"\.\. currentmodule:: (\S+)", line):
+                module = match[1]
+            elif match := re.fullmatch(r" {3}~?([\w.]+)", line):
+                found.add(f"{module}.{match[1]}")
+    return found
+
+
+def test_every_public_name_is_in_the_reference():
+    public = {f"{name}.{value}" for name in PUBLIC_MODULES for value in importlib.import_module(name).__all__}
+    assert public - {"dkrr.__version__"} <= names_of_the_reference()
+
+
+def texts_of_the_source() -> str:
+    """All strings of the package, each on a line, with … for what is filled in."""
+    texts = []
+    for path in sorted((ROOT / "dkrr").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"%\w|\{\w*\}", "…", node.value))
+    return "\n".join(" ".join(text.split()) for text in texts)
+
+
+MESSAGES = re.findall(r"^```text\n(.*?)\n```", (DOCS / "troubleshooting.md").read_text(), re.M | re.S)
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_source():
+    source, shortest = texts_of_the_source(), 12
+    for message in MESSAGES:
+        parts = [part.strip(" .:;,(") for part in message.split("…")]
+        assert max(map(len, parts)) >= shortest, message
+        for part in parts:
+            assert part in source, part
+    assert len(MESSAGES) > 15

@@ -69,7 +69,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("end", READERS)
-def test_beside_key_columns(end, ridge, tmp_path, monkeypatch):
+def test_predictions_stand_beside_key_columns(end, ridge, tmp_path, monkeypatch):
     monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
     expected = ridge.predict(table()[FEATURES])
     for x, X in enumerate((parquet(tmp_path), table(), polars.from_pandas(table()))):
@@ -96,7 +96,7 @@ def test_dates_categories_and_missing_values_are_kept(end, ridge, tmp_path):
 
 
 @pytest.mark.parametrize("end", [*READERS, ".npy"])
-def test_labels_and_probabilities(end, logistic, tmp_path, monkeypatch):
+def test_labels_and_probabilities_are_columns(end, logistic, tmp_path, monkeypatch):
     monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
     X = table()[FEATURES]
     assert dkrr.predict_to(logistic, X, tmp_path / f"p{end}") == (N,)
@@ -145,7 +145,7 @@ def test_names_of_several_targets(tmp_path):
         np.testing.assert_allclose(found, model.predict(table()[FEATURES]), rtol=1e-12)
 
 
-def test_arrays_of_any_kind(ridge, tmp_path):
+def test_predictions_of_any_rows_are_written(ridge, tmp_path):
     X = table()[FEATURES].to_numpy(float)
     model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, targets(N))
     np.save(tmp_path / "x.npy", X)
@@ -159,7 +159,7 @@ def test_arrays_of_any_kind(ridge, tmp_path):
         )
 
 
-def test_workers_of_the_ambient_client(ridge, logistic, tmp_path):
+def test_workers_of_the_ambient_client_write_predictions(ridge, logistic, tmp_path):
     path = parquet(tmp_path)
     with Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None):
         dkrr.predict_to(ridge, path, tmp_path / "p.parquet", keep="flight")
@@ -179,7 +179,7 @@ def test_rows_of_parquet_are_put_together(ridge, tmp_path, monkeypatch):
     assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [66, 66, 66, 52]
 
 
-def test_a_bucket(ridge, tmp_path, bucket):
+def test_predictions_go_to_a_bucket(ridge, tmp_path, bucket):
     expected = ridge.predict(table()[FEATURES])
     tables = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".arrow": pd.read_feather}
     for end in (*tables, ".zarr"):
@@ -209,11 +209,11 @@ def test_a_bucket_that_takes_nothing(ridge, tmp_path, memory_bucket, monkeypatch
 
 class TestRefused:
     @pytest.mark.parametrize("path", ["p.txt", "p", "p.parquet/", "p.csv.gz", ""])
-    def test_other_formats(self, path, ridge, tmp_path):
+    def test_other_formats_are_refused(self, path, ridge, tmp_path):
         with pytest.raises(InputError, match="path is .*; expected"):
             dkrr.predict_to(ridge, table(), path)
 
-    def test_arguments(self, ridge, logistic, tmp_path):
+    def test_wrong_arguments_of_predict_to_are_named(self, ridge, logistic, tmp_path):
         path = tmp_path / "p.parquet"
         cases = [
             ({"model": 5}, "model is 5; expected a fitted estimator"),
