@@ -92,7 +92,7 @@ class TestWithoutWorkers:
         assert "has workers again" in caplog.text
 
     @pytest.mark.parametrize("use", USES)
-    def test_not_for_ever(self, without_workers, use):
+    def test_dkrr_does_not_wait_for_ever(self, without_workers, use):
         said = r"all workers.*lost.*none came back within 0\.1 s.*given store.*same store="
         with dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}), pytest.raises(ClusterError, match=said):
             USES[use](without_workers)
@@ -105,7 +105,7 @@ class TestWithoutWorkers:
             cluster.adapt(minimum=1, maximum=1)
             cluster._adaptive.stop()
 
-    def test_rows_of_a_dask_array(self, without_workers, tmp_path):
+    def test_rows_of_a_dask_array_without_workers_end_in_time(self, without_workers, tmp_path):
         rows = as_rows(da.ones((6, 2), chunks=(3, 2)))
         with dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}), pytest.raises(ClusterError, match="given store"):
             write_rows(rows, place(tmp_path / "rows"), 3, without_workers)
@@ -174,7 +174,7 @@ with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_
 """
 
 
-def test_the_scheduler_is_lost(tmp_path):
+def test_a_lost_scheduler_is_a_clear_error_for_every_use(tmp_path):
     """While tasks run, and for every use afterwards; nothing else than a clear error is raised."""
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path

@@ -62,13 +62,13 @@ def kill_the_scheduler(*_):
 
 
 class TestKilledWorkers:
-    def test_every_time(self, executor, client):
+    def test_a_task_that_kills_every_worker_is_named(self, executor, client):
         with pytest.raises(DkrrError, match=r"ran task killer died \d times.*likely cause is memory.*same store="):
             executor.run([Task("killer", die)], Progress())
         client.wait_for_workers(2, timeout=30)
         assert executor.run([Task("next", square, (3,))], Progress()).values() == {"next": 9}
 
-    def test_of_memory(self, tmp_path):
+    def test_a_worker_killed_for_memory_is_told_with_the_plan(self, tmp_path):
         with (
             dask.config.set({"distributed.scheduler.allowed-failures": 0}),
             local_client(1, 200 * 2**20, str(tmp_path), TASK_MODULES) as client,
@@ -84,7 +84,7 @@ class TestALostScheduler:
     """The system may kill the process that started the workers; dkrr says so, soon."""
 
     @pytest.mark.parametrize("how", ["run", "map"])
-    def test_killed(self, how, tmp_path):
+    def test_a_killed_scheduler_is_told(self, how, tmp_path):
         with LocalWorkers(1, WORKER_MEMORY, str(tmp_path)) as workers, workers.client() as client:
             executor = DaskExecutor(client, lambda: "200 MiB planned", workers.ended)
             tasks = [Task("a", kill_the_scheduler)]

@@ -62,7 +62,7 @@ def end(pid):
 
 
 class TestLostWorker:
-    def test_between_two_passes(self, executor, client):
+    def test_a_worker_lost_between_two_passes_changes_no_bits(self, executor, client):
         expected = executor.total(tasks_of(5), VECTORS)[0]
         end(executor.map([Task("who", process, place=0)], None).tasks[0].value)
         for _ in range(4):

@@ -76,7 +76,7 @@ def die_once(meter, marker):
 
 
 class TestExecutor:
-    def test_dependencies(self, executor, tmp_path):
+    def test_no_task_runs_before_those_that_it_depends_on(self, executor, tmp_path):
         names = [f"{i}-{j}" for i in range(4) for j in range(4)]
         needs = {
             f"{i}-{j}": [f"{i}-{j - 1}"] * (j > 0) + [f"{i - 1}-{j}"] * (i > 0) for i in range(4) for j in range(4)
@@ -113,7 +113,7 @@ class TestExecutor:
         assert most[0] <= WINDOW_PER_THREAD * 2
         assert len(record.peak_bytes_by_worker) == 2, "both workers work"
 
-    def test_priority(self, executor, client, tmp_path):
+    def test_small_priorities_start_first(self, executor, client, tmp_path):
         # The list is in the wrong order; what is started first must be the small priorities.
         tasks = [Task(f"p{k}", note, (str(tmp_path), f"p{k}", []), priority=(k,)) for k in reversed(range(30))]
         record = executor.run(tasks, Progress())
@@ -147,7 +147,7 @@ class TestErrors:
 
 
 class TestKilledWorkers:
-    def test_once(self, executor, client, tmp_path):
+    def test_a_task_whose_worker_is_killed_runs_again(self, executor, client, tmp_path):
         tasks = [Task("first", square, (2,)), Task("killer", die_once, (str(tmp_path / "marker"),), ("first",))]
         tasks += [Task(f"t{k}", square, (k,), ("killer",) if k % 2 else ("first",)) for k in range(20)]
         record = executor.run(tasks, Progress())
@@ -174,7 +174,7 @@ class TestALostScheduler:
 
 
 class TestClients:
-    def test_workers_report(self, client):
+    def test_workers_report_threads_and_memory(self, client):
         client.wait_for_workers(2, timeout=30)
         workers = worker_resources(client)
         assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
@@ -221,11 +221,11 @@ class TestClients:
             connect("nowhere://here")
         assert ambient_client() is None
 
-    def test_shared_folder(self, client, tmp_path):
+    def test_a_folder_that_all_workers_see_is_accepted(self, client, tmp_path):
         check_folder_is_shared(client, tmp_path)
         assert list(tmp_path.iterdir()) == []
 
-    def test_blind_workers(self, client, tmp_path, monkeypatch):
+    def test_workers_that_do_not_see_the_store_are_named(self, client, tmp_path, monkeypatch):
         # On one machine every worker sees every folder; the probe's answer is what is replaced.
         async def run(function, path):
             return {"tcp://far:1": False, "tcp://near:1": function(path)}

@@ -74,7 +74,7 @@ class TestLog:
         assert found[0] == "factorisation:  12%, 6.0 s gone, 42.0 s left"
         assert found[-1] == "factorisation: done in 48.0 s"
 
-    def test_not_too_often(self, clock, capsys):
+    def test_a_log_has_no_line_more_often_than_needed(self, clock, capsys):
         display = LogProgress(on_stderr=True)
         with display.stage("x", 10.0):
             for _ in range(10):
@@ -82,7 +82,7 @@ class TestLog:
                 display.advance(1.0)
         assert lines(capsys) == ["x: done in 1.0 s"]
 
-    def test_an_earlier_run(self, clock, capsys):
+    def test_a_log_says_what_an_earlier_run_did(self, clock, capsys):
         display = LogProgress(on_stderr=True)
         with display.stage("x", 100.0, 60.0):
             clock.now += 10.0
@@ -100,13 +100,13 @@ class TestLog:
             1 / 0  # noqa: B018
         assert not any("done" in line for line in lines(capsys))
 
-    def test_note(self, capsys):
+    def test_a_note_is_a_line_of_the_log(self, capsys):
         LogProgress(on_stderr=True).note("hello")
         assert lines(capsys) == ["hello"]
 
 
 class TestLive:
-    def test_bar(self):
+    def test_a_terminal_shows_a_bar(self):
         out = io.StringIO()
         display = LiveProgress(Console(file=out, force_terminal=True, width=100))
         with display.stage("factorisation", 8.0, 2.0):
@@ -179,7 +179,7 @@ class TestMakeProgress:
             assert type(make_progress(show)) is kind
         os.close(leader)
 
-    def test_elsewhere(self, monkeypatch):
+    def test_elsewhere_nothing_is_shown_unless_asked(self, monkeypatch):
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         assert type(make_progress(None)) is Progress
         assert isinstance(make_progress(True), LogProgress)

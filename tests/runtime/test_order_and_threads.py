@@ -39,7 +39,7 @@ class TestReadyQueue:
     def test_shorter_priorities_compare(self):
         assert drained(ReadyQueue([task("z", priority=(1,)), task("y", priority=(0, 5)), task("x")])) == ["x", "y", "z"]
 
-    def test_two_of_one_name(self):
+    def test_two_tasks_of_one_name_are_refused(self):
         with pytest.raises(ValueError, match="same key"):
             ReadyQueue([task("a"), task("a")])
 

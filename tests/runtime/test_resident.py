@@ -20,7 +20,7 @@ def traces_of(run):
 
 
 class TestKept:
-    def test_made_once(self, run):
+    def test_what_is_kept_is_made_once(self, run):
         made = []
         for _ in range(3):
             value = resident.kept(run, "x", lambda: made.append(1) or [len(made)])
@@ -82,7 +82,7 @@ class TestKept:
 
 
 class TestRoom:
-    def test_so_many_of_a_kind(self, run):
+    def test_the_oldest_leaves_where_there_are_too_many(self, run):
         assert [resident.has_room(run, "group", k, 2) for k in (7, 7, 3, 5, 7, 3)] == [
             True,
             True,

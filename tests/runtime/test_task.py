@@ -14,7 +14,7 @@ def record(key, worker="w", seconds=1.0, by_kind=None, read=0, written=0, peak=0
 
 
 class TestMeter:
-    def test_times_add_up(self, monkeypatch):
+    def test_times_of_one_kind_add_up(self, monkeypatch):
         clock = iter([10.0, 11.0, 20.0, 22.5, 30.0, 30.25])
         monkeypatch.setattr("dkrr.runtime.task.time.perf_counter", lambda: next(clock))
         meter = Meter()
@@ -25,7 +25,7 @@ class TestMeter:
 
 
 class TestExecute:
-    def test_record(self):
+    def test_a_task_records_its_bytes_and_times(self):
         def function(meter, a, b):
             with meter.time("read"):
                 meter.bytes_read += a
@@ -43,7 +43,7 @@ class TestExecute:
         found = execute_on_worker(Task("k", lambda meter, a, b: a + b, (3,)), 5)
         assert found.value == 8 and found.peak_bytes > 10 * 2**20
 
-    def test_one_thread(self):
+    def test_a_task_on_a_worker_has_one_blas_thread(self):
         def threads(meter):
             np.ones((2, 2)) @ np.ones((2, 2))
             return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
@@ -76,14 +76,14 @@ class TestRunRecord:
             ],
         )
 
-    def test_sums(self):
+    def test_a_run_sums_the_records_of_its_tasks(self):
         run = self.run()
         assert (run.bytes_read, run.bytes_written) == (31, 18)
         assert run.peak_bytes == 23
         assert run.peak_bytes_by_worker == {"w1": 23, "w2": 19}
         assert run.values() == {"a": "A", "b": "B", "c": "C"}
 
-    def test_seconds_by_kind(self):
+    def test_what_is_not_in_tasks_is_idle(self):
         # Two workers for ten seconds are twenty; twelve were inside tasks, of which 5.5 have a name.
         assert self.run().seconds_by_kind() == {"read": 3.0, "gemm": 2.5, "other": 6.5, "idle": 8.0}
 

@@ -22,7 +22,7 @@ from dkrr.reports import _template, pictures
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import RunStore
 from dkrr.tiles.descriptions import read_group, write_group
-from tests.test_markup import EVIL, linear
+from tests.interface.test_notebooks import EVIL, linear
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SETTINGS = {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05}
@@ -61,7 +61,7 @@ def drawn(page):
 
 
 class TestOfAModel:
-    def test_of_a_run_with_tiles(self, run, tmp_path):
+    def test_a_report_of_a_tiled_run_has_its_map(self, run, tmp_path):
         _, model = run
         dkrr.save(model, tmp_path / "m.zarr")
         page = dkrr.report(tmp_path / "m.zarr", tmp_path / "report.html")
@@ -91,7 +91,7 @@ class TestOfAModel:
         y[0] += 1.0
         assert summary_of(model)["residuals"] == [] and "Residuals" not in "".join(sections(dkrr.report(model)))
 
-    def test_convergence(self, data, tmp_path):
+    def test_a_report_draws_convergence(self, data, tmp_path):
         model = dkrr.KernelRidge(**SETTINGS, solver=ConjugateGradient(preconditioner=None)).fit(*data)
         dkrr.save(model, tmp_path / "m.zarr")
         for subject in (model, tmp_path / "m.zarr"):
@@ -101,7 +101,7 @@ class TestOfAModel:
         assert np.array_equal(line.get_ydata(), [h.largest for h in model.solve_result_.history])
         assert len(true.get_xdata()) == sum(h.is_true for h in model.solve_result_.history) > 0
 
-    def test_newton(self, data, tmp_path):
+    def test_a_report_of_classes_draws_the_steps(self, data, tmp_path):
         model = dkrr.KernelLogisticRegression(**SETTINGS).fit(data[0], data[1] > 1.0)
         dkrr.save(model, tmp_path / "m.zarr")
         for page in (dkrr.report(model), dkrr.report(tmp_path / "m.zarr")):
@@ -157,7 +157,7 @@ class TestOfAModel:
         assert sorted(candidate[2] for candidate in found["candidates"]) == best.tolist()
         assert [candidate[2] for candidate in found["candidates"] if candidate[4]] == [best[-1]]
 
-    def test_a_bad_subject(self, data, run, tmp_path):
+    def test_what_has_no_report_is_refused(self, data, run, tmp_path):
         dkrr.save(run[1], tmp_path / "m.zarr")
         for subject, words in (
             (dkrr.KernelRidge(), "without a plan"),
@@ -186,7 +186,7 @@ class TestOfAModel:
             ("call", "<b>"),
         ],
     )
-    def test_a_changed_description(self, run, tmp_path, name, value):
+    def test_a_forged_description_is_refused_or_harmless(self, run, tmp_path, name, value):
         dkrr.save(run[1], tmp_path / "m.zarr")
         found = read_group(str(tmp_path / "m.zarr"))
         found["report"][name] = value
@@ -214,7 +214,7 @@ class TestOfAModel:
         assert "<script" not in page and "{{ 7 * 7 }}&lt;script" in page and ">49<" not in page
 
     @pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
-    def test_without_a_package(self, data, run, tmp_path, monkeypatch, name):
+    def test_a_missing_package_is_named(self, data, run, tmp_path, monkeypatch, name):
         dkrr.save(run[1], tmp_path / "m.zarr")
         _template.cache_clear()
         monkeypatch.setitem(sys.modules, name, None)
@@ -225,7 +225,7 @@ class TestOfAModel:
 
 
 class TestOfARun:
-    def test_complete(self, run):
+    def test_a_report_of_a_complete_run(self, run):
         page = dkrr.report(run[0])
         assert sections(page) == ["Progress", "Tiles", "Plan", "Result"] and drawn(page) == ["map of tiles"]
         assert "nothing is left" in page and "SOLVED" in page
@@ -234,7 +234,7 @@ class TestOfARun:
         expected = np.where(np.tri(5, dtype=bool), 1.0, np.nan)
         assert np.array_equal(found.shares, expected, equal_nan=True)
 
-    def test_unfinished(self, run, tmp_path):
+    def test_a_report_of_an_unfinished_run_says_how_far_it_is(self, run, tmp_path):
         shutil.copytree(run[0], tmp_path / "run")
         for column in range(3):
             (file,) = (tmp_path / "run" / "system-0" / "factor").glob(f"c*4?{column}")
@@ -256,12 +256,12 @@ class TestOfARun:
         assert (found.present, found.expected) == (15, 15)
         assert np.array_equal(found.shares, np.where(np.tri(3, dtype=bool), 1.0, np.nan), equal_nan=True)
 
-    def test_begun(self, tmp_path, run):
+    def test_a_report_of_a_run_that_has_begun(self, tmp_path, run):
         RunStore(str(tmp_path / "run")).open()
         assert "has not begun" in dkrr.report(tmp_path / "run")
 
 
-def test_command(run, tmp_path):
+def test_the_command_writes_a_report(run, tmp_path):
     dkrr.save(run[1], tmp_path / "m.zarr")
     for path in (tmp_path / "m.zarr", run[0]):
         result = CliRunner().invoke(command, ["report", str(path), "--out", str(tmp_path / "r.html"), "--overwrite"])

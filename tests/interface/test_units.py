@@ -33,7 +33,7 @@ from dkrr.units import format_bytes, format_count, format_seconds, parse_bytes
         (np.float64(1e6), 10**6),
     ],
 )
-def test_parse(text, n_bytes):
+def test_bytes_are_read_as_people_write_them(text, n_bytes):
     assert parse_bytes(text) == n_bytes
     assert type(parse_bytes(text)) is int
 
@@ -42,13 +42,13 @@ def test_parse(text, n_bytes):
     "value",
     ["", "GB", "4 XB", "4GiB!", "-4GB", "four", "4 4", "1,000", "nan", "1e", "4 i b", None, True, [4], 4j, b"4"],
 )
-def test_not_a_number_of_bytes(value):
+def test_what_is_not_a_number_of_bytes_is_named(value):
     with pytest.raises(InputError, match="memory_limit is .*; expected a positive number of bytes: write .* '4GiB'"):
         parse_bytes(value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, "0", "0.1 B", float("nan"), float("inf"), 2**63, "1e30 TB"])
-def test_not_positive(value):
+def test_bytes_must_be_positive(value):
     with pytest.raises(InputError, match="limit is .*; expected a positive number of bytes"):
         parse_bytes(value, "limit")
 
