@@ -73,7 +73,7 @@ class KernelParameters:
     transformer: Any = None
 
 
-class NotFittedError(exceptions.NotFittedError):
+class NotFittedError(exceptions.NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
     """scikit-learn's error of an estimator that is not fitted; notebooks show it in a few lines."""
 
     _render_traceback_ = short_traceback
