@@ -15,6 +15,7 @@ R. D. Cook, S. Weisberg, "Residuals and Influence in Regression", Chapman and Ha
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +33,7 @@ from dkrr.fitting.normal_sums import (
     part_of,
     sums_of_others,
 )
+from dkrr.fitting.norms import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
@@ -132,7 +134,7 @@ class PrimalFolds:
 
     def _solve(self, sums: NormalSums, alpha: float, about: Array | None = None) -> tuple[Array, Array]:
         """Factor, and coefficients of shape (p, t)."""
-        with in_terms_of_alpha([alpha], "primal"):
+        with in_terms_of_alpha([alpha], "primal", partial(scale_of, self._data, "primal")):
             return sums.solved(alpha, self._n_features, about)
 
     def _score_folds(self, alphas: Array, sheet: ScoreSheet) -> None:
