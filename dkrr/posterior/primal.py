@@ -24,7 +24,7 @@ from dkrr.fitting.normal_sums import (
     weighted_means,
 )
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.linalg.variance_bounds import EPS, VarianceBounds
+from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers
 from dkrr.requests import FitRequest, Targets
 from dkrr.rows import CheckedRows, MemoryRows, Rows, whole
@@ -160,9 +160,11 @@ class PrimalPosterior(FactoredProcess):
         n = self.degrees + (1 if self.data.fit_intercept else 0)
         whole = 2.0 * float(np.log(self._factor.diagonal()).sum())
         constant = -math.log(self.alpha) if self.data.fit_intercept else 0.0
-        if self._rounded_fraction == 1.0:
+        part = self._rounded_fraction
+        if part > RELATIVE_WIDTH:
+            how = "few digits" if part < 1.0 else "no digits"
             warnings.warn(
-                f"features of rows differ so much in size that no digit of the log marginal likelihood is certain "
+                f"features of rows differ so much in size that {how} of the log marginal likelihood are certain "
                 f"(alpha = {self.alpha:g}): scale rows that are far larger than others, or use form='dual'",
                 ConvergenceWarning,
                 stacklevel=2,

@@ -59,3 +59,11 @@ def test_documents_without_a_known_word_have_no_variance():
     assert model.predict(["zz"], return_std=True)[1] == 0.0
     lower, upper = model.predict_variance_bounds(["zz"])
     assert lower == upper == 0.0
+
+
+def test_a_likelihood_says_that_a_dominating_row_has_taken_digits():
+    X, y, _ = ordinary()
+    X[3] *= 1e7
+    model = KernelRidge(30.0, kernel="linear", form="primal").fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="few digits of the log marginal likelihood are certain"):
+        assert np.isfinite(model.log_marginal_likelihood_)

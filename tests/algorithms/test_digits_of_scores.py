@@ -7,6 +7,7 @@ from sklearn.model_selection import KFold
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.selection.report import Report
 
 
 def ordinary(n=30, d=2):
@@ -41,3 +42,12 @@ def test_a_factor_whose_residual_shows_lost_digits_gives_no_scores():
     models = [KernelRidge(alpha, kernel="linear", form="primal").fit(X[10:], y[10:]) for alpha in alphas]
     expected = np.array([-np.mean((model.predict(X[:10]) - y[:10]) ** 2) for model in models])
     assert_allclose(search.cv_results_["split0_test_score"][has_score], expected[has_score], rtol=5e-6)
+
+
+def test_a_candidate_that_was_given_up_cannot_win_where_others_were_not_solved():
+    report, values = Report(3, 1), np.array([[-1.0], [-3.0], [-2.0]])
+    for a, residual in enumerate((1e-1, 1e-9, 1e-2)):
+        report.take(a, 0, residual, np.inf if a == 2 else 1e-3)
+    report.stopped[2] = True
+    (message,) = report.leave_out(values, np.array([10.0, 1.0, 0.1]))
+    assert np.isnan(values[[0, 2]]).all() and values[1] == -3.0 and "alpha = 10, 0.1" in message
