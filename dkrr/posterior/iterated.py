@@ -140,12 +140,25 @@ class IteratedPosterior(Posterior):
             if data.fit_intercept and constant is None:
                 constant = self._solved(run, run.constant[:, None], tol)
             y = self._solved(run, np.ascontiguousarray(right), tol)
-            found[columns] = 0.5 * (y.low + y.high)
+            found[columns], error = 0.5 * (y.low + y.high), 0.5 * (y.high - y.low)
             if constant is not None:
                 total = 0.5 * float(constant.low[0] + constant.high[0])
                 mixed = constant.right_sides[:, 0] @ y.x + constant.x[:, 0] @ y.residuals
                 found[columns] -= mixed**2 / total
+                error += 2 * np.abs(mixed) / total * np.sqrt(constant.left[0] * y.left)
+                error += (mixed / total) ** 2 * 0.5 * (constant.high[0] - constant.low[0])
+            self._doubt_digits(found[columns], error)
         return found, constant
+
+    def _doubt_digits(self, found: Array, error: Array) -> None:
+        """Note quadratic forms that may be off by more than bounds of variances, since a free constant takes most."""
+        if not (error <= RELATIVE_WIDTH * found).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                relative = float(np.max(np.abs(error / found)))
+            self._doubts.append(
+                f"the scale of the process may be off by {relative:.0e} of itself by conjugate gradient: expected "
+                f"a smaller tol, a larger alpha, or solver='cholesky'"
+            )
 
     def _solved(self, run: "_Run", right_sides: Array, tol: float) -> Solved:
         solved, doubt = run.solved(right_sides, tol)

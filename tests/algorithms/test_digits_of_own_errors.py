@@ -5,6 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import dkrr
+from benchmarks.posterior_trials import posterior
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning
 from dkrr.kernels import RBF, BagOfWords, Polynomial
@@ -67,3 +68,12 @@ def test_a_likelihood_says_that_a_dominating_row_has_taken_digits():
     model = KernelRidge(30.0, kernel="linear", form="primal").fit(X, y)
     with pytest.warns(ConvergenceWarning, match="few digits of the log marginal likelihood are certain"):
         assert np.isfinite(model.log_marginal_likelihood_)
+
+
+def test_a_likelihood_whose_scale_is_a_difference_of_nearly_equal_numbers_says_so(monkeypatch):
+    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", -1.0)
+    one = posterior("posterior-weights", 5003)  # weights over 10 orders and zeros, with an intercept: 0.13 off
+    model = KernelRidge(one.alpha, kernel=one.kernel, fit_intercept=True, **one.settings)
+    model.fit(one.X, one.y, sample_weight=one.sample_weight)
+    with pytest.warns(ConvergenceWarning, match="scale of the process may be off"):
+        assert np.isfinite(model.log_marginal_likelihood_).all()
