@@ -1,15 +1,15 @@
-"""What a fit says of its own errors where float64 has few digits left: cases that `benchmarks.accuracy` found."""
+"""What a fit says of its own errors where float64 has few digits left: cases that the campaign found."""
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import dkrr
-from benchmarks.posterior_trials import posterior
 from dkrr import KernelRidge
 from dkrr.errors import ConvergenceWarning
 from dkrr.kernels import RBF, BagOfWords, Polynomial
 from dkrr.solvers import ConjugateGradient
+from tests.nightly.accuracy.posterior_trials import posterior
 
 
 def ordinary(n=30, d=2):

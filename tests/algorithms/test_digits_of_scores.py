@@ -1,4 +1,4 @@
-"""Scores where float64 has few digits left: cases that `benchmarks.accuracy` found."""
+"""Scores where float64 has few digits left: cases that the campaign found."""
 
 import numpy as np
 import pytest
