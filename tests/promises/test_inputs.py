@@ -13,7 +13,7 @@ from dkrr import KernelRidge
 from dkrr.cli import dkrr as command
 from tests.inputs import INPUTS, markdown
 
-PAGE = Path(__file__).parent.parent / "docs" / "inputs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
 N = 23
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
 

@@ -1,5 +1,6 @@
 """Fitted transformers as bytes of skops, and made of them again; what others may have written is refused."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -36,8 +37,8 @@ from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.transformers.saving import CLASSES, loaded_transformer, saved_transformer
 from dkrr.transformers.transformed import transformed_block
 from dkrr.versions import VERSIONS
-from tests.transformers.cases import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
-from tests.transformers.test_learning import dense
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
+from tests.data.test_transformers_fitted import dense
 
 OTHERS = {
     "pca": lambda: PCA(2, whiten=True),
@@ -67,7 +68,7 @@ def fitted(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_transformer(name):
+def test_a_transformer_made_of_its_bytes_transforms_alike(name):
     transformer, table = fitted(name)
     data = saved_transformer(transformer)
     assert data.dtype == np.uint8 and data.shape[1] == 1
@@ -86,7 +87,7 @@ def test_every_class_that_files_may_name_is_tested():
     assert not [name for names in CLASSES.values() for name in names if f'"__class__": "{name}"' not in text]
 
 
-def test_it_is_an_array_of_the_model(tmp_path):
+def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
     X = np.random.default_rng(0).normal(size=(60, 40))
     model = dkrr.KernelRidge(kernel="rbf", transformer=PCA(20)).fit(X, X[:, 0])
     dkrr.save(model, tmp_path / "m.zarr")
@@ -118,25 +119,19 @@ def own_function(X):
     return np.asarray(X) ** 2
 
 
-class TestGivenAgain:
-    @pytest.fixture(params=[Halved(3.0), FunctionTransformer(own_function)], ids=["class", "function"])
-    def transformer(self, request):
-        return make_pipeline(request.param, "passthrough")
-
-    def test_models(self, transformer, tmp_path):
-        X = flights()[NUMBERS]
-        model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
-        dkrr.save(model, tmp_path / "m.zarr")
-        for wrong in (None, OneHotEncoder(), [PCA]):
-            with pytest.raises(InputError, match="transformer is .*(Halved|own_function)', which a file cannot hold"):
-                dkrr.load(tmp_path / "m.zarr", transformer=wrong)
-        for given in (transformer, [Halved, own_function]):
-            loaded = dkrr.load(tmp_path / "m.zarr", transformer=given)
-            np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
-
-    def test_what_is_given(self, tmp_path):
-        with pytest.raises(InputError, match="transformer is 5; expected the transformer, class or function"):
-            dkrr.load(tmp_path / "m.zarr", transformer=5)
+@pytest.mark.parametrize("own", [Halved(3.0), FunctionTransformer(own_function)], ids=["class", "function"])
+def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
+    X, transformer = flights()[NUMBERS], make_pipeline(own, "passthrough")
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
+    dkrr.save(model, tmp_path / "m.zarr")
+    for wrong in (None, OneHotEncoder(), [PCA]):
+        with pytest.raises(InputError, match="transformer is .*(Halved|own_function)', which a file cannot hold"):
+            dkrr.load(tmp_path / "m.zarr", transformer=wrong)
+    with pytest.raises(InputError, match="transformer is 5; expected the transformer, class or function"):
+        dkrr.load(tmp_path / "m.zarr", transformer=5)
+    for again in (transformer, [Halved, own_function]):
+        loaded = dkrr.load(tmp_path / "m.zarr", transformer=again)
+        np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +139,14 @@ class TestGivenAgain:
     [FunctionTransformer(lambda X: X), RBFSampler(random_state=np.random.RandomState(0))],
     ids=["lambda", "random state"],
 )
-def test_what_cannot_be_saved(transformer, tmp_path):
+def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, tmp_path):
     model = dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
     with pytest.raises(InputError, match="transformer cannot be saved"):
         dkrr.save(model, tmp_path / "m.zarr")
     assert not (tmp_path / "m.zarr").exists()
 
 
-def test_another_version_of_scikit_learn(tmp_path, monkeypatch):
+def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(transformer=OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
         patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
@@ -189,8 +184,37 @@ def node(loader, kind, content, number):
     return {"__loader__": loader, "__module__": "builtins", "__class__": kind, "content": content, "__id__": number}
 
 
-class TestFromElsewhere:
-    """Whoever writes such a file knows the format."""
+NAMED = [
+    ("ObjectNode", "os.system"),
+    ("ObjectNode", "builtins.eval"),
+    ("ObjectNode", "evil.Transformer"),
+    ("ObjectNode", "sklearn.linear_model._base.LinearRegression"),
+    ("ObjectNode", "sklearn.preprocessing._polynomial.PolynomialFeatures"),
+    ("ObjectNode", "dkrr.estimators.kernel_ridge.KernelRidge"),
+    ("FunctionNode", "os.system"),
+    ("FunctionNode", "numpy.load"),
+    ("FunctionNode", "numpy.lib.format.open_memmap"),
+    ("TypeNode", "builtins.map"),
+    ("TypeNode", "subprocess.Popen"),
+    ("PartialNode", "functools.partial"),
+    ("MethodNode", "sklearn.pipeline.Pipeline"),
+    ("OperatorFuncNode", "operator.attrgetter"),
+    ("ConstructorFromReduceNode", "subprocess.Popen"),
+    ("RandomGeneratorNode", "numpy.random._generator.Generator"),
+    ("TreeNode", "sklearn.tree._tree.Tree"),
+    ("DictNode", "collections.OrderedDict"),
+    ("SetNode", "builtins.set"),
+    ("BytesNode", "builtins.bytes"),
+    ("CachedNode", "None.None"),
+    ("NdArrayNode", "numpy.memmap"),
+    ("NoSuchNode", "builtins.str"),
+    (None, "builtins.str"),
+    (5, "builtins.str"),
+]
+
+
+class TestForged:
+    """Files of someone who knows the format: nothing that they name is made, and nothing large of something small."""
 
     data = saved_transformer(make_pipeline(OneHotEncoder(sparse_output=False)).fit(flights()[TEXT])).tobytes()
 
@@ -202,43 +226,8 @@ class TestFromElsewhere:
         (found,) = (n for n in nodes(schema, "ObjectNode") if n["__class__"] == name)
         return found["content"]["content"]
 
-    def test_unchanged(self):
-        made = loaded_transformer(changed(self.data, lambda schema: None), None)
-        assert made.transform(flights()[TEXT]).shape == (97, 6)
-
-    @pytest.mark.parametrize(
-        ("loader", "name"),
-        [
-            ("ObjectNode", "os.system"),
-            ("ObjectNode", "builtins.eval"),
-            ("ObjectNode", "evil.Transformer"),
-            ("ObjectNode", "sklearn.linear_model._base.LinearRegression"),
-            ("ObjectNode", "sklearn.feature_extraction.text.CountVectorizer"),
-            ("ObjectNode", "sklearn.preprocessing._polynomial.PolynomialFeatures"),
-            ("ObjectNode", "dkrr.estimators.kernel_ridge.KernelRidge"),
-            ("FunctionNode", "os.system"),
-            ("FunctionNode", "numpy.load"),
-            ("FunctionNode", "numpy.lib.format.open_memmap"),
-            ("FunctionNode", "builtins.exec"),
-            ("TypeNode", "builtins.map"),
-            ("TypeNode", "subprocess.Popen"),
-            ("PartialNode", "functools.partial"),
-            ("MethodNode", "sklearn.pipeline.Pipeline"),
-            ("OperatorFuncNode", "operator.attrgetter"),
-            ("ConstructorFromReduceNode", "subprocess.Popen"),
-            ("RandomGeneratorNode", "numpy.random._generator.Generator"),
-            ("TreeNode", "sklearn.tree._tree.Tree"),
-            ("DictNode", "collections.OrderedDict"),
-            ("SetNode", "builtins.set"),
-            ("BytesNode", "builtins.bytes"),
-            ("CachedNode", "None.None"),
-            ("NdArrayNode", "numpy.memmap"),
-            ("NoSuchNode", "builtins.str"),
-            (None, "builtins.str"),
-            (5, "builtins.str"),
-        ],
-    )
-    def test_what_it_names(self, loader, name, monkeypatch):
+    @pytest.mark.parametrize(("loader", "name"), NAMED)
+    def test_nothing_that_a_file_names_is_made(self, loader, name, monkeypatch):
         module, _, kind = name.rpartition(".")
 
         def change(schema):
@@ -248,83 +237,67 @@ class TestFromElsewhere:
         monkeypatch.setattr(skops.io, "loads", lambda *_, **__: pytest.fail("it was made"))
         self.refused(change, "damaged|which a file cannot hold")
 
+    def test_other_estimators_of_scikit_learn_are_refused(self):
+        for other in (CountVectorizer().fit(["ab cd"]), LinearRegression().fit([[1.0]], [1.0])):
+            with pytest.raises(InputError, match="which a file cannot hold"):
+                loaded_transformer(skops.io.dumps(other), None)
+
     @pytest.mark.parametrize("name", ["transform", "__class__", "__reduce__", "fit"])
-    def test_attributes_that_hide_methods(self, name):
+    def test_attributes_that_hide_methods_are_refused(self, name):
         def change(schema):
             content = self.part(schema, "OneHotEncoder")
             content[name] = next(iter(content.values()))
 
         self.refused(change, "has the attribute")
 
-    def test_columns_that_are_only_claimed(self):
-        def change(schema):
+    def test_what_is_larger_than_the_file_is_refused(self):
+        made = loaded_transformer(changed(self.data, lambda schema: None), None)
+        assert made.transform(flights()[TEXT]).shape == (97, 6)
+        self.refused(lambda schema: None, "larger than the file", compression=zipfile.ZIP_DEFLATED)
+
+        def claimed_columns(schema):
             (found,) = (n for n in nodes(schema, "ListNode") if [v.get("content") for v in n["content"]] == ["3", "3"])
             found["content"][0] |= {"content": "1000000000000", "__id__": 7}
 
-        self.refused(change, "larger than the file holds")
-
-    def test_compressed_parts(self):
-        self.refused(lambda schema: None, "larger than the file", compression=zipfile.ZIP_DEFLATED)
-
-    def test_a_small_tree_that_stands_for_a_large_one(self):
-        def change(schema):
+        def doubled_lists(schema):
             found = node("JsonNode", "str", "0", 1)
             for level in range(30):
                 short = node("ListNode", "list", [], found["__id__"])
                 found = node("ListNode", "list", [found, short, short], 1000 + level)
             self.part(schema, "Pipeline")["memory"] = found
 
-        self.refused(change, "has the number of another node")
-
-    def test_a_part_that_many_read(self):
-        def change(schema):
-            for k, found in enumerate(nodes(schema, "NdArrayNode")):
-                found |= {"type": "numpy", "file": "1.npy", "__id__": k + 1, "content": []}
-
-        self.refused(change, "is in the file '1.npy'")
-
-    @pytest.mark.parametrize("protocol", [0, 1, None, 99, "x"])
-    def test_protocols(self, protocol):
-        self.refused(lambda schema: schema.update(protocol=protocol))
-
-    @pytest.mark.parametrize("schema", [5, [], {}, {"protocol": 2}, {"protocol": 2, "__loader__": "JsonNode"}], ids=str)
-    def test_other_trees(self, schema):
-        self.refused(lambda _: schema)
-
-    @pytest.mark.parametrize(
-        "data",
-        [b"", b"PK", b"x" * 100, data[:-50], data[:200] + data[300:]],
-        ids=["empty", "short", "text", "cut off", "without a part"],
-    )
-    def test_other_bytes(self, data):
-        with pytest.raises(StoreError, match="is damaged"):
-            loaded_transformer(data, None)
-
-    def test_deep_trees(self):
-        def change(schema):
+        def deep_lists(schema):
             found = node("JsonNode", "str", "0", 1)
             for k in range(400):
                 found = node("ListNode", "list", [found], k + 2)
             self.part(schema, "Pipeline")["memory"] = found
 
-        self.refused(change)
+        def one_file_for_many(schema):
+            for k, found in enumerate(nodes(schema, "NdArrayNode")):
+                found |= {"type": "numpy", "file": "1.npy", "__id__": k + 1, "content": []}
+
+        self.refused(claimed_columns, "larger than the file holds")
+        self.refused(doubled_lists, "has the number of another node")
+        self.refused(deep_lists)
+        self.refused(one_file_for_many, "is in the file '1.npy'")
+
+    def test_other_trees_protocols_and_bytes_are_damaged(self):
+        for protocol in (0, 1, None, 99, "x"):
+            self.refused(lambda schema, protocol=protocol: schema.update(protocol=protocol))
+        for other in (5, [], {}, {"protocol": 2}, {"protocol": 2, "__loader__": "JsonNode"}):
+            self.refused(lambda _, other=other: other)
+        for data in (b"", b"PK", b"x" * 100, self.data[:-50], self.data[:200] + self.data[300:]):
+            with pytest.raises(StoreError, match="is damaged"):
+                loaded_transformer(data, None)
 
     @pytest.mark.filterwarnings("ignore:X has feature names")
-    def test_attributes_that_do_not_fit_each_other(self):
-        """Every attribute in turn is missing: an error of dkrr, or a transformer that does not need it."""
+    def test_a_missing_attribute_is_an_error_of_dkrr_or_not_needed(self):
         names = list(self.part(schema_of(self.data), "OneHotEncoder"))
         assert len(names) > 8
         for name in names:
             data = changed(self.data, lambda schema, name=name: self.part(schema, "OneHotEncoder").pop(name) and None)
-            try:
+            with contextlib.suppress(DkrrError):
                 transformed_block(loaded_transformer(data, None), flights()[TEXT])
-            except DkrrError:
-                continue
-
-    def test_nothing_else_of_scikit_learn(self):
-        for other in (CountVectorizer().fit(["ab cd"]), LinearRegression().fit([[1.0]], [1.0])):
-            with pytest.raises(InputError, match="which a file cannot hold"):
-                loaded_transformer(skops.io.dumps(other), None)
 
 
 def test_skops_is_imported_where_a_transformer_is_saved():
