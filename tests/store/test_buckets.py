@@ -120,6 +120,9 @@ def test_buffers_are_filled_over_several_connections(memory_bucket: str, n: int,
     assert remote.get_into(folder, "a", 0, np.zeros(n + 1, np.uint8)) == n
     assert remote.get_into(folder, "a", 0, part) == n
     assert remote.get_into(folder, "a", n - 2, part) == n
+    assert remote.get_into(folder, "a", n, part) == n == remote.get_into(folder, "a", n + 1, part)
+    remote.put(folder, "empty", b"")
+    assert remote.get_into(folder, "empty", 0, part) == 0
 
 
 def test_one_of_several_writes_in_one_step(url: str) -> None:
@@ -259,6 +262,8 @@ def test_a_real_server_keeps_runs_and_models(bucket: str) -> None:
     assert {*remote.names(bucket), *remote.names(f"{bucket}/models")} == {"run.zarr", "models", "m.zarr"}, (
         "nothing is beside it"
     )
+    remote.put(bucket, "short", b"12")
+    assert remote.get_into(bucket, "short", 2, bytearray(3)) == remote.get_into(bucket, "short", 0, bytearray(3)) == 2
     with pytest.raises(StoreError, match=f"cannot write run.zarr/a in the store {bucket}-2/run.zarr") as caught:
         remote.put(f"{bucket}-2/run.zarr", "a", b"hello")
     assert "the bucket does not exist" in str(caught.value)
