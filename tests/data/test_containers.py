@@ -20,25 +20,10 @@ from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
-from dkrr.rows import (
-    DaskRows,
-    MemoryRows,
-    ZarrRows,
-    as_rows,
-    described_rows,
-    load_array,
-    load_labels,
-    load_targets,
-    open_path,
-    stage,
-    stored,
-    write_rows,
-)
-from dkrr.rows.arrays import MappedRows, NpyRows
+from dkrr.rows import MemoryRows, as_rows, load_array, open_path, stage, stored, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
 from dkrr.rows.open import CONTAINERS
 from dkrr.rows.sources import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
-from dkrr.rows.zarr_arrays import OpenZarrRows
 from dkrr.runtime import Meter
 from dkrr.tiles import ChunkedArray
 from dkrr.tiles.mapped import is_mapped
@@ -67,7 +52,7 @@ class TestMemory:
 
     def test_memory_maps_are_read_in_blocks_unless_the_numbers_are_in_memory(self, tmp_path):
         mapped = table("memory map", tmp_path).handed_in
-        assert isinstance(as_rows(mapped), MappedRows) and isinstance(as_rows(f"{tmp_path}/map.npy"), NpyRows)
+        assert not as_rows(mapped).is_in_memory and not as_rows(f"{tmp_path}/map.npy").is_in_memory
         block = as_rows(mapped).read(2, 5)
         assert type(block) is np.ndarray and not is_mapped(block)
         private = np.load(tmp_path / "map.npy", mmap_mode="c")
@@ -122,7 +107,7 @@ class TestZarr:
     def test_chunks_that_are_missing_hold_the_fill_value_and_truncated_ones_are_errors(self, tmp_path):
         plain(tmp_path / "x", numbers((23, 5)), (6, 5), fill_value=7.5)
         (tmp_path / "x" / "c" / "1" / "0").unlink()
-        rows = ZarrRows(str(tmp_path / "x"))
+        rows = as_rows(str(tmp_path / "x"))
         assert (rows.read(0, 23)[6:12] == 7.5).all()
         assert_array_equal(rows.read(0, 6), numbers((23, 5))[:6])
         with (tmp_path / "x" / "c" / "2" / "0").open("r+b") as file:
@@ -132,26 +117,26 @@ class TestZarr:
 
     def test_memory_beside_a_read_is_that_of_decoded_chunks(self, tmp_path):
         array = zarr.create_array(tmp_path / "x", shape=(101, 13), chunks=(17, 5), dtype="float32")
-        assert ZarrRows(str(tmp_path / "x")).read_overhead_bytes == 4 * 17 * 5 * 4
+        assert as_rows(str(tmp_path / "x")).read_overhead_bytes == 4 * 17 * 5 * 4
         assert as_rows(array).read_overhead_bytes == 4 * 17 * 5 * 4
         plain(tmp_path / "y", numbers((101, 13)), (17, 13))
-        assert ZarrRows(str(tmp_path / "y")).read_overhead_bytes == SCRATCH_BYTES, "nothing but what is asked for"
+        assert as_rows(str(tmp_path / "y")).read_overhead_bytes == SCRATCH_BYTES, "nothing but what is asked for"
         assert MemoryRows(numbers()).read_overhead_bytes == 0
 
     @pytest.mark.parametrize("kind", ["zarr", "dask"])
-    @pytest.mark.parametrize("height", [2, 5, 11, 40])
-    def test_blocks_read_each_chunk_once(self, kind, height, tmp_path, monkeypatch):
+    def test_blocks_read_each_chunk_once(self, kind, tmp_path, monkeypatch):
         rows = as_rows(table(kind, tmp_path).handed_in)
         edges = [0, 7, 14, 21, 23] if kind == "zarr" else [0, 5, 23]
         reads, read = [], type(rows).read
         monkeypatch.setattr(type(rows), "read", lambda self, a, b: reads.append((a, b)) or read(self, a, b))
-        assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
-        assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
-        assert {a for a, _ in reads} <= set(edges)
+        for height in (2, 5, 11, 40):
+            reads.clear()
+            assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
+            assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
+            assert {a for a, _ in reads} <= set(edges)
 
     def test_arrays_are_shared_unless_only_this_process_can_open_them(self, tmp_path):
         obstore = pytest.importorskip("obstore.store")
-        assert isinstance(as_rows(table("obstore", tmp_path).handed_in), OpenZarrRows)
         held = zarr.create_array(zarr.storage.ObjectStore(obstore.MemoryStore()), name="x", data=numbers())
         assert isinstance(as_rows(held), MemoryRows)
         array = zarr.create_array("memory://test-open/b", shape=(3, 2), dtype="f8", overwrite=True)
@@ -205,58 +190,43 @@ class TestHdf5:
         with h5py.File(path, "r") as file:
             assert_array_equal(as_rows(file["x"]).take(np.array([5, 2, 5])), numbers()[[5, 2, 5]])
             assert not KernelRidge(0.1).fit(file["x"], file["a/y"]).plan_.problem.x_in_memory
-            assert_array_equal(load_labels(file["text"]), [b"late", b"early"])
+            assert_array_equal(dkrr.rows.load_labels(file["text"]), [b"late", b"early"])
         monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 10)
-        targets = load_targets(f"{path}::x")
+        targets = dkrr.rows.load_targets(f"{path}::x")
         assert is_mapped(targets) and np.array_equal(targets, numbers())
 
     def test_what_is_not_a_matrix_of_numbers_is_refused(self, path, tmp_path):
+        (tmp_path / "damaged.h5").write_bytes(b"nothing")
         for member, match in {
-            "": r"no data set ''; expected one of x\.h5::a/y, x\.h5::records, x\.h5::text, x\.h5::x",
-            "::b": "no data set 'b'",
-            "::a": "no data set 'a'",
-            "::records": "has records .* expected a matrix of numbers",
-            "::text": "X has dtype .*expected numbers",
+            path: r"no data set ''; expected one of x\.h5::a/y, x\.h5::records, x\.h5::text, x\.h5::x",
+            f"{path}::a": "no data set 'a'",
+            f"{path}::records": "has records .* expected a matrix of numbers",
+            f"{path}::text": "X has dtype .*expected numbers",
+            f"{tmp_path}/damaged.h5::x": "X: cannot read",
         }.items():
             with pytest.raises(InputError, match=match):
-                as_rows(path + member)
-        (tmp_path / "damaged.h5").write_bytes(b"nothing")
-        with pytest.raises(InputError, match="X: cannot read"):
-            as_rows(f"{tmp_path}/damaged.h5::x")
+                as_rows(member)
 
 
 class TestXarray:
-    @pytest.fixture
-    def xarray(self):
-        return pytest.importorskip("xarray")
-
-    def test_arrays_stay_where_they_are(self, xarray, tmp_path):
-        y = xarray.DataArray(numbers()[:, 3] + 1)
-        assert KernelRidge(0.1).fit(xarray.DataArray(numbers()), y).plan_.problem.x_in_memory
-        dataset = xarray.Dataset({"x": xarray.DataArray(numbers(), dims=("r", "c"))})
-        dataset.to_netcdf(tmp_path / "x.nc", engine="scipy")
-        with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
-            model = KernelRidge(0.1).fit(opened["x"], y.chunk(7))
-            assert not model.plan_.problem.x_in_memory and not opened["x"].variable._in_memory
-
-    def test_datasets_are_refused_and_what_to_give_instead_works(self, xarray, tmp_path):
+    def test_arrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(self, tmp_path):
+        xarray = pytest.importorskip("xarray")
         X = numbers()
         dataset = xarray.Dataset({"a": ("row", X[:, 0]), "b": ("row", X[:, 2]), "y": ("row", X[:, 3] + 1)})
+        dataset.to_netcdf(tmp_path / "x.nc", engine="scipy")
+        with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
+            rows = as_rows(opened["a"])
+            assert not rows.is_in_memory and not opened["a"].variable._in_memory
         expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
         columns = dataset[["a", "b"]].to_dataarray().T
-        for given_rows in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
-            found = KernelRidge(0.1).fit(given_rows, dataset["y"]).predict(given_rows)
+        for instead in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
+            found = KernelRidge(0.1).fit(instead, dataset["y"]).predict(instead)
             np.testing.assert_allclose(found, expected, atol=1e-10)
         for rows, y in ((dataset, "y"), (X, dataset)):
             with pytest.raises(InputTypeError, match=r"[Xy] is a Dataset of xarray; expected .*to_dataarray\(\)\.T"):
                 KernelRidge(0.1).fit(rows, y)
-        with pytest.raises(InputTypeError, match="path is a Dataset of xarray"):
-            dkrr.open_table(dataset)
-        (tmp_path / "x.nc").write_bytes(b"CDF")
-        for path in (f"{tmp_path}/x.nc", f"{tmp_path}/x.nc::x"):
-            for call in (as_rows, lambda path: KernelRidge(0.1).fit(path, "y")):
-                with pytest.raises(InputError, match=r"x\.nc is a netCDF file; expected .*xarray\.open_dataset\("):
-                    call(path)
+        with pytest.raises(InputError, match=r"x\.nc is a netCDF file; expected .*xarray\.open_dataset\("):
+            as_rows(f"{tmp_path}/x.nc::x")
 
 
 class TestDask:
@@ -271,7 +241,7 @@ class TestDask:
         unknown = X[X[:, 0] > 0]
         with pytest.raises(InputError, match=r"unknown chunk sizes; .* call X\.compute_chunk_sizes"):
             as_rows(unknown)
-        assert isinstance(as_rows(unknown.compute_chunk_sizes()), DaskRows)
+        assert as_rows(unknown.compute_chunk_sizes()).is_lazy
 
     def test_partitions_of_a_frame_are_counted_by_one_column(self):
         dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
@@ -368,17 +338,15 @@ class TestSparse:
         assert_array_equal(copy.read(1, 4).todense(), np.zeros((3, 3)))
 
     def test_dense_rows_that_stand_together_are_not_copied_all_at_once(self, tmp_path, monkeypatch):
-        n, d = 600, 500
-        monkeypatch.setattr("dkrr.rows.staging.CHUNK_ENTRIES", 2**14)
-        monkeypatch.setattr(stored, "CHUNK_ENTRIES", 2**14)
-        indices, pointers = np.tile(np.arange(d, dtype=np.int32), n), np.arange(0, n * d + 1, d)
-        rows = MemoryRows(sp.csr_array((np.ones(n * d), indices, pointers), shape=(n, d)))
+        for module in ("staging", "stored"):
+            monkeypatch.setattr(f"dkrr.rows.{module}.CHUNK_ENTRIES", 2**14)
+        rows = MemoryRows(sp.csr_array(np.ones((600, 500))))
         tracemalloc.start()
         copy = write_rows(rows, place(tmp_path / "copy"))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < rows.n_bytes / 1.5
-        assert_array_equal(dense(copy.read(n - 2, n)), 1.0)
+        assert_array_equal(dense(copy.read(598, 600)), 1.0)
 
 
 def test_copies_have_chunks_of_the_height_that_is_read(tmp_path):
@@ -393,6 +361,6 @@ def test_descriptions_of_copies_that_dkrr_does_not_write_are_refused(kind, tmp_p
     wrong = [("kind", "x"), ("shape", [23]), ("shape", [23, -7]), ("shape", None), ("dtype", "O"), ("shape", [2.0, 7])]
     for name, value in wrong:
         with pytest.raises(StoreError, match="dkrr does not write"):
-            described_rows(place(tmp_path / "copy"), {**described, name: value})
+            dkrr.rows.described_rows(place(tmp_path / "copy"), {**described, name: value})
     with pytest.raises(StoreError, match="rows of float128 cannot be kept.*convert X"):
         write_rows(as_rows(numbers().astype(np.longdouble)), place(tmp_path / "wide"))

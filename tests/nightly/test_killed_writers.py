@@ -86,43 +86,6 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     assert not others, "the last one was not killed"
 
 
-WRITE_UNTIL_FULL = """
-import pathlib, sys
-import numpy as np
-from dkrr.errors import StoreError
-from dkrr.tiles import ChunkedArray
-folder, side = pathlib.Path(sys.argv[1]), 64
-array = ChunkedArray.create(str(folder / "a"), (side * 40, side), (side, side))
-written = 0
-try:
-    for k in range(40):
-        array.write((k, 0), np.full((side, side), float(k)))
-        written += 1
-except StoreError as error:
-    print("StoreError", error)
-left = sorted(p.name for p in (folder / "a").iterdir() if p.name != "zarr.json")
-assert left == sorted(f"c.{k}.0" for k in range(written)), left
-assert array.present() == {(k, 0) for k in range(written)}, array.present()
-buffer = np.empty((side, side))
-for k in range(written):
-    array.read((k, 0), buffer)
-    assert (buffer == k).all()
-print("written", written)
-"""
-
-
-def test_on_a_full_file_system_what_was_written_is_whole(tmp_path):
-    mount = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount; tests/store/test_chunks.py has a limit on the size of files")
-    mounted = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"'
-    (tmp_path / "disk").mkdir()
-    command = ["unshare", "-m", "sh", "-c", mounted, "sh", str(tmp_path / "disk"), sys.executable, WRITE_UNTIL_FULL]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "StoreError cannot write" in output and "No space left" in output and "same store" in output
-    assert int(output.split()[-1]) == 7
-
-
 def test_of_many_processes_that_begin_at_once_one_owns_the_store(tmp_path):
     code = (
         "import sys; from dkrr.tiles.lock import owned; from dkrr.errors import BusyStoreError\n"

@@ -4,9 +4,6 @@ import errno
 import random
 import re
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,28 +20,24 @@ from dkrr.tiles.replacing import delete_listed
 class Flaky:
     """What the requests to a bucket fail with, one after the other, and how many there were."""
 
-    def __init__(self) -> None:
-        self.failures: list[BaseException] = []
-        self.requests = 0
+    def __init__(self):
+        self.failures, self.requests = [], 0
 
-    def fails(self) -> BaseException | None:
+    def fails(self):
         """What the next request fails with; None: nothing."""
         self.requests += 1
         return self.failures.pop(0) if self.failures else None
 
 
-REQUESTS = ("get", "get_into", "put", "create", "exchange", "version", "names", "files", "exists", "delete", "copy")
-
-
 @pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+def flaky(monkeypatch):
     """Failures of the requests to all buckets, which are repeated without long waits."""
     monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.2)
     found = Flaky()
 
-    def failing(request: Callable[..., Any]) -> Callable[..., Any]:
-        def tried(*arguments: Any) -> Any:
+    def failing(request):
+        def tried(*arguments):
             error = found.fails()
             if error is not None:
                 raise error
@@ -52,17 +45,29 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
 
         return tried
 
-    for name in REQUESTS:
+    for name in (
+        "get",
+        "get_into",
+        "put",
+        "create",
+        "exchange",
+        "version",
+        "names",
+        "files",
+        "exists",
+        "delete",
+        "copy",
+    ):
         monkeypatch.setattr(buckets.Bucket, name, failing(getattr(buckets.Bucket, name)))
     return found
 
 
 @pytest.fixture
-def url(memory_bucket: str) -> str:
+def url(memory_bucket):
     return f"{memory_bucket}/run.zarr"
 
 
-def test_files_are_written_read_listed_and_deleted_in_every_place(place: str) -> None:
+def test_files_are_written_read_listed_and_deleted_in_every_place(place):
     store = f"{place}/run.zarr"
     assert read_file(f"{store}/zarr.json", 9) is None and names(store) == [] and not is_folder(store)
     make_folder(f"{store}/a")
@@ -81,7 +86,7 @@ def test_files_are_written_read_listed_and_deleted_in_every_place(place: str) ->
     assert names(store) == ["thesis.tex"], "what dkrr does not list stays"
 
 
-def test_objects_are_listed_with_their_sizes_moved_and_read_in_parts(memory_bucket: str) -> None:
+def test_objects_are_listed_with_their_sizes_moved_and_read_in_parts(memory_bucket):
     url = f"{memory_bucket}/a/run.zarr"
     assert remote.get(url, "a") is None and not remote.exists(url)
     remote.put(url, "a", b"hello")
@@ -104,7 +109,7 @@ def test_objects_are_listed_with_their_sizes_moved_and_read_in_parts(memory_buck
 
 
 @pytest.mark.parametrize("n", [5, 3 * 2**20 + 1])
-def test_buffers_are_filled_over_several_connections(memory_bucket: str, n: int, monkeypatch: Any) -> None:
+def test_buffers_are_filled_over_several_connections(memory_bucket, n, monkeypatch):
     folder = f"{memory_bucket}/a/run.zarr"
     monkeypatch.setattr(buckets, "PART_BYTES", 2**20)
     data = np.arange(n, dtype=np.uint8)
@@ -125,7 +130,7 @@ def test_buffers_are_filled_over_several_connections(memory_bucket: str, n: int,
     assert remote.get_into(folder, "empty", 0, part) == 0
 
 
-def test_one_of_several_writes_in_one_step(url: str) -> None:
+def test_one_of_several_writes_in_one_step(url):
     assert remote.put_if(url, "a", b"first", None) and not remote.put_if(url, "a", b"second", None)
     content, version = remote.version(url, "a")
     assert content == b"first"
@@ -137,7 +142,7 @@ def test_one_of_several_writes_in_one_step(url: str) -> None:
     "error",
     [OSError("broken pipe"), TimeoutError(), ConnectionResetError(errno.ECONNRESET, "reset"), RuntimeError("503 slow")],
 )
-def test_requests_that_fail_for_a_moment_are_repeated(url: str, flaky: Flaky, error: Exception) -> None:
+def test_requests_that_fail_for_a_moment_are_repeated(url, flaky, error):
     random.seed(1)
     expected = random.Random(1).random()
     for call, answer in [
@@ -152,7 +157,7 @@ def test_requests_that_fail_for_a_moment_are_repeated(url: str, flaky: Flaky, er
     assert random.random() == expected, "waits leave the generator of users alone"
 
 
-def test_a_store_that_stays_away_is_an_error_after_a_bounded_time(url: str, flaky: Flaky) -> None:
+def test_a_store_that_stays_away_is_an_error_after_a_bounded_time(url, flaky):
     flaky.failures = [OSError("no route to host")] * 10_000
     words = r"cannot write .*run\.zarr/a in the store .*: no route to host .tried \d+ times"
     started = time.monotonic()
@@ -167,7 +172,7 @@ def test_a_store_that_stays_away_is_an_error_after_a_bounded_time(url: str, flak
 @pytest.mark.parametrize(
     "error", [PermissionError("denied"), OSError(errno.ENOSPC, "full"), ValueError("not a bucket"), KeyboardInterrupt()]
 )
-def test_final_answers_are_not_asked_for_again(url: str, flaky: Flaky, error: BaseException) -> None:
+def test_final_answers_are_not_asked_for_again(url, flaky, error):
     flaky.failures = [error] * 2
     is_interrupt = isinstance(error, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt if is_interrupt else StoreError) as caught:
@@ -175,20 +180,18 @@ def test_final_answers_are_not_asked_for_again(url: str, flaky: Flaky, error: Ba
     assert flaky.requests == 1 and (is_interrupt or "run again with the same store" in str(caught.value))
 
 
-def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
-    url: str, flaky: Flaky, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(url, flaky, monkeypatch):
     X = np.random.default_rng(0).normal(size=(96, 3))
     settings = {"kernel": "rbf", "tile": 32, "solver": "cholesky"}
     expected = dkrr.KernelRidge(0.1, kernel="rbf", solver="cholesky").fit(X, X[:, 0]).dual_coef_
-    down: float = np.inf
+    down = np.inf
 
-    def fails() -> BaseException | None:
+    def fails():
         flaky.requests += 1
         is_failing = flaky.requests >= down or flaky.requests % 3 == 0
         return ConnectionResetError(errno.ECONNRESET, "reset by the server") if is_failing else None
 
-    def fitted(store: str) -> None:
+    def fitted(store):
         model = dkrr.KernelRidge(0.1, **settings, store=store).fit(X, X[:, 0])
         np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
 
@@ -206,7 +209,7 @@ def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_s
 
 
 @pytest.mark.parametrize("url", ["hdfs://a/run.zarr", "memory://run.zarr", "simplecache::s3://b/run.zarr"])
-def test_stores_are_kept_in_folders_and_buckets_alone(url: str, tmp_path: Path) -> None:
+def test_stores_are_kept_in_folders_and_buckets_alone(url, tmp_path):
     message = (
         f"is '{url}': runs, models and predictions are kept in folders and in buckets .s3://, gs://, az://.; expect"
     )
@@ -222,7 +225,7 @@ def test_stores_are_kept_in_folders_and_buckets_alone(url: str, tmp_path: Path) 
             call()
 
 
-def test_the_command_line_refuses_other_places(tmp_path: Path) -> None:
+def test_the_command_line_refuses_other_places(tmp_path):
     np.save(tmp_path / "x.npy", np.eye(3))
     np.save(tmp_path / "y.npy", np.ones(3))
     data = ["--x", tmp_path / "x.npy", "--y", tmp_path / "y.npy"]
@@ -241,13 +244,13 @@ def test_the_command_line_refuses_other_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://me:hush@bucket/run", "s3://bucket/run?token=hush"])
-def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_shown(url):
     with pytest.raises(InputError, match=r"store is 's3://bucket/run' with .*environment") as caught:
         dkrr.KernelRidge(store=url).fit([[0.0], [1.0]], [0.0, 1.0])
     assert "hush" not in str(caught.value)
 
 
-def test_a_real_server_keeps_runs_and_models(bucket: str) -> None:
+def test_a_real_server_keeps_runs_and_models(bucket):
     """Everything else about real servers is in tests/nightly/test_s3.py."""
     X = np.random.default_rng(0).normal(size=(96, 3))
     settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky"}
