@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import skops.io
+from sklearn import preprocessing
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.compose import make_column_selector
 from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
@@ -18,17 +19,6 @@ from sklearn.impute import KNNImputer, MissingIndicator
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import (
-    Binarizer,
-    FunctionTransformer,
-    KBinsDiscretizer,
-    Normalizer,
-    OneHotEncoder,
-    PolynomialFeatures,
-    PowerTransformer,
-    QuantileTransformer,
-    StandardScaler,
-)
 
 import dkrr
 from dkrr.errors import DkrrError, InputError, StoreError
@@ -46,17 +36,21 @@ OTHERS = {
     "knn": KNNImputer,
     "indicator": lambda: MissingIndicator(features="all"),
     "fourier": lambda: RBFSampler(n_components=300, random_state=0),
-    "binarizer": Binarizer,
-    "log": lambda: FunctionTransformer(np.log1p, feature_names_out="one-to-one"),
-    "bins": lambda: KBinsDiscretizer(3, strategy="uniform"),
-    "normalizer": Normalizer,
-    "power": PowerTransformer,
-    "quantile": lambda: QuantileTransformer(n_quantiles=90),
+    "binarizer": preprocessing.Binarizer,
+    "log": lambda: preprocessing.FunctionTransformer(np.log1p, feature_names_out="one-to-one"),
+    "bins": lambda: preprocessing.KBinsDiscretizer(3, strategy="uniform"),
+    "normalizer": preprocessing.Normalizer,
+    "power": preprocessing.PowerTransformer,
+    "quantile": lambda: preprocessing.QuantileTransformer(n_quantiles=90),
 }
 
 
 ALL = {**OF_THE_TABLE, **OF_NUMBERS, **OTHERS}
-GIVEN = {"columns": [PolynomialFeatures], "union": PolynomialFeatures, "selector": make_column_selector()}
+GIVEN = {
+    "columns": [preprocessing.PolynomialFeatures],
+    "union": preprocessing.PolynomialFeatures,
+    "selector": make_column_selector(),
+}
 """What must be given again: its work is not bounded by what a file holds, or it may have a regular expression."""
 
 
@@ -80,7 +74,7 @@ def test_a_transformer_made_of_its_bytes_transforms_alike(name):
 
 
 def test_every_class_that_files_may_name_is_tested():
-    made = [FrozenEstimator(StandardScaler().fit(flights()[NUMBERS])), *(fitted(name)[0] for name in ALL)]
+    made = [FrozenEstimator(preprocessing.StandardScaler().fit(flights()[NUMBERS])), *(fitted(name)[0] for name in ALL)]
     text = "".join(json.dumps(schema_of(saved_transformer(one).tobytes())) for one in made)
     assert not [name for names in CLASSES.values() for name in names if f'"__class__": "{name}"' not in text]
 
@@ -117,12 +111,14 @@ def own_function(X):
     return np.asarray(X) ** 2
 
 
-@pytest.mark.parametrize("own", [Halved(3.0), FunctionTransformer(own_function)], ids=["class", "function"])
+@pytest.mark.parametrize(
+    "own", [Halved(3.0), preprocessing.FunctionTransformer(own_function)], ids=["class", "function"]
+)
 def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
     X, transformer = flights()[NUMBERS], make_pipeline(own, "passthrough")
     model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
     dkrr.save(model, tmp_path / "m.zarr")
-    for wrong in (None, OneHotEncoder(), [PCA]):
+    for wrong in (None, preprocessing.OneHotEncoder(), [PCA]):
         with pytest.raises(InputError, match="transformer is .*(Halved|own_function)', which a file cannot hold"):
             dkrr.load(tmp_path / "m.zarr", transformer=wrong)
     with pytest.raises(InputError, match="transformer is 5; expected the transformer, class or function"):
@@ -134,7 +130,7 @@ def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
 
 @pytest.mark.parametrize(
     "transformer",
-    [FunctionTransformer(lambda X: X), RBFSampler(random_state=np.random.RandomState(0))],
+    [preprocessing.FunctionTransformer(lambda X: X), RBFSampler(random_state=np.random.RandomState(0))],
     ids=["lambda", "random state"],
 )
 def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, tmp_path):
@@ -145,7 +141,7 @@ def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, t
 
 
 def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
-    model = dkrr.KernelRidge(transformer=OneHotEncoder()).fit(flights()[TEXT], targets())
+    model = dkrr.KernelRidge(transformer=preprocessing.OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
         patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
         dkrr.save(model, tmp_path / "m.zarr")
@@ -207,7 +203,9 @@ NAMED = {
 class TestForged:
     """Files of someone who knows the format: nothing that they name is made, and nothing large of something small."""
 
-    data = saved_transformer(make_pipeline(OneHotEncoder(sparse_output=False)).fit(flights()[TEXT])).tobytes()
+    data = saved_transformer(
+        make_pipeline(preprocessing.OneHotEncoder(sparse_output=False)).fit(flights()[TEXT])
+    ).tobytes()
 
     def refused(self, change, words="is damaged", **more):
         with pytest.raises((InputError, StoreError), match=words):
