@@ -111,6 +111,7 @@ def test_of_many_processes_that_begin_at_once_one_owns_the_store(tmp_path):
 
 def test_a_fork_that_leaves_the_block_does_not_release_the_lock(tmp_path):
     code = f"""
+import os
 from dkrr.tiles.lock import owned
 store = {str(tmp_path / "run.zarr")!r}
 with owned(store):
