@@ -178,18 +178,18 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_what_is_not_a_transformer(self, transformer, message):
+    def test_what_is_not_a_transformer_is_refused(self, transformer, message):
         with pytest.raises(InputError, match=message):
             dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
 
-    def test_kernels_that_do_not_take_rows_of_numbers(self):
+    def test_kernels_that_do_not_take_rows_of_numbers_are_refused(self):
         for kernel in ("precomputed", BagOfWords()):
             with pytest.raises(
                 InputError, match="transformer is 'standardize' with kernel=.*expected a kernel of rows"
             ):
                 dkrr.KernelRidge(kernel=kernel, transformer="standardize").fit(np.eye(3), [1.0, 2.0, 3.0])
 
-    def test_columns_behind_the_transformer_that_hold_text_or_missing_values(self):
+    def test_columns_behind_the_transformer_with_text_or_missing_values_are_named(self):
         with pytest.raises(InputError, match=r"row \d+ has it in column 'delay' behind the transformer.*SimpleImputer"):
             dkrr.KernelRidge(transformer="standardize").fit(flights()[["distance", "delay"]], targets())
         passed = OF_THE_TABLE["selector"]().set_params(transformers=[("pass", "passthrough", ["origin"])])

@@ -55,7 +55,7 @@ def test_partial_fit_needs_no_memory(make):
         np.testing.assert_allclose(found.transform(table), expected.transform(table), rtol=1e-12, atol=1e-12)
 
 
-def test_the_last_block_may_be_small():
+def test_a_small_last_block_is_fitted_with_the_others():
     table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
     for height in (6, 13, 96, 97):
         found = fitted_transformer(IncrementalPCA(4), Blocks(table, height), PLENTY)
@@ -160,7 +160,7 @@ class TestColumnSteps:
             [[True, False, True, False], ["x", "y", "x", "x"]],
         ],
     )
-    def test_the_union_of_categories(self, columns):
+    def test_categories_of_all_blocks_are_encoded(self, columns):
         table = pd.DataFrame(dict(zip("ab", columns, strict=True)) | {"c": np.arange(4.0)})
         found = fitted_transformer(ColumnSteps(["a", "b"]), Blocks(table, 1), PLENTY)
         expected = make_column_transformer((OneHotEncoder(), ["a", "b"]), ("passthrough", ["c"])).fit(table)

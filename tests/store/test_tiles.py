@@ -50,7 +50,7 @@ class TestGrid:
         assert sorted(pairs) == [(i, j) for i in tiles for j in range(i + 1)]
         assert pairs == sorted(pairs, key=lambda pair: (pair[1], pair[0])), "column by column"
 
-    def test_sizes_with_distinct_primes(self):
+    def test_ragged_tiles_have_the_sizes_of_distinct_primes(self):
         grid = TileGrid(n=103, tile=35, panel=7)
         assert [grid.height(i) for i in range(grid.n_tiles)] == [35, 35, 33]
         assert list(grid.panels(0)) == [0, 1, 2, 3, 4] and list(grid.panels(2)) == [10, 11, 12, 13, 14]
