@@ -217,6 +217,7 @@ class TestXarray:
         with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
             rows = as_rows(opened["a"])
             assert not rows.is_in_memory and not opened["a"].variable._in_memory
+            assert_array_equal(rows.read(2, 5), X[2:5, :1])
         expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
         columns = dataset[["a", "b"]].to_dataarray().T
         for instead in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):

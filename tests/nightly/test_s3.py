@@ -155,12 +155,8 @@ def test_what_is_not_very_large_is_written_by_one_request(bucket, monkeypatch, l
     assert version.partition("-")[2] == ("" if parts == 1 else "2")
 
 
-def test_servers_that_do_not_answer_and_missing_credentials_are_errors_after_a_bounded_time(bucket, monkeypatch):
+def test_missing_credentials_are_an_error_after_a_bounded_time(bucket, monkeypatch):
     monkeypatch.setattr(remote, "FIRST_SECONDS", 0.5)
-    with monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        with pytest.raises(StoreError, match=r"cannot read run.zarr/a .*tried \d+ times in [01] s"):
-            remote.get(f"{bucket}-elsewhere/run.zarr", "a")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     started = time.monotonic()

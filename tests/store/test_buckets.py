@@ -13,8 +13,10 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
 from dkrr.tiles import buckets, remote
+from dkrr.tiles.arrays import create_array
 from dkrr.tiles.files import is_folder, make_folder, names, read_file, write_file
 from dkrr.tiles.replacing import delete_listed
+from tests.s3 import variables
 
 
 class Flaky:
@@ -250,6 +252,15 @@ def test_credentials_in_a_url_are_refused_and_not_shown(url):
     assert "hush" not in str(caught.value)
 
 
+def test_a_server_that_cannot_be_reached_is_named_after_a_bounded_time(monkeypatch):
+    for name, value in variables("127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.3)
+    words = r"cannot read run.zarr/a .*the server http://127\.0\.0\.1:9 cannot be reached: it refuses.*tried \d+ times"
+    with pytest.raises(StoreError, match=words):
+        remote.get("s3://elsewhere/run.zarr", "a")
+
+
 def test_a_real_server_keeps_runs_and_models(bucket):
     """Everything else about real servers is in tests/nightly/test_s3.py."""
     X = np.random.default_rng(0).normal(size=(96, 3))
@@ -259,10 +270,13 @@ def test_a_real_server_keeps_runs_and_models(bucket):
         model = dkrr.KernelRidge(**settings, store=f"{bucket}/run.zarr").fit(X, X[:, 0])
         np.testing.assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
     assert dkrr.verify(f"{bucket}/run.zarr").is_whole
+    create_array(f"{bucket}/x", X.shape, X.dtype, 40)[:] = X
+    rows = dkrr.KernelRidge(**settings).fit(f"{bucket}/x", X[:, 0])
+    np.testing.assert_allclose(rows.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
     for _ in range(2):
         dkrr.save(model, f"{bucket}/models/m.zarr", overwrite=True)
     assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X) == model.predict(X)).all()
-    assert {*remote.names(bucket), *remote.names(f"{bucket}/models")} == {"run.zarr", "models", "m.zarr"}, (
+    assert {*remote.names(bucket), *remote.names(f"{bucket}/models")} == {"run.zarr", "x", "models", "m.zarr"}, (
         "nothing is beside it"
     )
     remote.put(bucket, "short", b"12")

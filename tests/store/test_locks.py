@@ -1,6 +1,7 @@
 """A store has one owner; a lock whose owner is dead is taken over. More processes are in tests/nightly."""
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -220,6 +221,19 @@ def test_a_lock_that_is_not_a_file_is_not_followed(tmp_path, make):
     assert (tmp_path / "target").read_text() == "keep"
 
 
+def test_a_lock_that_another_process_is_writing_is_waited_for_in_bounded_time(tmp_path, monkeypatch):
+    leave_lock(f"{tmp_path}/run.zarr", OTHER.to_bytes(), 61.0)
+    monkeypatch.setattr(lock, "_FLOCK_SECONDS", 0.05)
+    with (tmp_path / "run.zarr" / LOCK_NAME).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused(f"{tmp_path}/run.zarr", "another process has .* open for more than")
+        monkeypatch.setattr(lock, "_FLOCK_SECONDS", 10.0)
+        ended = threading.Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN))
+        ended.start()
+        with owned(f"{tmp_path}/run.zarr"):
+            ended.join()
+
+
 def test_documents_that_dkrr_does_not_write_are_damaged_and_names_do_not_control_a_terminal():
     values = json.loads(OTHER.to_bytes())
     assert Owner.from_bytes(json.dumps(values).encode()) == OTHER
@@ -252,6 +266,10 @@ def test_without_conditional_requests_two_are_told_apart_when_the_server_has_set
     monkeypatch.setattr(lock._ObjectLock, "_is_alive", lambda self, owner, document: False)
     assert claims(f"{memory_bucket}/run.zarr", 2).count("owned") == 1
     assert remote.names(f"{memory_bucket}/run.zarr") == []
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    with owned(f"{memory_bucket}/run.zarr"):
+        first = remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME)
+        wait_until(lambda: remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME) != first)
 
 
 def test_of_owners_that_find_a_bucket_free_at_once_one_is_written(memory_bucket, monkeypatch):

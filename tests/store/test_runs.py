@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr.errors import DkrrError, StoreError
-from dkrr.tiles import RunStore
+from dkrr.tiles import RunStore, files
 from dkrr.tiles.descriptions import read_group, write_group
 from dkrr.tiles.store import FORMAT_VERSION, WORDS, free_bytes
 
@@ -117,6 +117,22 @@ def test_what_is_not_the_store_of_a_run_is_refused_and_untouched(tmp_path, what)
         with pytest.raises(StoreError, match=f"{path} .*{match}.*Give another store="):
             action()
     assert before == {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
+
+
+def test_what_is_damaged_is_found_and_computed_again(place):
+    X = np.random.default_rng(0).normal(size=(96, 3))
+    settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky", "store": f"{place}/run.zarr"}
+    first = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
+    folder = f"{place}/run.zarr/system-0/factor"
+    chunk = next(name for name in sorted(files.names(folder)) if name.startswith("c."))
+    content = bytearray(files.read_file(f"{folder}/{chunk}", 2**20))
+    content[100] ^= 1
+    files.write_file(f"{folder}/{chunk}", [bytes(content)])
+    assert not dkrr.verify(f"{place}/run.zarr").is_whole
+    RunStore(f"{place}/run.zarr").delete("system-0/solution")
+    again = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
+    assert (again.dual_coef_ == first.dual_coef_).all() and "damaged" in " ".join(again.solve_result_.messages)
+    assert dkrr.verify(f"{place}/run.zarr").is_whole
 
 
 class TestContents:
