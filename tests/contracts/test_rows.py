@@ -177,9 +177,19 @@ def test_a_checksum_is_of_the_numbers_and_not_of_their_place(row, column, n_task
 
 def test_a_checksum_tells_order_shape_type_and_place_apart():
     X = numbers((24, 6))
-    others = (X, X[::-1], X.reshape(12, 12), X.astype(np.float32), X[:, ::-1], X[:-1], sp.csr_array(X))
+    others = (
+        X,
+        X[::-1],
+        X.reshape(12, 12),
+        X.astype(np.float32),
+        X[:, ::-1],
+        X[:-1],
+        sp.csr_array(X),
+        0 * X,
+        np.zeros(X.shape, int),
+    )
     places = [sp.csr_array(([1.0], ([row], [column])), shape=(2, 2)) for row in (0, 1) for column in (0, 1)]
-    assert len({digest(as_rows(each)) for each in (*others, *places)}) == 11
+    assert len({digest(as_rows(each)) for each in (*others, *places)}) == 13
     wide = sp.csr_array(X)
     wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
     assert digest(as_rows(wide)) == digest(as_rows(sp.csr_array(X))), "the type of the indices is not of the numbers"
