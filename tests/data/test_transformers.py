@@ -192,6 +192,11 @@ class TestRefused:
     def test_columns_behind_the_transformer_with_text_or_missing_values_are_named(self):
         with pytest.raises(InputError, match=r"row \d+ has it in column 'delay' behind the transformer.*SimpleImputer"):
             dkrr.KernelRidge(transformer="standardize").fit(flights()[["distance", "delay"]], targets())
+        table = flights()[NUMBERS].astype(float)
+        table.loc[71, "hour"] = np.nan
+        for rows in (table, CONTAINERS["dask"](None, table)):  # in its third partition
+            with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
+                dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
         passed = OF_THE_TABLE["selector"]().set_params(transformers=[("pass", "passthrough", ["origin"])])
         with pytest.raises(InputError, match="'pass__origin' behind the transformer does not hold numbers.*OneHot"):
             dkrr.KernelRidge(transformer=passed).fit(flights(), targets())
