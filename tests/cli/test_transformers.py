@@ -13,7 +13,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
 from tests.cli.test_commands import run
-from tests.transformers.cases import flights, targets
+from tests.data.flights import flights, targets
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import dkrr
 from dkrr import predictions_out
 from dkrr.errors import InputError, NotFiniteError, StoreError
 from dkrr.tiles import buckets, remote
-from tests.transformers.cases import flights, targets
+from tests.data.flights import flights, targets
 
 N = 250
 

@@ -10,8 +10,8 @@ from dkrr.kernels import RBF
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows, as_rows
 from tests.contracts.kernels import DISTINCT
+from tests.inputs import KINDS, numbers, table
 from tests.linalg.systems import positive_definite
-from tests.rows.sources import KINDS, numbers, table
 
 
 def check(source, A, rtol=1e-12):

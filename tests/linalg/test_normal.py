@@ -25,10 +25,10 @@ from dkrr.linalg.sources import SummedTiles
 from dkrr.rows import as_rows, write_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import TileGrid
+from tests.inputs import KINDS, table
 from tests.linalg.systems import RowsElsewhere, empty_tiles, empty_vectors, files_of, remove_chunks, run, vectors
 from tests.linalg.test_sources import whole
 from tests.oracles import naive_normal
-from tests.rows.sources import KINDS, table
 from tests.stores import place
 
 N, D = 29, 3

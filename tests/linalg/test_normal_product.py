@@ -24,9 +24,9 @@ from dkrr.linalg.segments import Segment
 from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor
 from dkrr.tiles import TileGrid
+from tests.inputs import KINDS, numbers, table
 from tests.linalg.systems import vectors
 from tests.oracles import naive_normal
-from tests.rows.sources import KINDS, numbers, table
 
 N, D, T = 29, 5, 2
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}

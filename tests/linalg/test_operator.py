@@ -33,8 +33,8 @@ from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor, ThreadExecutor, resident
 from dkrr.tiles import TileGrid
 from tests.contracts.kernels import DISTINCT
+from tests.inputs import SPARSE, numbers, table
 from tests.linalg.systems import MANY, RAGGED, MatrixOperator, grids, positive_definite, tiles_of
-from tests.rows.sources import SPARSE, numbers, table
 
 ACCURACY = {"float64": 1e-12, "float32": 1e-5}
 every_precision = pytest.mark.parametrize("precision", ACCURACY)

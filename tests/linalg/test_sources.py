@@ -32,6 +32,7 @@ from dkrr.planning.problem import Problem
 from dkrr.rows import MemoryRows, Rows, as_rows, write_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import ChunkedArray, TileGrid
+from tests.inputs import KINDS, numbers, table
 from tests.linalg.systems import (
     RAGGED,
     RowsElsewhere,
@@ -43,7 +44,6 @@ from tests.linalg.systems import (
     vectors,
 )
 from tests.oracles import naive_gram
-from tests.rows.sources import KINDS, numbers, table
 from tests.stores import place
 
 

@@ -13,7 +13,7 @@ from dkrr import KernelRidge
 from dkrr.cli import dkrr as command
 from tests.inputs import INPUTS, markdown
 
-PAGE = Path(__file__).parent.parent / "docs" / "inputs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
 N = 23
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
 
@@ -36,41 +36,38 @@ def known(X, y):
 
 
 @each_input
-def test_fit(given, X, y, known, tmp_path):
-    model = KernelRidge(0.1, **SETTINGS).fit(given.make(X, tmp_path), y)
+def test_it_is_planned_and_fitted_as_the_array(given, X, y, known, tmp_path):
+    rows = given.make(X, tmp_path)
+    problem = dkrr.plan(rows, y, **SETTINGS).problem
+    assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, given.in_memory)
+    model = KernelRidge(0.1, **SETTINGS).fit(rows, y)
     assert_allclose(model.dual_coef_, known.dual_coef_, rtol=0, atol=1e-10)
     assert model.n_features_in_ == 3 and model.plan_.problem.x_in_memory == given.in_memory
 
 
 @each_input
 @pytest.mark.filterwarnings("ignore:X has feature names")  # of pandas, with a model that has none, as in scikit-learn
-def test_predict(given, X, known, tmp_path):
+def test_predictions_are_those_of_the_array(given, X, known, tmp_path):
     predictions = known.predict(given.make(X, tmp_path))
     assert isinstance(predictions, da.Array if given.is_lazy else np.ndarray) and predictions.shape == (N,)
     assert_allclose(predictions, known.predict(X), rtol=0, atol=1e-12)
 
 
 @each_input
-def test_plan(given, X, y, tmp_path):
-    problem = dkrr.plan(given.make(X, tmp_path), y, **SETTINGS).problem
-    assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, given.in_memory)
-
-
-@each_input
-def test_gram(given, X, tmp_path):
+def test_its_gram_matrix_is_that_of_the_array(given, X, tmp_path):
     rows = given.make(X, tmp_path)
     for K in (dkrr.gram(rows, **SETTINGS, chunks=9), dkrr.gram(X, rows, **SETTINGS)):
         assert_allclose(K, dkrr.gram(X, **SETTINGS), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("given", [g for g in INPUTS if g.is_target], ids=lambda given: given.name)
-def test_targets(given, X, y, known, tmp_path):
+def test_targets_are_taken_in_it(given, X, y, known, tmp_path):
     model = KernelRidge(0.1, **SETTINGS).fit(X, given.make(y, tmp_path))
     assert_allclose(np.ravel(model.dual_coef_), known.dual_coef_, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("given", [g for g in INPUTS if g.is_path], ids=lambda given: given.name)
-def test_command_line(given, X, y, known, tmp_path):
+def test_the_command_line_takes_its_path(given, X, y, known, tmp_path):
     np.save(tmp_path / "targets.npy", y)
     path, model = str(given.make(X, tmp_path)), str(tmp_path / "m.zarr")
     settings = ["--kernel", "rbf", "--gamma", "0.5", "--alpha", "0.1"]
@@ -84,5 +81,5 @@ def test_command_line(given, X, y, known, tmp_path):
     assert_allclose(np.load(tmp_path / "out.npy"), known.predict(X), rtol=0, atol=1e-10)
 
 
-def test_the_page_has_the_table():
+def test_the_documentation_has_the_table_of_these_containers():
     assert markdown() in PAGE.read_text()

@@ -15,7 +15,7 @@ import dkrr
 from dkrr.errors import InputError
 from dkrr.transformers.inputs import Inputs, MemoryInputs
 from dkrr.transformers.learning import ColumnSteps, fitted_transformer, is_fitted
-from tests.transformers.cases import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
 
 PLENTY = 2**30
 
@@ -40,7 +40,7 @@ def dense(found):
 
 
 @pytest.mark.parametrize("name", [*OF_THE_TABLE, *OF_NUMBERS])
-def test_without_partial_fit_rows_are_put_together(name):
+def test_what_has_no_partial_fit_takes_all_rows_in_one_pass(name):
     make, table = {**OF_THE_TABLE, **OF_NUMBERS}[name], flights() if name in OF_THE_TABLE else flights()[NUMBERS]
     inputs = Blocks(table)
     found, expected = fitted_transformer(make(), inputs, PLENTY), make().fit(table)
@@ -49,14 +49,13 @@ def test_without_partial_fit_rows_are_put_together(name):
 
 
 @pytest.mark.parametrize("make", [StandardScaler, MinMaxScaler, MaxAbsScaler])
-@pytest.mark.parametrize("is_frame", [True, False])
-def test_partial_fit_needs_no_memory(make, is_frame):
-    table = flights()[NUMBERS] if is_frame else flights()[NUMBERS].to_numpy(float)
-    found, expected = fitted_transformer(make(), Blocks(table), 1), make().fit(table)
-    np.testing.assert_allclose(found.transform(table), expected.transform(table), rtol=1e-12, atol=1e-12)
+def test_partial_fit_needs_no_memory(make):
+    for table in (flights()[NUMBERS], flights()[NUMBERS].to_numpy(float)):
+        found, expected = fitted_transformer(make(), Blocks(table), 1), make().fit(table)
+        np.testing.assert_allclose(found.transform(table), expected.transform(table), rtol=1e-12, atol=1e-12)
 
 
-def test_the_last_block_may_be_small():
+def test_a_small_last_block_is_fitted_with_the_others():
     table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
     for height in (6, 13, 96, 97):
         found = fitted_transformer(IncrementalPCA(4), Blocks(table, height), PLENTY)
@@ -64,14 +63,14 @@ def test_the_last_block_may_be_small():
         np.testing.assert_allclose(found.mean_, table.mean(axis=0), rtol=1e-10)
 
 
-def test_a_block_without_values():
+def test_a_column_of_a_block_without_values_is_refused():
     table = np.random.default_rng(0).normal(size=(20, 2))
     table[:5, 1] = np.nan
     with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*fit it first on a sample"):
         fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
 
 
-def test_sparse_rows():
+def test_sparse_rows_are_fitted_in_blocks():
     table = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
     for make in (MaxAbsScaler, lambda: StandardScaler(with_mean=False)):
         found = fitted_transformer(make(), Blocks(table), PLENTY)
@@ -117,16 +116,11 @@ def test_a_loaded_model_learns_as_the_saved_one_did(tmp_path, asked):
     np.testing.assert_allclose(loaded.transformer_.mean_, expected.mean(), rtol=1e-12)
 
 
-def test_errors_name_the_part():
-    with pytest.raises(InputError, match="transformer cannot be fitted: StandardScaler: .*could not convert string"):
-        fitted_transformer(StandardScaler(), Blocks(flights()), PLENTY)
-
-
 class TestColumnSteps:
     """The steps of the command line are those of scikit-learn, learned from statistics of the blocks."""
 
     @pytest.mark.parametrize("height", [13, 97])
-    def test_one_hot_impute_and_standardize(self, height):
+    def test_one_hot_impute_and_standardize_are_those_of_all_rows(self, height):
         table, inputs = flights(), Blocks(flights(), height)
         found = fitted_transformer(ColumnSteps(TEXT, standardize=True, impute="mean"), inputs, 1)
         rest = [name for name in table if name not in TEXT]
@@ -146,13 +140,13 @@ class TestColumnSteps:
             (ColumnSteps(impute="median"), SimpleImputer(strategy="median")),
             (ColumnSteps(standardize=True, impute="mean"), make_pipeline(SimpleImputer(), StandardScaler())),
         ],
+        ids=str,
     )
-    @pytest.mark.parametrize("is_frame", [True, False])
-    def test_of_numbers(self, steps, expected, is_frame):
-        table = flights()[["distance", "hour", "delay"] if steps.impute else NUMBERS].astype(float)
-        table = table if is_frame else table.to_numpy()
-        found = fitted_transformer(steps, Blocks(table), PLENTY)
-        np.testing.assert_allclose(found.transform(table), expected.fit(table).transform(table), rtol=1e-9, atol=1e-9)
+    def test_steps_of_numbers_are_those_of_all_rows(self, steps, expected):
+        frame = flights()[["distance", "hour", "delay"] if steps.impute else NUMBERS].astype(float)
+        for table in (frame, frame.to_numpy()):
+            found = fitted_transformer(steps, Blocks(table), PLENTY)
+            np.testing.assert_allclose(found.transform(table), expected.fit(table).transform(table), 1e-9, 1e-9)
 
     def test_medians_need_memory(self):
         with pytest.raises(InputError, match="strategy='median'.*more than half of the memory limit"):
@@ -166,20 +160,20 @@ class TestColumnSteps:
             [[True, False, True, False], ["x", "y", "x", "x"]],
         ],
     )
-    def test_the_union_of_categories(self, columns):
+    def test_categories_of_all_blocks_are_encoded(self, columns):
         table = pd.DataFrame(dict(zip("ab", columns, strict=True)) | {"c": np.arange(4.0)})
         found = fitted_transformer(ColumnSteps(["a", "b"]), Blocks(table, 1), PLENTY)
         expected = make_column_transformer((OneHotEncoder(), ["a", "b"]), ("passthrough", ["c"])).fit(table)
         np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
 
-    @pytest.mark.parametrize("kind", ["category", "string"])
-    def test_types_of_pandas(self, kind):
-        table = flights().astype(dict.fromkeys(TEXT, kind))[[*TEXT, *NUMBERS]]
-        found = fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY)
-        expected = make_column_transformer((OneHotEncoder(), TEXT), remainder="passthrough").fit(table)
-        np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
+    def test_columns_of_pandas_categories_and_strings_are_encoded(self):
+        for kind in ("category", "string"):
+            table = flights().astype(dict.fromkeys(TEXT, kind))[[*TEXT, *NUMBERS]]
+            found = fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY)
+            expected = make_column_transformer((OneHotEncoder(), TEXT), remainder="passthrough").fit(table)
+            np.testing.assert_array_equal(dense(found.transform(table)), dense(expected.transform(table)))
 
-    def test_unknown_values(self):
+    def test_unknown_values_are_refused_or_zeros_where_that_is_asked_for(self):
         table = flights()[[*TEXT, *NUMBERS]]
         new = table.replace({"carrier": {"UA": "ZZ"}})
         found = fitted_transformer(ColumnSteps(TEXT, takes_unknown=True), Blocks(table), PLENTY)
