@@ -45,7 +45,7 @@ def test_defaults_are_allowed():
 
 
 def test_every_setting_and_its_variable_are_described():
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     page = (root / "docs" / "configuration.md").read_text()
     defaults = yaml.safe_load((root / "dkrr" / "dkrr.yaml").read_text())
 

@@ -81,7 +81,7 @@ def test_fits_keep_the_promise(solver, traced):
         tracemalloc.stop()
     assert peak < of_the_fit(model)
     assert model.solve_result_.peak_bytes < model.plan_.peak_bytes
-    assert "'tests.machine.test_functions.differences' was measured on a block of" in str(model.plan_)
+    assert "'tests.runtime.test_functions.differences' was measured on a block of" in str(model.plan_)
     known = KernelRidge(kernel="laplacian", gamma=0.1, solver=solver, tol=1e-4, alpha=1.0).fit(X, y)
     assert of_the_fit(model) > of_the_fit(known)
     assert_allclose(model.predict(X[:50]), known.predict(X[:50]), atol=1e-3)
@@ -108,7 +108,7 @@ def test_a_function_is_measured_once():
 
 def test_what_is_not_measured(monkeypatch):
     X, y = samples()
-    said = "'tests.machine.test_functions.products' has not been measured"
+    said = "'tests.runtime.test_functions.products' has not been measured"
     assert said in str(plan(da.from_array(X, chunks=500), y, kernel=products)), "rows would have to be computed"
     assert said in str(plan(n=N, d=D, kernel=products))
     few = Problem.of_rows(as_rows(X[: MIN_ROWS - 1]), CallableKernel(products), n_targets=1)

@@ -149,8 +149,17 @@ def test_an_interrupt_is_one_line_that_says_how_to_resume(folder, monkeypatch, l
     assert not Path("m.zarr").exists() and not Path("p.npy").exists()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_the_same_command_resumes(folder, number, status):
+NIGHT = [pytest.mark.nightly, pytest.mark.guard]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=[pytest.mark.nightly, pytest.mark.guard]),
+    ],
+)
+def test_the_same_command_resumes_after_an_interrupt(folder, number, status):
     rows = RNG.normal(size=(4000, 4))
     np.save("x.npy", rows)
     np.save("y.npy", rows[:, 0])

@@ -133,6 +133,7 @@ def test_a_file_without_config_names_the_option(here, command):
     assert "Usage: " in run(command, "job.toml", "--help").stdout
 
 
+@pytest.mark.nightly
 def test_the_command_of_the_snakefile_fits(here, data):
     rule = (ROOT / "examples" / "Snakefile").read_text().split("shell:")[1]
     command = "".join(re.findall(r'^ +"(.*)"$', rule, re.M)).format(
@@ -149,6 +150,7 @@ def test_the_command_of_the_snakefile_fits(here, data):
     assert np.allclose(load("m.zarr").predict(data.X), expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.nightly
 def test_the_example_of_many_models_continues(tmp_path):
     script = [sys.executable, str(ROOT / "examples" / "many_models.py"), str(tmp_path)]
     first = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()

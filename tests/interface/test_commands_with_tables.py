@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkrr import KernelRidge
-from tests.cli.test_commands import run
+from tests.interface.test_commands import run
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

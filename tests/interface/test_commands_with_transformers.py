@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
-from tests.cli.test_commands import run
+from tests.interface.test_commands import run
 from tests.data.flights import flights, targets
 
 
