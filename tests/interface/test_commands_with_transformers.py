@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
-from tests.interface.test_commands import run
 from tests.data.flights import flights, targets
+from tests.interface.test_commands import run
 
 
 @pytest.fixture
