@@ -1,7 +1,7 @@
 """Logistic regressions are exact: they find the minimum that Newton's method with the whole Hessian finds."""
 
 import functools
-from itertools import product
+from itertools import pairwise
 
 import dask.array as da
 import numpy as np
@@ -109,7 +109,7 @@ def check(model, problem, kernel, weighted, rows=None, new_rows=None):
         arguments = (K, codes, ALPHA, model.dual_coef_, model.intercept_, weights, model.fit_intercept, multi_class)
         assert naive_gradient(*arguments) <= 1e-10
         objectives = [s.objective for s in result.steps]
-        assert objectives == sorted(objectives, reverse=True)
+        assert all(later <= earlier * (1 + 1e-13) for earlier, later in pairwise(objectives))
         assert result.steps[-1].objective == pytest.approx(objective(K, codes, weights, model, multi_class), rel=1e-10)
 
 
@@ -256,7 +256,7 @@ def test_a_weight_of_two_is_a_row_twice_and_one_of_zero_a_row_left_out(problem, 
     assert_allclose(model.fit(X[index], codes[index]).predict_proba(X_new), weighted, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "form"), product(["float32", "csr", "dask"], ["primal", "dual"]))
+@every_pair(rows=["float32", "csr", "dask"], form=["primal", "dual"])
 def test_rows_of_any_kind(rows, form):
     X, codes, weights, _ = samples(3)
     X = np.where(np.abs(X) < 0.4, 0.0, np.round(X, 1)).astype(np.float32).astype(float)
