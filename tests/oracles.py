@@ -259,7 +259,7 @@ def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept
 
     def squares(coef, intercept):
         scores = K @ coef + intercept
-        r = v[:, None] * ((naive_probabilities(scores) if is_softmax else 1 / (1 + np.exp(-scores))) - Y)
+        r = v[:, None] * ((naive_probabilities(scores) if is_softmax else 0.5 * (1 + np.tanh(0.5 * scores))) - Y)
         free = r.sum(axis=0) ** 2 if fit_intercept else np.zeros(Y.shape[1])
         r = r + 2 * alpha * coef
         total = free + (r * (K @ r)).sum(axis=0)

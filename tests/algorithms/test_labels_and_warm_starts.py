@@ -14,7 +14,6 @@ from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Polynomial
-from dkrr.solvers import ConjugateGradient
 from tests.pairs import every_pair
 
 every_form = pytest.mark.parametrize("form", ["primal", "dual"])
@@ -235,8 +234,3 @@ def test_a_fit_that_was_stopped_is_resumed_from_its_store(tmp_path, solver):
     assert found.n_iter_ == expected.n_iter_ > 3
     assert_allclose(found.predict_proba(X), expected.predict_proba(X), atol=1e-7)
     assert [s.step for s in found.solve_result_.steps] == list(range(1, found.n_iter_ + 1))
-
-
-def test_the_solver_is_a_parameter_like_others():
-    model = KernelLogisticRegression(solver=ConjugateGradient(None, max_iter=7))
-    assert clone(model).get_params() == model.get_params() and repr(model.solver) in repr(model)

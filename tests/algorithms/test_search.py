@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.base import clone
 from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
-from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut, ShuffleSplit, TimeSeriesSplit
 
 from dkrr import KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
@@ -26,6 +24,7 @@ WAYS = {
     "sweep of low rank": {"kernel": "laplacian", "solver": ConjugateGradient(preconditioner=RPCholesky(rank=20))},
     "factors": {"kernel": "rbf", "solver": "cholesky"},
     "factors in tiles": {"kernel": "rbf", "solver": "cholesky", "tile": 40},
+    "factors of a function": {"kernel": lambda X, Y: 0.1 * (1.0 + X @ Y.T) ** 2, "solver": "cholesky"},
     "primal": {"kernel": "linear", "form": "primal"},
     "primal polynomial": {"kernel": "polynomial", "degree": 2, "form": "primal"},
 }
@@ -85,13 +84,6 @@ def test_leave_one_out_is_one_fit_for_each_row(data, way, fit_intercept, weighte
     assert not any(name.startswith("split") for name in search.cv_results_)
 
 
-def test_leave_one_out_has_the_scores_of_ridge_cv(data, y):
-    peer = RidgeCV(ALPHAS, fit_intercept=True, store_cv_results=True).fit(data.X, y)
-    search = KernelRidgeCV(ALPHAS, kernel="linear", cv=None, fit_intercept=True).fit(data.X, y)
-    assert search.alpha_ == peer.alpha_
-    assert_allclose(search.cv_results_["mean_test_score"], -peer.cv_results_.mean(axis=0), rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     "cv",
     [3, ShuffleSplit(3, test_size=0.3, random_state=0), TimeSeriesSplit(3), [(np.arange(60), np.arange(55, 100))],
@@ -102,8 +94,13 @@ def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
     X, y = data.X[:100], y[:100]
     grid = {"alpha": ALPHAS, "gamma": [0.1, 0.5]}
     peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(X, y)
-    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, **TIGHT).fit(X, y)
+    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, store_cv_predictions=True, **TIGHT).fit(X, y)
     assert search.best_params_ == {"kernel": "rbf"} | peer.best_params_
+    if isinstance(cv, TimeSeriesSplit):  # the first rows are never held out
+        model = peer.best_estimator_
+        expected = [model.fit(X[train], y[train]).predict(X[test]) for train, test in cv.split(X)]
+        assert_allclose(search.cv_predictions_[25:], np.concatenate(expected), rtol=1e-6, atol=1e-9)
+        assert np.isnan(search.cv_predictions_[:25]).all()
     results = search.cv_results_
     found = {str(sorted(p.items())): s for p, s in zip(results["params"], results["mean_test_score"], strict=True)}
     for parameters, score in zip(peer.cv_results_["params"], peer.cv_results_["mean_test_score"], strict=True):
@@ -158,31 +155,14 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
     assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
 
 
-def test_the_last_fit_of_several_kernels_continues_in_fewer_iterations(data, y):
-    search = KernelRidgeCV(ALPHAS, gamma=[0.01, 0.3], solver="cg").fit(data.X, y)
-    alone = KernelRidge(**search.best_params_, solver="cg").fit(data.X, y)
-    assert 0 < search.solve_result_.iterations < alone.solve_result_.iterations
-    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
 def test_of_candidates_with_the_same_score_the_first_is_taken(data, y, alphas):
     settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": True, "tol": 1e-9}
     search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, **settings).fit(data.X, y)
-    assert search.alpha_ == alphas[0]
-    alone = KernelRidge(search.alpha_, **settings).fit(data.X, y)
-    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
+    assert search.alpha_ == alphas[0] and not hasattr(search.set_params(refit=False).fit(data.X, y), "dual_coef_")
 
 
-def test_many_targets_are_searched_in_several_runs(data, monkeypatch):
-    whole = KernelRidgeCV(ALPHAS, cv=2, solver="cg", fit_intercept=True, **TIGHT).fit(data.X, data.y)
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 18)  # two of the three targets
-    search = clone(whole).fit(data.X, data.y)
-    assert search.selection_plan_.plan.problem.n_targets == 2
-    assert_allclose(scores_of(search), scores_of(whole), rtol=1e-8)
-
-
-def test_targets_in_several_runs_do_not_race_for_all(monkeypatch):
+def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 6, (200, 1))
     Y = np.hstack([rng.normal(size=(200, 4)), 3 * np.sin(3 * X) + 0.01 * rng.normal(size=(200, 4))])
@@ -190,8 +170,9 @@ def test_targets_in_several_runs_do_not_race_for_all(monkeypatch):
     whole = KernelRidgeCV(race=False, **settings).fit(X, Y)
     monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 200)
     search = KernelRidgeCV(**settings).fit(X, Y)
-    assert search.selection_plan_.plan.problem.n_targets == 4
-    assert search.alpha_ == whole.alpha_ and search.best_score_ == pytest.approx(whole.best_score_, rel=1e-3)
+    assert search.selection_plan_.plan.problem.n_targets == 4 < whole.selection_plan_.plan.problem.n_targets
+    assert search.alpha_ == whole.alpha_
+    assert_allclose(scores_of(search), scores_of(whole), rtol=1e-2)
 
 
 @pytest.mark.parametrize("cv_tol", [1e-3, 1e-6], ids=["one cycle", "several"])
@@ -225,20 +206,8 @@ def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, o
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
 
 
-def test_a_loose_tolerance_gives_the_scores(data, y):
-    loose, exact = (KernelRidgeCV(ALPHAS, solver=s).fit(data.X, y).cv_results_ for s in ("cg", "cholesky"))
-    assert_allclose(loose["mean_test_score"], exact["mean_test_score"], rtol=1e-3)
-
-
 def polynomial(X, Y, factor=0.1):
     return factor * (1.0 + X @ Y.T) ** 2
-
-
-@pytest.mark.parametrize("kernel", ["polynomial", RBF(gamma=0.3), polynomial], ids=["named", "value", "function"])
-def test_kernels_of_all_kinds_are_searched(data, y, kernel):
-    search = KernelRidgeCV([0.1, 1.0], kernel=kernel, cv=3, form="dual", **TIGHT).fit(data.X, y)
-    folds = list(KFold(3).split(data.X))
-    assert_allclose(scores_of(search), naive_scores(data.X, y, folds, [0.1, 1.0], kernel=kernel), rtol=1e-6)
 
 
 def test_a_precomputed_matrix_is_searched_as_its_kernel(data, y):
@@ -267,9 +236,8 @@ def test_documents_learn_their_words_in_every_fold():
     search = KernelRidgeCV(ALPHAS, kernel=BagOfWords(), cv=3).fit(texts, y)
     expected = naive_scores(texts, y, list(KFold(3).split(texts)), ALPHAS, kernel=BagOfWords())
     assert_allclose(scores_of(search), expected, rtol=1e-6)
-    whole = KernelRidge(search.alpha_, kernel=BagOfWords()).fit(texts, y)
-    for found, known in zip(search.predict(texts, return_std=True), whole.predict(texts, return_std=True), strict=True):
-        assert_allclose(found, known)
+    whole = KernelRidge(search.alpha_, kernel=BagOfWords()).fit(texts, y).predict(texts, return_std=True)
+    assert_allclose(search.predict(texts, return_std=True), whole)
     with pytest.raises(InputError, match=r"leave-one-out.*learns from the training rows.*cv=5"):
         KernelRidgeCV(kernel=BagOfWords(), cv="loo").fit(texts, y)
 
@@ -328,10 +296,8 @@ def test_default_alphas_follow_the_scale_of_the_data(data, y):
 def test_the_search_says_where_the_best_is_at_an_end(data, y):
     assert KernelRidgeCV(np.geomspace(1e-6, 1e3, 9), gamma=0.2).fit(data.X, y).advice_ == ()
     search = KernelRidgeCV([10.0, 30.0, 100.0], gamma=[10.0, 20.0, 30.0]).fit(data.X, y)
-    assert [text.partition(":")[0] for text in search.advice_] == [
-        "the best alpha is the smallest of the candidates, 10",
-        "the best gamma is the smallest of the candidates, 10",
-    ]
+    ends = [f"the best {name} is the smallest of the candidates, 10" for name in ("alpha", "gamma")]
+    assert [text.partition(":")[0] for text in search.advice_] == ends
     assert search.solve_result_.messages[-2:] == search.advice_
     each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
     count = np.count_nonzero(each.alpha_ == 10.0)
@@ -351,36 +317,13 @@ def test_the_search_says_that_a_constant_is_missing(data, y, offset):
     assert not KernelRidgeCV([0.1, 1.0], fit_intercept=True, **settings).fit(data.X, y + offset).advice_
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "words", "classes"])
-def test_a_search_has_one_line_of_progress(data, y, kernel, capsys):
-    settings = {"cv": 3, "progress": True}
-    if kernel == "words":
-        texts = ["win money now", "meeting at noon", "money prize win", "lunch at noon"] * 5
-        KernelRidgeCV([0.01, 0.1], kernel=[BagOfWords(), 2.0 * BagOfWords()], **settings).fit(texts, [1.0, 0.0] * 10)
-    elif kernel == "classes":
-        KernelLogisticRegressionCV([0.1, 1.0], gamma=[0.1, 1.0], kernel="rbf", **settings).fit(data.X, y > 0)
-    else:
-        search = KernelRidgeCV([0.1, 1.0], gamma=[0.1, 1.0], train_sizes=[0.5], optimize="length", **settings)
-        search.fit(data.X, y)
+@pytest.mark.parametrize("kind", [KernelRidgeCV, KernelLogisticRegressionCV])
+def test_a_search_has_one_line_of_progress(data, y, kind, capsys):
+    more = {"train_sizes": [0.5], "optimize": "length"} if kind is KernelRidgeCV else {}
+    kind([0.1, 1.0], gamma=[0.1, 1.0], kernel="rbf", cv=3, progress=True, **more).fit(data.X, y > 0)
     lines = capsys.readouterr().err.splitlines()
     stages = [line for line in lines if "done in" in line]
     assert len(stages) == 1 and "search: done in" in stages[0], lines
-
-
-def test_a_search_without_refit_is_not_a_model(data, y):
-    search = KernelRidgeCV(ALPHAS, cv=3).fit(data.X, y).set_params(refit=False).fit(data.X, -y)
-    assert search.alpha_ in ALPHAS and not hasattr(search, "dual_coef_")
-    with pytest.raises(Exception, match="not fitted"):
-        search.predict(data.X)
-
-
-def test_rows_that_no_fold_holds_out_have_no_prediction(data):
-    search = KernelRidgeCV(ALPHAS, cv=TimeSeriesSplit(3), store_cv_predictions=True, **TIGHT).fit(data.X, data.y)
-    folds = list(TimeSeriesSplit(3).split(data.X))
-    first = folds[0][1][0]
-    assert np.isnan(search.cv_predictions_[:first]).all()
-    expected = naive_predictions(data.X, data.y, folds, search.alpha_, kernel="rbf")
-    assert_allclose(search.cv_predictions_[first:], np.vstack(expected), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
@@ -420,20 +363,10 @@ def test_folds_and_scores_that_cannot_be_had_are_refused(data, y, change, messag
         KernelRidgeCV(**change).fit(data.X, y)
 
 
-def test_a_fold_without_weight_is_refused(data, y):
-    weights = np.ones(211)
-    weights[:80] = 0.0
+def test_a_fold_without_weight_and_lambda_of_zero_on_equal_rows_are_named(data, y):
     with pytest.raises(InputError, match=r"fold 0 .*holds out no row of positive sample_weight"):
-        KernelRidgeCV(cv=3).fit(data.X, y, sample_weight=weights)
-
-
-def test_lambda_of_zero_on_equal_rows_is_named(data, y):
+        KernelRidgeCV(cv=3).fit(data.X, y, sample_weight=np.arange(211) >= 80)
     X = data.X.copy()
     X[137] = X[60]
     with pytest.raises(NotPositiveDefiniteError, match="alpha = 0"):
         KernelRidgeCV([1.0, 0.0], gamma=3.0, solver="cholesky", cv=3).fit(X, y)
-
-
-def test_the_plan_of_a_search_explains_itself(data, y):
-    text = str(KernelRidgeCV(ALPHAS, cv=3).fit(data.X, y).selection_plan_)
-    assert "3 folds" in text and "3 λ" in text and "because" in text and "rejected" in text

@@ -8,7 +8,7 @@ from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV
 from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.kernels import RBF, BagOfWords
+from dkrr.kernels import RBF
 from dkrr.selection import Folds, LearningCurve
 
 ALPHAS = [1e-2, 1.0, 0.1]
@@ -51,15 +51,11 @@ def test_learning_curves_are_those_of_separate_fits(data, labels):
     pairs = list(StratifiedKFold(3).split(data.X, labels))
     parts = LearningCurve.of(Folds.of_pairs(211, pairs), np.array([0.3, 0.6]), None, None, 0)
     curve, known = search.learning_curve_, {"kernel": "rbf", "gamma": search.best_params_["gamma"]}
-    for size, alpha in enumerate(curve["alpha"][:2]):
-        expected = np.array(
-            [
-                [naive_score(data.X, labels, parts.training(size, f), test, alpha=a, **known) for f, (_, test) in
-                 enumerate(pairs)] for a in ALPHAS
-            ]
-        )  # fmt: skip
-        best = int(np.argmax(expected.mean(axis=1)))
-        assert alpha == ALPHAS[best]
+    for size, found in enumerate(curve["alpha"][:2]):
+        folds = [(parts.training(size, f), test) for f, (_, test) in enumerate(pairs)]
+        expected = [[naive_score(data.X, labels, *fold, alpha=a, **known) for fold in folds] for a in ALPHAS]
+        best = int(np.argmax(np.mean(expected, axis=1)))
+        assert found == ALPHAS[best]
         assert_allclose(curve["test_scores"][size], expected[best], rtol=1e-5)
     plain = KernelLogisticRegressionCV(ALPHAS, **settings).fit(data.X, labels)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-9)
@@ -84,17 +80,6 @@ def test_fits_that_have_not_converged_have_no_score(data, labels):
         search.fit(data.X, labels)
     assert search.alpha_ == 10.0
     assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [True, False]
-    with (
-        pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-08, 1e-07"),
-        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
-    ):
-        KernelLogisticRegressionCV([1e-8, 1e-7], kernel="rbf", cv=3, max_iter=6).fit(data.X, labels)
-
-
-def test_documents_learn_their_words_in_every_fold():
-    texts = ["win money now", "meeting at noon", "money prize win", "lunch at noon"] * 5
-    search = KernelLogisticRegressionCV([0.01, 0.1], kernel=BagOfWords(), cv=KFold(4)).fit(texts, [1, 0, 1, 0] * 5)
-    assert search.predict(["win a prize", "lunch"]).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.oracles import assert_close, naive_gram
 from tests.pairs import every_pair
 
-PRECONDITIONERS = ["auto", None, RPCholesky(31), Float32Cholesky()]
 PLACES = {"memory": {}, "tiles": {"tile": 12}}
 every_place = pytest.mark.parametrize("place", PLACES)
 
@@ -26,27 +25,30 @@ def negative(A, B):
     return -np.exp(-((A[:, None] - B) ** 2).sum(axis=2))
 
 
-@every_pair(
-    preconditioner=PRECONDITIONERS,
-    kernel=[negative, AdditiveChi2(), Sigmoid(gamma=0.5, coef0=-1.0)],
-    precision=["float64", "mixed"],
+@pytest.mark.parametrize(
+    ("kernel", "solver"),
+    [
+        (negative, "cg"),
+        (AdditiveChi2(), ConjugateGradient(None, precision="mixed")),
+        (AdditiveChi2(), ConjugateGradient(RPCholesky(31))),
+        (Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky())),
+        (AdditiveChi2(), "cholesky"),
+        (negative, "cholesky"),
+    ],
     ids=lambda value: getattr(value, "__name__", repr(value)),
 )
-def test_a_kernel_that_is_not_positive_is_found_by_conjugate_gradient(data, kernel, preconditioner, precision):
-    solver = ConjugateGradient(preconditioner, precision=precision)
+@pytest.mark.parametrize("tile", [None, 80])
+def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
     with pytest.raises(NotPositiveDefiniteError, match=r"(?s)alpha = 0\.001.*increase alpha") as caught:
-        KernelRidge(1e-3, kernel=kernel, solver=solver, tile=80).fit(np.abs(data.X), data.y[:, 0])
+        KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
     assert "not positive" in str(caught.value)
 
 
-@pytest.mark.parametrize("tile", [None, 80])
-def test_a_kernel_that_is_not_positive_is_found_by_cholesky_and_solved_with_a_larger_alpha(data, tile):
-    X, y = np.abs(data.X), data.y
-    smallest = np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0]
-    with pytest.raises(NotPositiveDefiniteError, match="alpha = 0.001.*increase alpha"):
-        KernelRidge(1e-3, kernel=AdditiveChi2(), solver="cholesky", tile=tile).fit(X, y)
+def test_a_kernel_that_is_not_positive_is_solved_with_a_larger_alpha(data):
+    X = np.abs(data.X)
+    alpha = -1.01 * np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0]
     direct, iterated = (
-        KernelRidge(-1.01 * smallest, kernel=AdditiveChi2(), solver=solver, tile=tile, tol=1e-10).fit(X, y)
+        KernelRidge(alpha, kernel=AdditiveChi2(), solver=solver, tol=1e-10).fit(X, data.y)
         for solver in ("cholesky", "cg")
     )
     assert_close(iterated.dual_coef_, direct.dual_coef_, 1e-6)
@@ -106,15 +108,7 @@ def test_slow_convergence_makes_the_preconditioner_grow():
     assert result.status is Status.CONVERGED and grown and f"to {result.rank:,}" in grown[-1]
 
 
-def test_a_looser_tolerance_takes_fewer_iterations(data):
-    results = [
-        KernelRidge(0.1, kernel="rbf", solver="cg", tol=tol).fit(data.X, data.y).solve_result_ for tol in (1e-2, 1e-12)
-    ]
-    assert results[0].residual <= 1e-2 and results[1].residual <= 1e-12
-    assert 0 < results[0].iterations < results[1].iterations
-
-
-@pytest.mark.parametrize("preconditioner", PRECONDITIONERS, ids=repr)
+@pytest.mark.parametrize("preconditioner", ["auto", None, Float32Cholesky()], ids=repr)
 def test_targets_of_zeros_take_no_iteration(data, preconditioner):
     model = KernelRidge(kernel="rbf", tile=80, solver=ConjugateGradient(preconditioner), tol=1e-10)
     result = model.fit(data.X, np.zeros(211)).solve_result_
@@ -122,13 +116,6 @@ def test_targets_of_zeros_take_no_iteration(data, preconditioner):
     mixed = np.column_stack([np.zeros(211), data.y[:, 0]])
     assert (model.fit(data.X, mixed).dual_coef_[:, 0] == 0).all()
     assert_close(model.dual_coef_[:, 1], KernelRidge(kernel="rbf").fit(data.X, mixed[:, 1]).dual_coef_, 1e-7)
-
-
-def test_a_rank_beyond_the_rows_is_all_of_them(data):
-    solver = ConjugateGradient(RPCholesky(10_000))
-    model = KernelRidge(kernel="rbf", solver=solver, tol=1e-10).fit(data.X, data.y)
-    assert model.solve_result_.rank <= 211 == model.plan_.chosen.rank_limit
-    assert model.solve_result_.iterations <= 8
 
 
 def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
@@ -174,8 +161,7 @@ def test_what_float32_does_not_hold_is_factored_in_float64_and_it_is_said(tol, s
     assert "broke down at row" in result.messages[0]
 
 
-@pytest.mark.parametrize(("size", "alpha"), [(1e22, 1e40), (1e-30, 1e-60)])
-@pytest.mark.parametrize("tile", [64, None])
+@pytest.mark.parametrize(("size", "alpha", "tile"), [(1e22, 1e40, 64), (1e-30, 1e-60, None)])
 def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
     rng = np.random.default_rng(0)
     model = KernelRidge(alpha, solver=ConjugateGradient(Float32Cholesky()), form="dual", tile=tile)
