@@ -18,7 +18,6 @@ from dkrr.features import (
     MapKernel,
     Nystroem,
     NystroemMap,
-    PolynomialMap,
     RandomFourier,
     whitened,
 )
@@ -29,24 +28,21 @@ ASKED = [
     Nystroem(RBF(gamma=0.2), 40, "uniform"),
     Nystroem(RBF(gamma=0.2), 40),
     ConcatenatedMap(IdentityMap(), Nystroem("laplacian", 30, "uniform")),
-    PolynomialMap(2),
     MapKernel(RandomFourier("rbf", 20)) + Linear(),
 ]
 each = pytest.mark.parametrize("asked", ASKED, ids=str)
 
 
 @each
-@pytest.mark.parametrize("fit_intercept", [False, True])
-def test_both_forms_are_the_same_model(data, asked, fit_intercept):
+def test_both_forms_are_the_same_model(data, asked):
     primal, dual = (
-        KernelRidge(0.3, kernel=asked, fit_intercept=fit_intercept, form=form).fit(data.X, data.y, data.weights)
+        KernelRidge(0.3, kernel=asked, fit_intercept=True, form=form).fit(data.X, data.y, data.weights)
         for form in ("primal", "dual")
     )
     assert (primal.plan_.form, dual.plan_.form) == ("primal", "dual")
     assert_allclose(primal.predict(data.X_new), dual.predict(data.X_new), rtol=1e-8, atol=1e-8)
-    assert_allclose(primal.dual_coef_, dual.dual_coef_, rtol=1e-6, atol=1e-6)
-    # A model of features predicts by them, whichever form it was solved in.
-    assert_allclose(primal.coef_, dual.coef_, rtol=1e-6, atol=1e-6)
+    for name in ("dual_coef_", "coef_"):  # a model of features predicts by them, whichever form it was solved in
+        assert_allclose(getattr(primal, name), getattr(dual, name), rtol=1e-6, atol=1e-6)
 
 
 @each
@@ -90,13 +86,6 @@ def test_more_centres_are_nearer_to_the_exact_model_and_all_rows_are_it(data):
     assert error(RandomFourier(RBF(gamma=0.1), 20_000)) < 0.3 * error(RandomFourier(RBF(gamma=0.1), 100))
 
 
-def test_rows_that_repeat_and_no_regularisation(data):
-    X, y = np.tile(data.X[:30], (7, 1)), np.tile(data.y[:30], (7, 1))
-    model = KernelRidge(0.0, kernel=Nystroem(RBF(gamma=0.4), 200, "uniform"), form="primal").fit(X, y)
-    assert model.coef_.shape == (30, 3)
-    assert_allclose(model.predict(X), y, atol=1e-7)  # 30 points, 30 features
-
-
 def test_the_argument_stays_what_it_was(data):
     asked = Nystroem(RBF(), 20)
     model = KernelRidge(kernel=asked).fit(data.X, data.y)
@@ -112,19 +101,14 @@ def test_the_argument_stays_what_it_was(data):
 @pytest.mark.parametrize("asked", [Nystroem(RBF(), 500), RandomFourier("laplacian", 500)], ids=str)
 def test_plans_need_no_data(asked):
     plan = dkrr.plan(n=100_000, d=11, kernel=asked, memory_limit="2GiB")
-    assert plan.form == "primal" and plan.problem.dimension == 500
-    assert "n_components=500" in str(plan) and plan.to_dict()["problem"]["kernel"]["kernel"] == "map"
-    narrow, wide = (dkrr.plan(n=100_000, d=d, kernel=asked).seconds for d in (10, 5000))
-    assert wide > narrow
+    assert plan.form == "primal" and plan.problem.dimension == 500 and "n_components=500" in str(plan)
+    assert dkrr.plan(n=100_000, d=5000, kernel=asked).seconds > plan.seconds
 
 
-def test_more_centres_than_rows_are_refused(data):
-    asked = ConcatenatedMap(IdentityMap(), Nystroem(RBF(), 212))
+@pytest.mark.parametrize(
+    "call", [lambda X, y, k: KernelRidge(kernel=k).fit(X, y), lambda X, y, k: dkrr.plan(X, y, kernel=k)]
+)
+def test_more_centres_than_rows_are_refused(data, call):
     message = "n_components of Nystroem is 212; expected at most the number of training rows, 211"
-    for call in (
-        lambda: KernelRidge(kernel=asked).fit(data.X, data.y),
-        lambda: dkrr.plan(n=211, d=5, kernel=asked),
-        lambda: dkrr.plan(data.X, data.y, kernel=asked),
-    ):
-        with pytest.raises(InputError, match=message):
-            call()
+    with pytest.raises(InputError, match=message):
+        call(data.X, data.y, ConcatenatedMap(IdentityMap(), Nystroem(RBF(), 212)))

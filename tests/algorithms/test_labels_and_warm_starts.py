@@ -1,6 +1,5 @@
 """Classes: labels of every type, paths over λ, and fits that begin at the last solution."""
 
-import warnings
 from functools import cache
 
 import dask.array as da
@@ -62,13 +61,11 @@ def test_labels_of_any_type_are_predicted_as_they_were_given(labels, kind):
     "wrap",
     [
         list,
-        lambda y: pd.Series(y, index=np.arange(N)[::-1]),
-        lambda y: pd.Series(y, dtype="category"),
+        lambda y: pd.Series(y, index=np.arange(N)[::-1], dtype="category"),
         lambda y: pd.Series(y, dtype="string"),
-        lambda y: np.array(y, dtype=object),
         lambda y: da.from_array(y, chunks=13),
     ],
-    ids=["list", "series", "category", "string", "object", "dask"],
+    ids=["list", "category", "string", "dask"],
 )
 def test_containers_of_text_labels(wrap):
     X, codes, _, _ = samples(3)
@@ -77,31 +74,8 @@ def test_containers_of_text_labels(wrap):
     assert list(model.classes_) == ["blue", "green", "red"]
     assert_array_equal(model.predict(X), expected.predict(X))
     assert model.score(X, wrap(y)) == expected.score(X, y)
-
-
-@pytest.mark.parametrize("dtype", ["Int64", "boolean"])
-def test_nullable_types_without_a_missing_label(dtype):
-    X, codes, _, _ = samples(2)
-    model = KernelLogisticRegression().fit(X, pd.Series(codes).astype(dtype))
-    assert_array_equal(model.classes_, [0, 1])
-    assert_array_equal(model.predict(X).astype(int), KernelLogisticRegression().fit(X, codes).predict(X))
-
-
-def test_a_column_of_labels_is_flattened_with_a_warning():
-    X, codes, _, _ = samples(2)
-    with pytest.warns(UserWarning, match="column-vector"):
-        model = KernelLogisticRegression().fit(X, codes[:, None])
-    assert model.predict(X).shape == (N,)
-
-
-@every_form
-def test_positive_scores_are_those_of_the_second_class(form):
-    X = np.linspace(-2, 2, 30)[:, None]
-    model = KernelLogisticRegression(form=form).fit(X, np.where(X[:, 0] > 0, "up", "down"))
-    assert list(model.classes_) == ["down", "up"]
-    assert_array_equal(model.predict(X), np.where(X[:, 0] > 0, "up", "down"))
-    assert_array_equal(model.decision_function(X) > 0, X[:, 0] > 0)
-    assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-model.decision_function(X))))
+    nullable = KernelLogisticRegression().fit(X, pd.Series(codes).astype("Int64"))
+    assert_array_equal(nullable.classes_, [0, 1, 2])
 
 
 @every_pair(form=["primal", "dual"], multi_class=["multinomial", "ovr"])
@@ -208,29 +182,16 @@ def test_every_kind_of_kernel_has_warm_starts(kernel):
     assert_allclose(model.predict_proba(rows), before, atol=1e-12)
 
 
-def test_a_warm_start_continues_after_max_iter():
-    X, codes, _, _ = samples(3)
-    model = KernelLogisticRegression(1e-3, kernel="rbf", max_iter=2, warm_start=True)
+@pytest.mark.parametrize("way", [{"solver": "cholesky", "tile": 40}, {"solver": "cg", "tile": 40}, {}], ids=str)
+def test_a_fit_that_was_stopped_is_resumed_from_its_store_or_by_a_warm_start(tmp_path, way):
+    X, codes, _, _ = samples(2)
+    more = {"store": str(tmp_path / "run.zarr")} if way else {"warm_start": True}
+    model = KernelLogisticRegression(1e-3, kernel="rbf", max_iter=3, **way, **more)
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         model.fit(X, codes)
-    assert model.n_iter_ == 2 and model.solve_result_.status.name == "MAX_ITERATIONS"
-    for _ in range(8):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            if model.fit(X, codes).solve_result_.status.name == "CONVERGED":
-                break
-    expected = KernelLogisticRegression(1e-3, kernel="rbf").fit(X, codes)
-    assert_allclose(model.predict_proba(X), expected.predict_proba(X), atol=1e-5)
-
-
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_a_fit_that_was_stopped_is_resumed_from_its_store(tmp_path, solver):
-    X, codes, _, _ = samples(2)
-    model = KernelLogisticRegression(1e-3, kernel="rbf", solver=solver, store=str(tmp_path / "run.zarr"), tile=40)
-    with pytest.warns(ConvergenceWarning, match="max_iter"):
-        assert clone(model).set_params(max_iter=3).fit(X, codes).n_iter_ == 3
-    found = clone(model).fit(X, codes)
-    expected = clone(model).set_params(store=str(tmp_path / "other.zarr")).fit(X, codes)
-    assert found.n_iter_ == expected.n_iter_ > 3
-    assert_allclose(found.predict_proba(X), expected.predict_proba(X), atol=1e-7)
-    assert [s.step for s in found.solve_result_.steps] == list(range(1, found.n_iter_ + 1))
+    assert (model.n_iter_, model.solve_result_.status.name) == (3, "MAX_ITERATIONS")
+    model.set_params(max_iter=100).fit(X, codes)
+    expected = KernelLogisticRegression(1e-3, kernel="rbf", **way).fit(X, codes)
+    assert model.n_iter_ == expected.n_iter_ - (0 if way else 3) > 0
+    assert_allclose(model.predict_proba(X), expected.predict_proba(X), atol=1e-7)
+    assert [s.step for s in model.solve_result_.steps] == list(range(1, model.n_iter_ + 1))

@@ -42,11 +42,11 @@ def test_targets_together_have_the_answers_of_one_at_a_time(way, weighted, fit_i
     assert_allclose(model.dual_coef_, errors / alpha, rtol=1e-9, atol=1e-9)
 
 
-@every_pair(way=["memory", "tiles", "cg"], fit_intercept=[False, True])
-def test_targets_in_a_file_stay_there(tmp_path, way, fit_intercept):
+@pytest.mark.parametrize("way", ["memory", "tiles", "cg"])
+def test_targets_in_a_file_stay_there(tmp_path, way):
     X, y, w = samples()
     np.save(tmp_path / "y.npy", y)
-    settings = {"form": "primal", "fit_intercept": fit_intercept, **WAYS[way]}
+    settings = {"form": "primal", "fit_intercept": True, **WAYS[way]}
     rows = write_rows(as_rows(X), place(tmp_path / "X.zarr"), 16)
     here, mapped = KernelRidge(**settings).fit(rows, y, w), KernelRidge(**settings)
     mapped.fit(rows, tmp_path / "y.npy", w)

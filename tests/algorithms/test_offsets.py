@@ -127,15 +127,6 @@ def test_saved_models_keep_their_origin_and_can_be_fitted_again(tmp_path, form, 
     assert_array_equal(getattr(again.fit(X, y), score)(X), getattr(model, score)(X))
 
 
-def test_stored_and_lazy_rows_take_an_origin(tmp_path):
-    X, y = rows(60, 5, 1e6), rows(60, 1, 0.0, seed=1)[:, 0]
-    expected = KernelRidge(0.1, fit_intercept=True, form="dual").fit(X, y).predict(X)
-    for given in in_chunks(tmp_path, X):
-        model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32, store=str(tmp_path / type(given).__name__))
-        assert_allclose(np.asarray(model.fit(given, y).predict(given)), expected, atol=1e-11)
-        assert_allclose(model.predict(sp.csr_array(X)), expected, atol=1e-11)
-
-
 def test_what_takes_no_origin():
     X, y = rows(20, 3, 1e6), np.arange(20.0)
     assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear()  # near 0 as they are
@@ -168,8 +159,7 @@ def test_the_kernel_about_an_origin_and_its_map():
     assert_allclose(phi.adjoint(X, values), features.T @ values, atol=1e-10)
     assert_allclose(phi.multiply(sp.csr_array(X[:9]), coef), features[:9] @ coef, atol=1e-10)
     assert phi.multiply(X[:0], coef).shape == (0, 2) and not phi.adjoint(X[:0], values[:0]).any()
-    both = 2.0 * kernel + RBF(0.5)
-    for each in (kernel, both):
+    for each in (kernel, 2.0 * kernel + RBF(0.5)):
         assert kernel_from_dict(each.to_dict(), arrays=arrays_of(each)) == each
     assert feature_map_from_dict(phi.to_dict(), arrays=arrays_of(phi)) == phi and phi.kernel() == kernel
     assert hash(phi) != hash(CentredMap(kernel.origin + 1.0))
@@ -187,26 +177,30 @@ def far_only(A, B):
     return RBF(0.3)(A, B)
 
 
-def test_a_users_kernel_is_not_called_at_zero():
-    X, y = rows(40, 3, 1e5), rows(40, 2, 0.0, seed=1)
-    kernel = 0.5 * Linear() + CallableKernel(far_only)
-    model = KernelRidge(0.1, kernel=kernel, fit_intercept=True, form="dual").fit(X, y)
-    expected = precise.ridge(0.5 * Linear() + RBF(0.3), X, y, 0.1, fit_intercept=True, X_new=X[:5])
-    assert_allclose(model.intercept_, expected.intercept, rtol=1e-9)
-    assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-10)
+PARTS = 2.0 * Columns(3.0 * Linear(), [2, 0]) + Columns(0.1 * Linear(), [1, 3])
 
 
-@every_form
-def test_the_intercept_of_parts_of_the_columns(form):
-    # Primal: b + w . phi(0) of the maps about 0.
+@pytest.mark.parametrize(
+    ("kernel", "known", "form"),
+    [
+        (0.5 * Linear() + CallableKernel(far_only), 0.5 * Linear() + RBF(0.3), "dual"),
+        (PARTS, PARTS, "dual"),
+        (PARTS, PARTS, "primal"),  # b + w . phi(0) of the maps about 0
+    ],
+    ids=["function", "dual", "primal"],
+)
+def test_the_intercept_is_that_of_the_users_kernel_which_is_not_called_at_zero(kernel, known, form):
     X, y = rows(60, 4, 1e5), rows(60, 2, 0.0, seed=1)
-    kernel = 2.0 * Columns(3.0 * Linear(), [2, 0]) + Columns(0.1 * Linear(), [1, 3])
     model = KernelRidge(0.1, kernel=kernel, fit_intercept=True, form=form).fit(X, y)
-    expected = precise.ridge(kernel, X, y, 0.1, fit_intercept=True, X_new=X[:5])
+    expected = precise.ridge(known, X, y, 0.1, fit_intercept=True, X_new=X[:5])
     assert_allclose(model.intercept_, expected.intercept, rtol=1e-9)
-    plain, about = feature_map(kernel, 4), feature_map(about_the_rows(kernel, X, 60), 4)
-    zero = np.zeros((1, 4))
-    assert_array_equal(difference_at_zero(about, plain, 4), (about.transform(zero) - plain.transform(zero))[0])
+    assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-9)
+
+
+def test_the_difference_of_maps_at_zero():
+    plain, about, zero = feature_map(PARTS, 4), feature_map(about_the_rows(PARTS, rows(60, 4, 1e5), 60), 4), [[0.0] * 4]
+    expected = (about.transform(np.array(zero)) - plain.transform(np.array(zero)))[0]
+    assert_array_equal(difference_at_zero(about, plain, 4), expected)
     assert not difference_at_zero(IdentityMap(), IdentityMap(), 4).any()
 
 
@@ -229,14 +223,16 @@ def test_a_far_row_that_hardly_counts_does_not_move_the_origin(form, weight):
     assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-8)
 
 
-def test_stored_rows_of_which_the_first_do_not_count(tmp_path):
+def test_stored_and_lazy_rows_of_which_the_first_do_not_count(tmp_path):
     X, y, weights = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1), np.ones(60)
     X[:5], X[20] = 1e9, -1e9
     weights[:5] = weights[20] = 0.0
     expected = precise.ridge(Linear(), X, y, 0.1, sample_weight=weights, fit_intercept=True, X_new=X[30:])
     for given in in_chunks(tmp_path, X):
-        model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32).fit(given, y, sample_weight=weights)
-        assert_allclose(model.predict(X[30:]), expected.predictions, atol=1e-9)
+        model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32, store=str(tmp_path / type(given).__name__))
+        model.fit(given, y, sample_weight=weights)
+        for new in (X[30:], sp.csr_array(X[30:]), da.from_array(X[30:])):
+            assert_allclose(np.asarray(model.predict(new)), expected.predictions, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_mean_of_huge_targets_and_answers_larger_than_float64(place, form):
         KernelRidge(1e-4, form=form, **PLACES[place]).fit(X, np.column_stack([y, y * 1e306]))
 
 
-@pytest.mark.parametrize("power", [-460, -150, 67, 130, 460])
+@pytest.mark.parametrize("power", [-460, 67, 460])
 def test_conjugate_gradient_on_rows_of_any_size(power):
     X, y = sample(80)
     plain, scaled = (KernelRidge(0.25 * 4.0**p, form="dual", solver="cg").fit(np.ldexp(X, p), y) for p in (0, power))
@@ -92,7 +92,7 @@ def test_small_rows_have_the_predictions_and_probabilities_of_others(place):
     assert_allclose(classes.predict_proba(X * 1e-20)[:, 1], probabilities, rtol=0, atol=1e-9)
 
 
-@every_pair(way=WAYS, power=[-1000, -660, 660, 1000], ids=str)
+@every_pair(way=WAYS, power=[-1000, 660], ids=str)
 def test_weights_of_any_size(way, power):
     X, y = sample()
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
@@ -106,12 +106,12 @@ def test_weights_of_any_size(way, power):
     assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
 
 
-@every_pair(way=WAYS, n_classes=[2, 3], fit_intercept=[False, True], ids=str)
-def test_features_whose_squares_overflow_are_refused(way, n_classes, fit_intercept):
+@every_pair(way=WAYS, n_classes=[2, 3], ids=str)
+def test_features_whose_squares_overflow_are_refused(way, n_classes):
     X, y = sample()
     labels = np.digitize(y, [-0.5, 0.5]) if n_classes == 3 else y > 0
     with pytest.raises(NotFiniteError, match="rescale the columns of X"):
-        KernelLogisticRegression(0.1, form=way[0], solver=way[1], fit_intercept=fit_intercept).fit(X * 1e160, labels)
+        KernelLogisticRegression(0.1, form=way[0], solver=way[1], fit_intercept=n_classes == 3).fit(X * 1e160, labels)
 
 
 @every_pair(form=["dual", "primal"], size=[1e-140, 1e140])
@@ -150,19 +150,14 @@ def test_a_run_with_tiny_weights_is_resumed(tmp_path, form):
 
 
 @every_pair(place=["memory", "tiles"], value=[0.1, 1e-160, 1e200])
-def test_constant_targets_are_their_mean(place, value):
+def test_constant_targets_are_their_mean_and_opposite_ones_cancel(place, value):
     """What is left of them after their mean is rounding, which no residual is relative to."""
-    X, _ = sample(60)
+    X, y = sample(60)
     model = KernelRidge(1e-3, form="primal", fit_intercept=True, **PLACES[place]).fit(X, np.full(60, value))
     assert model.solve_result_.status is Status.SOLVED and model.solve_result_.residual < 1e-14
     assert_array_equal(model.coef_, 0.0)
     assert_allclose(model.predict(X), value, rtol=1e-15)
-
-
-@pytest.mark.parametrize("place", ["memory", "tiles"])
-def test_opposite_targets_of_equal_rows_cancel(place):
-    X, y = sample()
-    twice, opposite = np.repeat(X, 2, axis=0), np.repeat(y, 2) * np.tile([1, -1], 30)
-    model = KernelRidge(1e-9, form="primal", **PLACES[place]).fit(twice, opposite)
+    opposite = np.repeat(y, 2) * np.tile([1, -1], 60)
+    model = KernelRidge(1e-9, form="primal", **PLACES[place]).fit(np.repeat(X, 2, axis=0), opposite)
     assert model.solve_result_.status is Status.SOLVED
     assert_array_equal(model.coef_, 0.0)
