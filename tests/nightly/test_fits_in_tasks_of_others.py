@@ -41,15 +41,6 @@ def test_many_fits_by_map_each_in_the_process_of_its_task(workers):
         assert "inside a Dask task" in confined
 
 
-def test_a_grid_search_on_the_workers_of_joblib(workers):
-    with workers.as_current(), joblib.parallel_config("dask", client=workers):
-        found = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
-    expected = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
-    scores = found.cv_results_["mean_test_score"]
-    assert scores == pytest.approx(expected.cv_results_["mean_test_score"], rel=1e-9)
-    assert found.best_params_ == expected.best_params_
-
-
 def selected(alphas):
     return KernelRidgeCV(alphas, cv=2).fit(X, Y).alpha_
 
