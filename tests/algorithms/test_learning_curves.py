@@ -71,20 +71,15 @@ def test_parts_follow_the_splitter_and_its_groups(data, cv):
     assert_allclose(curve["test_scores"], expected_scores(X, y, parts, kernel="rbf")[0], rtol=1e-6)
 
 
-def test_every_target_may_have_its_own_alpha(data, monkeypatch):
+def test_every_target_may_have_its_own_alpha(data):
     settings = {"cv": 3, "train_sizes": (0.25,), "refit": False} | TIGHT
-    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(data.X, data.y).learning_curve_
+    X, Y = data.X[:80], data.y[:80]
+    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(X, Y).learning_curve_
     for j in range(3):
-        alone = KernelRidgeCV(ALPHAS, **settings).fit(data.X, data.y[:, j]).learning_curve_
+        alone = KernelRidgeCV(ALPHAS, **settings).fit(X, Y[:, j]).learning_curve_
         assert_array_equal(curve["alpha"][:, j], alone["alpha"])
         assert_allclose(curve["mean_test_score_per_target"][:, j], alone["mean_test_score"], rtol=1e-6)
     assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
-    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 12)  # fewer than three targets in a run
-    runs = KernelRidgeCV(ALPHAS, solver="cg", **settings).fit(data.X, data.y)
-    monkeypatch.undo()
-    assert runs.selection_plan_.plan.problem.n_targets < 3
-    whole = KernelRidgeCV(ALPHAS, solver="cg", **settings).fit(data.X, data.y)
-    assert_allclose(runs.learning_curve_["test_scores"], whole.learning_curve_["test_scores"], rtol=1e-8)
 
 
 def test_a_race_is_that_of_the_folds_alone(data):
@@ -102,13 +97,6 @@ def test_a_race_is_that_of_the_folds_alone(data):
     assert (np.diff(found["mean_test_score"]) > 0).all()
 
 
-def test_the_last_fit_continues_with_the_lambda_of_the_folds(data):
-    settings = {"alphas": np.geomspace(1e-3, 1e2, 8), "solver": "cg", "race": False, "cv": 3}
-    search = KernelRidgeCV(train_sizes=(0.05, 0.1), **settings).fit(data.X, data.y[:, 1])
-    assert search.alpha_ == KernelRidgeCV(**settings).fit(data.X, data.y[:, 1]).alpha_
-    assert search.alpha_ < search.learning_curve_["alpha"][0] and search.solve_result_.iterations == 0
-
-
 def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
     # Folds that do not train on the rest have no formula, and take a sweep.
     cv, alphas = ShuffleSplit(3, test_size=0.2, train_size=0.7, random_state=1), np.geomspace(1e-9, 100, 12)
@@ -119,19 +107,7 @@ def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
     assert (search.learning_curve_["alpha"] > alphas[stopped].max()).all()
 
 
-def test_several_kernels_have_a_curve_each(data):
-    settings = {"cv": 3, "train_sizes": (0.25,), "scoring": "r2", "refit": False} | TIGHT
-    search = KernelRidgeCV(ALPHAS, gamma=[0.01, 0.3], **settings).fit(data.X, data.y[:, 0])
-    curve = search.learning_curve_
-    for k, gamma in enumerate([0.01, 0.3]):
-        alone = KernelRidgeCV(ALPHAS, gamma=gamma, **settings).fit(data.X, data.y[:, 0]).learning_curve_
-        assert curve["params"][k] == {"gamma": gamma}
-        assert_allclose(curve["mean_test_score_of_kernels"][k], alone["mean_test_score"], rtol=1e-6)
-        if gamma == search.best_params_["gamma"]:
-            assert_allclose(curve["test_scores"], alone["test_scores"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("way", ["sweep", "factors", "refits"])
+@pytest.mark.parametrize("way", ["sweep", "factors"])
 def test_a_curve_from_a_store_on_workers(data, ambient_workers, tmp_path, way):
     X, y = data.X[:100], data.y[:100, 0]
     settings = {"cv": 2, "train_sizes": (0.25,), "refit": False, "cv_tol": 1e-6} | WAYS[way]

@@ -3,7 +3,6 @@
 import dask.array as da
 import numpy as np
 import pytest
-import threadpoolctl
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut, ShuffleSplit, TimeSeriesSplit
@@ -15,6 +14,8 @@ from dkrr.kernels import RBF, BagOfWords
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.pairs import every_pair
 from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT = {"cv_tol": 1e-11, "race": False}
@@ -28,12 +29,6 @@ WAYS = {
     "primal": {"kernel": "linear", "form": "primal"},
     "primal polynomial": {"kernel": "polynomial", "degree": 2, "form": "primal"},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_blas_thread():
-    with threadpoolctl.threadpool_limits(1, "blas"):
-        yield
 
 
 def scores_of(search):

@@ -93,31 +93,6 @@ def test_lazy_rows_targets_and_weights_give_the_same_model(name, tmp_path):
         assert_allclose(getattr(model, method)(X_NEW), getattr(expected, method)(X_NEW), atol=1e-6)
 
 
-@every_estimator
-def test_tiles_give_the_same_model(name):
-    expected, model = fitted(name), fitted(name, tile=17 if "primal" not in name else 2)
-    assert (expected.plan_.execution, model.plan_.execution) == ("memory", "serial")
-    for method in methods_of(model)[1:] or ["predict"]:
-        assert_allclose(getattr(model, method)(X_NEW), getattr(expected, method)(X_NEW), atol=1e-5)
-
-
-@every_estimator
-def test_the_order_of_rows_does_not_matter(name):
-    if "search" in name:  # folds are of rows in their order
-        fixed = np.arange(N) % 2
-        cv = [(np.flatnonzero(fixed != k), np.flatnonzero(fixed == k)) for k in range(2)]
-        order = np.concatenate([np.flatnonzero(fixed == k)[::-1] for k in range(2)])
-        moved = [(np.flatnonzero(fixed[order] != k), np.flatnonzero(fixed[order] == k)) for k in range(2)]
-        models = [fresh(name, cv=folds)[0] for folds in (cv, moved)]
-    else:
-        order, models = np.arange(N)[::-1], [fresh(name)[0] for _ in range(2)]
-    y = fresh(name)[1]
-    expected = models[0].fit(X, y, sample_weight=WEIGHTS)
-    model = models[1].fit(X[order], y[order], sample_weight=WEIGHTS[order])
-    for method in methods_of(model)[1:] or ["predict"]:
-        assert_allclose(getattr(model, method)(X_NEW), getattr(expected, method)(X_NEW), atol=1e-6)
-
-
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "search of classes"])
 def test_a_store_holds_the_finished_fit_of_this_problem_and_no_other(name, tmp_path):
     model, y = fresh(name, store=f"{tmp_path}/run", tile=17 if "primal" not in name else 2)

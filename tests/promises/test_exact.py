@@ -6,7 +6,6 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import threadpoolctl
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +19,10 @@ from tests.oracles import assert_close, naive_gram, naive_kernel_ridge, naive_re
 from tests.pairs import every_pair
 from tests.runtime.clients import all_released
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 N = 61  # a prime: no tile divides it
 ALPHAS = np.array([0.1, 0.7, 0.1])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_blas_thread():
-    with threadpoolctl.threadpool_limits(1, "blas"):
-        yield
 
 
 def sample(n=N, d=5, t=3, seed=0):

@@ -7,14 +7,11 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.linear_model import LogisticRegression
 
 from dkrr import KernelLogisticRegression
-from dkrr.features import PolynomialMap
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.oracles import (
@@ -26,6 +23,8 @@ from tests.oracles import (
     naive_probabilities,
 )
 from tests.pairs import every_pair
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 N, D = 61, 3  # 61 is prime: no tile divides it
 ALPHA = 0.05
@@ -53,12 +52,6 @@ PRIMAL = {
 }
 OBJECTIVES = [(True, True), (False, True), (True, False)]  # weights, intercept
 every_problem = pytest.mark.parametrize("problem", PROBLEMS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_blas_thread():
-    with threadpoolctl.threadpool_limits(1, "blas"):
-        yield
 
 
 @functools.cache
@@ -203,27 +196,6 @@ def test_any_penalty_is_the_textbook_minimum(problem, alpha):
         model = KernelLogisticRegression(alpha, kernel=KERNELS["polynomial"], multi_class=multi_class, form=form)
         model.set_params(tol=tol).fit(X, codes)
         assert_allclose(model.predict_proba(X_new), naive_probabilities(scores, multi_class), atol=1e-6)
-
-
-@every_pair(
-    problem=[("primal", 2), ("dual", 3)], class_weight=[None, "balanced", {1: 3}], weighted=[False, True], ids=str
-)
-def test_scikit_learn_finds_the_same_on_polynomial_features(problem, weighted, class_weight):
-    form, n_classes = problem
-    X, codes, weights, X_new = samples(n_classes)
-    weights = weights if weighted else None
-    features = PolynomialMap(degree=2, gamma=0.4, coef0=1.0)
-    theirs = LogisticRegression(
-        C=1 / (2 * ALPHA), tol=1e-12, solver="newton-cholesky", max_iter=1000, class_weight=class_weight
-    ).fit(features.transform(X), codes, sample_weight=weights)
-    ours = KernelLogisticRegression(ALPHA, kernel=KERNELS["polynomial"], form=form, class_weight=class_weight)
-    ours.set_params(tol=1e-10).fit(X, codes, sample_weight=weights)
-    phi = features.transform(X_new)
-    assert_allclose(ours.predict_proba(X_new), theirs.predict_proba(phi), atol=1e-6)
-    assert_allclose(ours.decision_function(X_new), theirs.decision_function(phi), atol=1e-5)
-    assert ours.score(X, codes, sample_weight=weights) == pytest.approx(
-        theirs.score(features.transform(X), codes, sample_weight=weights)
-    )
 
 
 @every_problem

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import threadpoolctl
 from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge
@@ -28,11 +27,7 @@ from dkrr.features import (
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from tests.oracles import naive_kernel_ridge
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_blas_thread():
-    with threadpoolctl.threadpool_limits(1, "blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
 @dataclass(frozen=True)
