@@ -205,9 +205,11 @@ def test_a_weight_of_two_is_a_row_twice_and_one_of_zero_a_row_left_out(form):
 
 @pytest.mark.parametrize("place", ["memory", "tiles", "cg store", "float32 tiles", "plain cg"])
 def test_without_a_penalty_a_kernel_interpolates(place, tmp_path):
-    X, y, _, _ = sample()
-    model = KernelRidge(0.0, kernel=Laplacian(gamma=0.5), **settings_of(place, tmp_path)).fit(X, y)
-    assert_close(model.predict(X), y)
+    X, y, weights, _ = sample()
+    model = KernelRidge(0.0, kernel=Laplacian(gamma=0.5), **settings_of(place, tmp_path))
+    assert_close(model.fit(X, y).predict(X), y)
+    model.set_params(store=None).fit(X, y, sample_weight=weights)
+    assert_close(model.predict(X[weights > 0]), y[weights > 0])
 
 
 @pytest.mark.parametrize("tile", [None, 3])
