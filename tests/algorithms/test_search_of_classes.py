@@ -10,8 +10,14 @@ from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.kernels import RBF
 from dkrr.selection import Folds, LearningCurve
+from tests.conftest import Data
 
 ALPHAS = [1e-2, 1.0, 0.1]
+
+
+@pytest.fixture(scope="module")
+def data(data):
+    return Data(data.X[:90], data.y[:90], data.weights[:90], data.X_new)
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_learning_curves_are_those_of_separate_fits(data, labels):
     settings = {"kernel": "rbf", "gamma": [0.05, 0.5], "cv": 3, "refit": False}
     search = KernelLogisticRegressionCV(ALPHAS, train_sizes=(0.3, 0.6), **settings).fit(data.X, labels)
     pairs = list(StratifiedKFold(3).split(data.X, labels))
-    parts = LearningCurve.of(Folds.of_pairs(211, pairs), np.array([0.3, 0.6]), None, None, 0)
+    parts = LearningCurve.of(Folds.of_pairs(90, pairs), np.array([0.3, 0.6]), None, None, 0)
     curve, known = search.learning_curve_, {"kernel": "rbf", "gamma": search.best_params_["gamma"]}
     for size, found in enumerate(curve["alpha"][:2]):
         folds = [(parts.training(size, f), test) for f, (_, test) in enumerate(pairs)]
@@ -66,7 +72,7 @@ def test_learning_curves_are_those_of_separate_fits(data, labels):
 
 def test_scorers_groups_and_precomputed_matrices(data, labels):
     settings = {"alphas": ALPHAS, "cv": GroupKFold(3), "scoring": "accuracy"}
-    K, groups = RBF(gamma=0.3)(data.X), np.arange(211) % 9
+    K, groups = RBF(gamma=0.3)(data.X), np.arange(90) % 9
     search = KernelLogisticRegressionCV(kernel="precomputed", **settings).fit(K, labels, groups=groups)
     plain = KernelLogisticRegressionCV(kernel=RBF(gamma=0.3), **settings).fit(data.X, labels, groups=groups)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"])
@@ -91,6 +97,6 @@ def test_fits_that_have_not_converged_have_no_score(data, labels):
     ],
 )
 def test_folds_that_cannot_be_fitted_are_refused(data, change, message):
-    labels = np.repeat(["a", "b"], [90, 121])
+    labels = np.repeat(["a", "b"], [40, 50])
     with pytest.raises(InputError, match=message):
         KernelLogisticRegressionCV(**({"kernel": "rbf"} | change)).fit(data.X, labels)
