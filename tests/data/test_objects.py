@@ -103,9 +103,9 @@ def test_a_table_may_have_text_graphs_objects_and_numbers(tmp_path, place):
         model.predict(frame[["a", "b", "text", "graph"]])
 
 
-@every_pair(place=list(PLACES), case=[(BagOfWords(), pd.Series), (letters, list)], ids=str)
-def test_classes_of_documents_are_learnt_saved_and_learnt_again(place, case, tmp_path):
-    (texts, labels), (kernel, wrap) = documents(), case
+@every_pair(place=list(PLACES), kind=["words", "function"])
+def test_classes_of_documents_are_learnt_saved_and_learnt_again(place, kind, tmp_path):
+    (texts, labels), kernel, wrap = documents(), KERNELS[kind], pd.Series if kind == "words" else list
     search = KernelLogisticRegressionCV([0.01], kernel=kernel, cv=3).fit(texts, labels)
     assert search.score(texts, labels) > 0.8
     model = KernelLogisticRegression(alpha=0.01, kernel=kernel, **PLACES[place] | {"tol": 1e-8})

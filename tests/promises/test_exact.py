@@ -193,16 +193,6 @@ def test_the_reported_residual_of_every_target_is_the_true_one(form, fit_interce
     assert result.residual == max(result.residuals) and 1e-7 < result.residual <= 1e-3
 
 
-@pytest.mark.parametrize("form", ["dual", "primal"])
-def test_a_weight_of_two_is_a_row_twice_and_one_of_zero_a_row_left_out(form):
-    X, y, _, X_new = sample()
-    weights = np.arange(N) % 3
-    index = np.repeat(np.arange(N), weights)
-    settings = {"alpha": 0.3, "kernel": Polynomial(2), "form": form, "fit_intercept": True}
-    weighted = KernelRidge(**settings).fit(X, y, sample_weight=weights)
-    assert_close(weighted.predict(X_new), KernelRidge(**settings).fit(X[index], y[index]).predict(X_new), 1e-9)
-
-
 @pytest.mark.parametrize("place", ["memory", "tiles", "cg store", "float32 tiles", "plain cg"])
 def test_without_a_penalty_a_kernel_interpolates(place, tmp_path):
     X, y, weights, _ = sample()

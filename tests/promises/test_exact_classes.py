@@ -216,17 +216,6 @@ def test_class_weights_multiply_those_of_rows(problem):
     assert_allclose(found, expected, atol=1e-7)
 
 
-@pytest.mark.parametrize(("problem", "form"), list(zip(PROBLEMS, ["dual", "dual", "primal"], strict=True)))
-def test_a_weight_of_two_is_a_row_twice_and_one_of_zero_a_row_left_out(problem, form):
-    n_classes, multi_class = PROBLEMS[problem]
-    X, codes, _, X_new = samples(n_classes)
-    weights = np.arange(N) % 3
-    index = np.repeat(np.arange(N), weights)
-    model = KernelLogisticRegression(ALPHA, kernel=Polynomial(2), multi_class=multi_class, form=form, tol=1e-10)
-    weighted = model.fit(X, codes, sample_weight=weights).predict_proba(X_new)
-    assert_allclose(model.fit(X[index], codes[index]).predict_proba(X_new), weighted, atol=1e-6)
-
-
 @every_pair(rows=["float32", "csr", "dask"], form=["primal", "dual"])
 def test_rows_of_any_kind(rows, form):
     X, codes, weights, _ = samples(3)
