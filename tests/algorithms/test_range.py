@@ -92,7 +92,7 @@ def test_small_rows_have_the_predictions_and_probabilities_of_others(place):
     assert_allclose(classes.predict_proba(X * 1e-20)[:, 1], probabilities, rtol=0, atol=1e-9)
 
 
-@every_pair(way=WAYS, power=[-1000, 660], ids=str)
+@pytest.mark.parametrize(("way", "power"), list(zip(WAYS, [-1000, 660, -660, 1000], strict=True)))
 def test_weights_of_any_size(way, power):
     X, y = sample()
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
@@ -106,7 +106,7 @@ def test_weights_of_any_size(way, power):
     assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
 
 
-@every_pair(way=WAYS, n_classes=[2, 3], ids=str)
+@pytest.mark.parametrize(("way", "n_classes"), list(zip(WAYS, [2, 3, 3, 2], strict=True)))
 def test_features_whose_squares_overflow_are_refused(way, n_classes):
     X, y = sample()
     labels = np.digitize(y, [-0.5, 0.5]) if n_classes == 3 else y > 0
