@@ -143,7 +143,7 @@ def test_a_warm_start_begins_at_the_last_solution(problem, form):
     assert model.solve_result_.residual <= 1e-9  # relative to the gradient at zero, not to that at the start
 
 
-@pytest.mark.parametrize("change", ["rows", "classes", "form", "kernel", "labels", "intercept"])
+@pytest.mark.parametrize("change", ["rows", "classes", "names", "form", "kernel", "labels", "intercept"])
 def test_a_warm_start_gives_the_answers_of_a_cold_one_to_other_problems(change):
     X, codes, _, _ = samples(3)
     model = KernelLogisticRegression(0.1, kernel="poly", degree=2, form="dual", warm_start=True, tol=1e-9)
@@ -151,11 +151,16 @@ def test_a_warm_start_gives_the_answers_of_a_cold_one_to_other_problems(change):
     if change in ("form", "kernel", "intercept"):
         parameters = {"form": {"form": "primal"}, "kernel": {"kernel": "rbf", "degree": 3}}
         model.set_params(**parameters.get(change, {"fit_intercept": False}))
-    X, y = {"rows": (X[:40] + 1, codes[:40]), "classes": (X, codes % 2), "labels": (X, 2 - codes)}.get(
-        change, (X, codes)
-    )
-    expected = clone(model).fit(X, y).predict_proba(X)
-    assert_allclose(model.fit(X, y).predict_proba(X), expected, atol=1e-6)
+    others = {
+        "rows": (X[:40] + 1, codes[:40]),
+        "classes": (X, codes % 2),
+        "names": (X, codes + 9),
+        "labels": (X, 2 - codes),
+    }
+    X, y = others.get(change, (X, codes))
+    cold = clone(model).fit(X, y)
+    assert_allclose(model.fit(X, y).predict_proba(X), cold.predict_proba(X), atol=1e-6)
+    assert change != "names" or model.n_iter_ == cold.n_iter_ > 1, "other classes have nothing to begin with"
     assert change != "intercept" or (model.intercept_ == 0).all()
 
 
