@@ -1,14 +1,22 @@
-"""Fits within the tasks of others: joblib on a Dask cluster, Client.map, Dask-ML."""
+"""Fits within the tasks of others, and on workers from every kind of rows: joblib on a cluster, Client.map, Dask-ML."""
+
+import warnings
 
 import dask.array as da
 import joblib
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import threadpoolctl
+import zarr
 from sklearn.model_selection import GridSearchCV
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.kernels import RBF
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.kernels import RBF, AdditiveChi2, Linear
+from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
+from tests.pairs import every_pair
+from tests.runtime.clients import all_released
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3))
@@ -33,15 +41,6 @@ def test_many_fits_by_map_each_in_the_process_of_its_task(workers):
         assert "inside a Dask task" in confined
 
 
-def test_a_grid_search_on_the_workers_of_joblib(workers):
-    with workers.as_current(), joblib.parallel_config("dask", client=workers):
-        found = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
-    expected = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
-    scores = found.cv_results_["mean_test_score"]
-    assert scores == pytest.approx(expected.cv_results_["mean_test_score"], rel=1e-9)
-    assert found.best_params_ == expected.best_params_
-
-
 def selected(alphas):
     return KernelRidgeCV(alphas, cv=2).fit(X, Y).alpha_
 
@@ -55,8 +54,6 @@ def test_a_search_within_a_task_of_joblib(workers):
 @pytest.fixture(scope="module")
 def dask_ml():
     """Dask-ML, which warns where it is imported."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrappers = pytest.importorskip("dask_ml.wrappers", reason="Dask-ML is not installed")
@@ -79,3 +76,29 @@ def test_grid_search_of_dask_ml(dask_ml):
     expected = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
     scores = found.cv_results_["mean_test_score"]
     assert scores == pytest.approx(expected.cv_results_["mean_test_score"], rel=1e-9)
+
+
+@every_pair(
+    rows=["csr", "dask", "zarr", "precomputed"], form=["dual", "primal"], solver=["cholesky", "cg"], weighted=[0, 1]
+)
+def test_fits_on_workers_are_exact_for_every_kind_of_rows(
+    ambient_workers, data, tmp_path, rows, form, solver, weighted
+):
+    X, weights = np.where(np.abs(data.X[:107]) < 0.7, 0.0, data.X[:107]), data.weights[:107] if weighted else None
+    K, y = naive_gram(Linear(), X), data.y[:107]
+    zarr.save_array(f"{tmp_path}/x.zarr", K if rows == "precomputed" else X)
+    given = {"csr": sp.csr_array(X), "dask": da.from_array(X, chunks=(29, 2))}.get(rows, f"{tmp_path}/x.zarr")
+    settings = {"kernel": "precomputed"} if rows == "precomputed" else {"kernel": "linear", "form": form}
+    if solver == "cholesky":
+        settings["tile"] = 2 if settings.get("form") == "primal" else 40
+    model = KernelRidge(3.0, fit_intercept=True, solver=solver, tol=1e-11, **settings).fit(given, y, weights)
+    assert model.plan_.execution == "dask"
+    coef, intercept = naive_kernel_ridge(K, y, np.full(3, 3.0), weights, fit_intercept=True)
+    assert_close(model.dual_coef_, coef, 1e-7)
+    assert_close(model.intercept_, intercept, 1e-7)
+
+
+def test_a_kernel_that_is_not_positive_is_found_on_workers(ambient_workers, data):
+    with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0\.2.*negative curvature.*increase alpha"):
+        KernelRidge(alpha=0.2, kernel=AdditiveChi2(), solver="cg").fit(np.abs(data.X), data.y)
+    assert all_released(ambient_workers)
