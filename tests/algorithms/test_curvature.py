@@ -93,7 +93,7 @@ def test_conjugate_gradient_solves_the_system_of_a_step(which, centred, state, b
             matrix[:, j] = operator.multiply(V)[:, k]
         assert_allclose(found.x[:, k], np.linalg.solve(matrix + SHIFT * np.eye(len(B)), B[:, k]), atol=1e-8)
     if by == "factors":
-        assert preconditioner.is_complete
+        assert preconditioner.is_complete == (which != "softmax")
         assert which == "softmax" or found.iterations <= 2
         values = np.linalg.eigvals((matrix + SHIFT * np.eye(len(B))) @ preconditioner.apply(np.eye(len(B)),
                                    np.full(len(B), k))).real  # fmt: skip
