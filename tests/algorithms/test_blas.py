@@ -64,11 +64,10 @@ def test_a_product_is_added_to_a_multiple(dtype, transpose_a, transpose_b, m, n,
 
 
 @every_dtype
-@pytest.mark.parametrize("k", [1, 5, 300])
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_target_that_does_not_count_is_not_read(dtype, n, k):
-    a, b = random((7, k), dtype), random((k, n), dtype, 1)
-    for transpose_a in (False, True):
+@pytest.mark.parametrize("k", [1, 300])
+def test_a_target_that_does_not_count_is_not_read(dtype, k):
+    for n, transpose_a in ((1, False), (1, True), (2, False), (2, True)):
+        a, b = random((7, k), dtype), random((k, n), dtype, 1)
         c = np.full((7, n), np.nan, dtype)
         blas.gemm(c, a.T.copy() if transpose_a else a, b, transpose_a=transpose_a)
         assert_allclose(c, a @ b, atol=30 * DTYPES[dtype], rtol=30 * DTYPES[dtype])
@@ -232,7 +231,7 @@ def test_a_factorisation_and_an_update_leave_the_upper_triangle(dtype, n, k, blo
 
 
 @pytest.mark.parametrize("block", [3, 512])
-@pytest.mark.parametrize("row", [0, 1, 3, 7, 16, 28])
+@pytest.mark.parametrize("row", [0, 2, 3, 28])
 def test_the_first_pivot_that_is_not_positive_is_told(monkeypatch, row, block):
     monkeypatch.setattr(blas, "INVERSE_SIDE", block)
     A = failing_at(row, 29)

@@ -22,6 +22,7 @@ from dkrr.linalg.preconditioner import Identity
 from dkrr.linalg.roots import Classwise
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
+from tests.pairs import every_pair
 from tests.systems import MatrixOperator, one_blas_thread, partial_factor, positive_definite, random  # noqa: F401
 
 N, M, SHIFT = 23, 3, 0.3
@@ -65,10 +66,12 @@ def test_parts_of_a_root_are_those_of_the_curvature_of_every_row(which):
     assert isinstance(root.precondition(Identity()), Classwise if root.is_coupled else Identity)
 
 
-@with_and_without
-@every_likelihood
-@pytest.mark.parametrize("state", ["usual", "weighted", "far"])
-@pytest.mark.parametrize("by", ["none", "low rank", "factors"])
+@every_pair(
+    which=list(LIKELIHOODS),
+    centred=[False, True],
+    state=["usual", "weighted", "far"],
+    by=["none", "low rank", "factors"],
+)
 def test_conjugate_gradient_solves_the_system_of_a_step(which, centred, state, by):
     root = root_at(which, state)
     curvature, m = Curvature.of_root(root, centred=centred), root.scale.shape[1]
@@ -167,9 +170,7 @@ def written_out(likelihood, phi, coef, offsets, alpha, codes, weights, fit_inter
     return -gradient @ step, np.abs(one[weights > 0]).max()
 
 
-@pytest.mark.parametrize("alpha", [1e-8, 1e-2, 1.0, 1e6])
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("likelihood", [Bernoulli(1), Softmax(3)], ids=["binary", "softmax"])
+@every_pair(alpha=[1e-8, 1e-2, 1.0, 1e6], fit_intercept=[False, True], likelihood=[Bernoulli(1), Softmax(3)])
 def test_bounds_of_the_decrement_and_of_probabilities_hold(likelihood, alpha, fit_intercept):
     for seed in range(4):
         rng = np.random.default_rng(seed)

@@ -18,6 +18,7 @@ from dkrr.rows import as_rows
 from dkrr.runtime import Meter, Progress, SerialExecutor, ThreadExecutor
 from dkrr.tiles import MemoryMatrix, TileGrid
 from tests.oracles import naive_gram
+from tests.pairs import every_pair
 from tests.systems import failing_at, grids, one_blas_thread, positive_definite, random  # noqa: F401
 
 
@@ -114,7 +115,7 @@ def test_a_kept_matrix_may_have_several_factors_at_once(tile):
         assert_allclose(substituted(factor, B), np.linalg.solve(A + k * np.eye(30), B), rtol=1e-11, atol=1e-13)
 
 
-@every_tile
+@pytest.mark.parametrize("tile", [7, 100])
 @pytest.mark.parametrize("size", [1.0, 1e-24, 1e-200, 1e200])
 def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, tile):
     # L is of the size of √A: with it, next to nothing of A would be left.
@@ -166,8 +167,7 @@ def test_a_gram_matrix_is_formed_in_blocks(scaled, tile):
     assert_allclose(kept.diagonal, expected.diagonal(), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("tile", "n_threads"), [(4, 1), (7, 1), (100, 1), (4, 3)])
-@pytest.mark.parametrize("row", [0, 6, 7, 29])
+@every_pair(row=[0, 6, 7, 29], tile=[4, 7, 100], n_threads=[1, 3])
 def test_after_a_pivot_that_is_not_positive_another_shift_works(row, tile, n_threads):
     A, B = failing_at(row, 30), np.ones((30, 1))
     kept = kept_tiles(A, tile)
