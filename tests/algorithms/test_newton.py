@@ -1,6 +1,6 @@
 """Newton's method on small convex objectives whose minimum is known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -222,14 +222,6 @@ def test_steps_that_lead_away_are_shortened(start):
     assert (np.diff([first, *objectives(found)]) <= 0).all()
 
 
-def test_a_badly_scaled_objective_never_rises():
-    o = Smooth([Quartic(np.geomspace(1e-6, 1e6, 7))], [np.full(7, -9.0)])
-    found = Newton(o, 1e-10, 200).run()
-    assert found.status is Status.CONVERGED
-    assert_allclose(o.points[0], 1.0, atol=1e-5)
-    assert (np.diff(objectives(found)) <= 0).all()
-
-
 @pytest.mark.parametrize("wall", [np.inf, np.nan])
 def test_a_value_that_is_not_finite_is_backed_away_from(wall):
     class Barrier(Hyperbola):
@@ -244,7 +236,7 @@ def test_a_value_that_is_not_finite_is_backed_away_from(wall):
 @pytest.mark.parametrize("seed", range(5))
 def test_no_system_s_objective_rises(seed, rough):
     rng = np.random.default_rng(seed)
-    functions = [Hyperbola(), Quartic(rng.uniform(0.01, 100, 3)), quadratic(3, seed)]
+    functions = [Hyperbola(), Quartic(np.geomspace(1e-6, 10.0**seed, 3)), quadratic(3, seed)]
     o = Smooth(functions, 20 * rng.standard_normal((3, 3)), rough)
     values = [o.values]
     found = Newton(o, 1e-9, 200, on_step=lambda _: values.append(o.values.copy())).run()
@@ -453,16 +445,6 @@ def test_systems_are_solved_more_sharply_where_steps_bring_too_little():
     assert Newton(o, 1e-8, 60).run().status is Status.CONVERGED
 
 
-@dataclass
-class Notes(Progress):
-    """Keeps what it is told."""
-
-    lines: list = field(default_factory=list)
-
-    def note(self, message):
-        self.lines.append(message)
-
-
 def test_estimates_of_steps_grow_with_what_is_left():
     assert steps_left(1e-9, 1e-8) == 1
     counts = [steps_left(g, 1e-8) for g in (1e-6, 1e-3, 1.0, 100.0)]
@@ -471,8 +453,9 @@ def test_estimates_of_steps_grow_with_what_is_left():
     assert steps_left(np.inf, 1e-8) <= 100
     counts = [expected_steps(t) for t in (0.5, 1e-3, 1e-8, 1e-15)]
     assert counts == sorted(counts) and counts[0] >= 1 and 5 <= counts[2] <= 12
-    notes = Notes()
-    Newton(hyperbola(30.0, rough=True), 1e-8, 100, notes).run()
-    assert notes.lines[0].startswith("Newton step 1: objective ")
-    assert ", 2 iterations" in notes.lines[0] and ", step length 0." in notes.lines[0]
-    assert notes.lines[0].endswith(" left") and not notes.lines[-1].endswith(" left")
+    progress, lines = Progress(), []
+    progress.note = lines.append
+    Newton(hyperbola(30.0, rough=True), 1e-8, 100, progress).run()
+    assert lines[0].startswith("Newton step 1: objective ")
+    assert ", 2 iterations" in lines[0] and ", step length 0." in lines[0]
+    assert lines[0].endswith(" left") and not lines[-1].endswith(" left")

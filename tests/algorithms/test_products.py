@@ -20,7 +20,6 @@ from dkrr.linalg.tiled_operator import (
     TiledOperator,
     TileGroup,
     balanced_groups,
-    kept_strips,
     multiply_group,
     tile_work,
 )
@@ -86,15 +85,18 @@ class Counting(TileSource):
     keeps=st.sampled_from(list(ACCURACY)),
     precision=st.sampled_from(list(ACCURACY)),
     scaled=st.booleans(),
+    strip_bytes=st.sampled_from([1, 200, 10**6]),
 )
-def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, precision, scaled):
+def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, precision, scaled, strip_bytes):
     A, V, c = positive_definite(grid.n), random(grid.n, m, seed=1), np.random.default_rng(2).uniform(0.5, 2.0, grid.n)
     tiled = operator(
         MatrixTiles(MemoryRows(A)), grid, slots=slots, slots_per_process=slots, kept_tiles=kept, keeps=keeps,
         scale=c if scaled else None,
     )  # fmt: skip
-    for _ in range(2):  # the second time with what the first one kept
-        assert_product(tiled.multiply(V, precision), np.outer(c, c) * A if scaled else A, V, precision)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled_operator, "KEPT_STRIP_BYTES", strip_bytes)
+        for _ in range(2):  # the second time with what the first one kept
+            assert_product(tiled.multiply(V, precision), np.outer(c, c) * A if scaled else A, V, precision)
     tiled.close()
     assert left_over(tiled.run) == []
 
@@ -179,20 +181,6 @@ def test_a_process_keeps_no_more_groups_than_planned():
     assert len(source.taken()) == 8
 
 
-@pytest.mark.parametrize("n_bytes", [1, 200, 10**6])
-def test_strips_of_a_kept_tile_are_small_and_cover_it_once(monkeypatch, n_bytes):
-    monkeypatch.setattr(tiled_operator, "KEPT_STRIP_BYTES", n_bytes)
-    for dtype in ("f4", "f8"):
-        tile, found = np.arange(77.0, dtype=dtype).reshape(11, 7), np.full((11, 7), np.nan)
-        for rows, columns, strip in kept_strips(tile, slice(30, 41), slice(5, 12)):
-            assert np.shares_memory(strip, tile)
-            assert strip.nbytes <= n_bytes or len(strip) == 1
-            assert columns == slice(5, 12)
-            assert np.isnan(found[rows.start - 30 : rows.stop - 30]).all()
-            found[rows.start - 30 : rows.stop - 30] = strip
-        assert_array_equal(found, tile)
-
-
 @given(grid=grids(), slots=st.integers(1, 5), kept=st.integers(0, 12))
 def test_groups_have_every_tile_once_and_keep_as_many_as_fit(grid, slots, kept):
     groups = operator(MatrixTiles(MemoryRows(np.eye(grid.n))), grid, slots=slots, kept_tiles=kept)._groups
@@ -272,18 +260,6 @@ def test_resident_rows_are_read_once_and_travel_without_the_rows(tmp_path, spars
         counting.read(start, start + 2)
     assert Reading.reads == 1
     resident.forget(run)
-
-
-@pytest.mark.parametrize("kept", [0, 6])
-def test_tiles_of_sparse_rows_are_formed_in_many_parts(monkeypatch, kept):
-    monkeypatch.setattr("dkrr.rows.sources.PART_ENTRIES", 900)
-    rng = np.random.default_rng(0)
-    X = rng.random((700, 9)) * (rng.random((700, 9)) < np.linspace(0.1, 1.0, 700)[:, None])
-    rows, V = MemoryRows(sp.csr_array(X)), rng.standard_normal((700, 2))
-    assert len(rows.parts(slice(0, 350))) > 1
-    tiled = operator(GramTiles(RBF(gamma=0.1), rows), TileGrid(700, 350, 350), kept_tiles=kept)
-    for _ in range(2):
-        assert_allclose(tiled.multiply(V), RBF(gamma=0.1)(X) @ V, rtol=1e-10, atol=1e-10)
 
 
 def test_the_last_product_is_not_computed_again():

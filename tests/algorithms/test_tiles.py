@@ -19,11 +19,8 @@ from dkrr.linalg.sources import (
     MatrixTiles,
     SummedTiles,
     clear_upper,
-    cut_tile,
-    fill_gram,
     gram_workspace_bytes,
     mirror_lower,
-    mirror_squares,
     read_range,
     store_tiles,
 )
@@ -86,13 +83,15 @@ def assembled(pieces, n):
 @given(
     grid=grids(most=24),
     block=st.integers(1, 9),
+    part=st.sampled_from([1, 20, 10**6]),
     piece=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     scaled=st.booleans(),
 )
-def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype, grid, block, piece, scaled):
+def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype, grid, block, part, piece, scaled):
     source, expected = make_source(kind, tmp_path_factory.mktemp("s"), grid, scaled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
+        patch.setattr("dkrr.rows.sources.PART_ENTRIES", part)
         patch.setattr(sources, "PIECE_ROWS", piece[0])
         patch.setattr(sources, "PIECE_COLUMNS", piece[1])
         for i, j in grid.lower():
@@ -160,40 +159,6 @@ def test_columns_are_those_of_the_matrix(tmp_path, kind):
         assert found.dtype == np.float64
         assert found.flags.c_contiguous and found.flags.writeable, "the factorisation works in place"
         assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
-
-
-@given(m=st.integers(1, 20), n=st.integers(1, 20), height=st.integers(1, 9), width=st.integers(1, 9))
-def test_a_tile_in_memory_is_cut_into_small_pieces_that_share_it(m, n, height, width):
-    beside, A = np.arange(m * n, dtype=float).reshape(m, n), positive_definite(n)
-    diagonal = np.where(np.tri(n, dtype=bool), A, np.nan)  # only the lower triangle is read
-    found, count = np.full((m, n), np.nan), np.zeros((m, n), int)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE_ROWS", height)
-        patch.setattr(sources, "PIECE_COLUMNS", width)
-        for rows, columns, piece in cut_tile(beside, slice(50, 50 + m), slice(7, 7 + n)):
-            assert piece.shape <= (height, width)
-            assert np.shares_memory(piece, beside)
-            where = slice(rows.start - 50, rows.stop - 50), slice(columns.start - 7, columns.stop - 7)
-            found[where] = piece
-            count[where] += 1
-        mirror_squares(diagonal)
-        assert_allclose(assembled(cut_tile(diagonal, slice(0, n), slice(0, n)), n), A, rtol=1e-15)
-    assert (count == 1).all()
-    assert_array_equal(found, beside)
-
-
-@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.booleans())
-def test_blocks_of_a_kernel_do_not_change_what_is_formed(m, n, block, lower):
-    X = random(m, 2)
-    Y = X if lower else random(n, 2, seed=1)
-    out = np.full((m, len(Y)), np.nan)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "KERNEL_BLOCK", block)
-        fill_gram(RBF(gamma=0.5), X, Y, out, lower=lower)
-    blocks = np.arange(m) // block
-    above = blocks[:, None] < blocks if lower else np.zeros(out.shape, bool)
-    assert_array_equal(np.isnan(out), above, err_msg="blocks above the diagonal are left as they are")
-    assert_allclose(out[~above], naive_gram(RBF(gamma=0.5), X, Y)[~above], rtol=1e-12)
 
 
 @given(n=st.integers(1, 30), height=st.integers(1, 12), m=st.integers(1, 3), data=st.data())
