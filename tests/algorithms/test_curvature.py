@@ -9,7 +9,6 @@ from dkrr.linalg.curvature import (
     ByPartialFactor,
     Constrained,
     Curvature,
-    CurvatureOperator,
     Penalty,
     ScaledFactors,
     decrement_bounds,
@@ -20,8 +19,6 @@ from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.low_rank import GROWTH
 from dkrr.linalg.preconditioner import Identity
 from dkrr.linalg.roots import Classwise
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.result import Status
 from tests.pairs import every_pair
 from tests.systems import MatrixOperator, one_blas_thread, partial_factor, positive_definite, random  # noqa: F401
 
@@ -64,59 +61,6 @@ def test_parts_of_a_root_are_those_of_the_curvature_of_every_row(which):
     assert_array_equal(np.hstack(root.split(stacked)), stacked)
     assert root.of_columns(np.arange(m)) is root
     assert isinstance(root.precondition(Identity()), Classwise if root.is_coupled else Identity)
-
-
-@every_pair(
-    which=list(LIKELIHOODS),
-    centred=[False, True],
-    state=["usual", "weighted", "far"],
-    by=["none", "low rank", "factors"],
-)
-def test_conjugate_gradient_solves_the_system_of_a_step(which, centred, state, by):
-    root = root_at(which, state)
-    curvature, m = Curvature.of_root(root, centred=centred), root.scale.shape[1]
-    operator = CurvatureOperator(MatrixOperator(K), curvature)
-    if by == "factors":
-        c = factor_scale(root.scale)
-        solvers = [lambda b, s=SHIFT / c[:, k] ** 2: np.linalg.solve(K + np.diag(s), b) for k in range(m)]
-        preconditioner = curvature.precondition(ScaledFactors(solvers, c))
-    else:
-        by_factor = ByPartialFactor(partial_factor(K, 7))
-        preconditioner = Identity() if by == "none" else by_factor.for_systems(curvature, SHIFT, np.arange(m))
-    # Right-hand sides in the range of Π Cᵀ, as those of a step are.
-    B = root.stack(curvature.project(root.adjoint(random(N, m, seed=4))))
-    B = B / np.maximum(np.linalg.norm(B, axis=0), 1e-300)
-    found = Iteration(operator, np.array([[SHIFT]]), B, preconditioner, tol=1e-10, max_iter=200).run()
-    assert found.status is Status.CONVERGED
-    for k in range(B.shape[1]):
-        matrix = np.zeros((len(B), len(B)))
-        for j, unit in enumerate(np.eye(len(B))):
-            V = np.zeros(B.shape)
-            V[:, k] = unit
-            matrix[:, j] = operator.multiply(V)[:, k]
-        assert_allclose(found.x[:, k], np.linalg.solve(matrix + SHIFT * np.eye(len(B)), B[:, k]), atol=1e-8)
-    if by == "factors":
-        assert preconditioner.is_complete == (which != "softmax")
-        assert which == "softmax" or found.iterations <= 2
-        values = np.linalg.eigvals((matrix + SHIFT * np.eye(len(B))) @ preconditioner.apply(np.eye(len(B)),
-                                   np.full(len(B), k))).real  # fmt: skip
-        values = values[values > 1e-6]
-        assert values.min() >= 1 - 1e-5 and values.max() <= 2 * M
-
-
-@with_and_without
-@every_likelihood
-def test_the_projection_leaves_what_an_intercept_does_not_reach(which, centred):
-    root = root_at(which, "weighted")
-    curvature, x, b = Curvature.of_root(root, centred=centred), random(*root.scale.shape), random(root.scale.shape[1])
-    projected = curvature.project(x)
-    assert_allclose(curvature.project(projected), projected, atol=1e-12)
-    assert_allclose(curvature.constant(b), root.adjoint(np.tile(b, (N, 1))), atol=1e-14)
-    if centred:
-        assert_allclose(root.apply(projected).sum(axis=0), 0.0, atol=1e-12)
-        assert (projected * curvature.constant(b)).sum() == pytest.approx(0.0, abs=1e-12), "it is orthogonal"
-    else:
-        assert_array_equal(projected, x)
 
 
 @with_and_without

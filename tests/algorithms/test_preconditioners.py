@@ -103,15 +103,6 @@ def test_products_are_in_float32_where_the_factor_is_and_the_shift_is_not_lost()
     assert not inexact.raise_shift_if_inexact(R, everything)
 
 
-def test_lost_rows_of_a_factor_are_computed_again():
-    F, R = partial_factor(positive_definite(N), 7), random(N, M)
-    M_inverse = LowRank(F, np.full((1, M), 0.5))
-    before = M_inverse.apply(R, everything)
-    F.close()
-    assert_allclose(M_inverse.apply(R, everything), before, rtol=1e-12)
-    assert len(M_inverse.record.tasks) > 0
-
-
 def test_a_factor_grows_to_its_capacity_so_many_times():
     A, R = positive_definite(200), random(200, M)
     M_inverse = LowRank(partial_factor(A, 20, capacity=40), np.full((1, M), 0.5))
