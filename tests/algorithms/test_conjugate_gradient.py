@@ -278,13 +278,12 @@ def test_a_condition_number_that_is_not_wanted_or_not_known_is_nan():
 
 
 def test_as_many_steps_as_there_are_rows_find_all_eigenvalues():
-    A, b = np.diag([1.0, 3.0, 7.0, 20.0]), np.ones(4)
-    x, r, steps, products = np.zeros(4), b, [], []
+    A, r, steps, products = np.diag([1.0, 3.0, 7.0, 20.0]), np.ones(4), [], []
     p = r
     for _ in range(4):
         steps.append((r @ r) / (p @ A @ p))
         products.append(r @ r)
-        x, new = x + steps[-1] * p, r - steps[-1] * (A @ p)
+        new = r - steps[-1] * (A @ p)
         p, r = new + (new @ new) / (r @ r) * p, new
     assert_allclose(ritz_values(np.array(steps), np.array(products)), (1.0, 20.0), rtol=1e-10)
     assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
