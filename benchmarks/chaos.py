@@ -35,10 +35,10 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.accuracy import replaced
 from benchmarks.chaos_child import ROOT, Children
 from benchmarks.chaos_kills import TARGETS, episodes
 from benchmarks.chaos_trials import GOOD, Observation, Outcome
+from tests.tools.pages import replaced
 
 SECONDS_PER_TRIAL = {"models": 30.0, "runs": 120.0}
 SECONDS_PER_INPUT = 60.0

@@ -18,8 +18,8 @@ from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
 from dkrr.tiles import remote
 from dkrr.tiles.arrays import create_array, open_array
-from tests.cluster.processes import CLUSTER, environment, free_port, session, wait_for_text
-from tests.cluster.test_dask_cli import START, problem
+from tests.nightly.cluster.test_dask_cli import START, problem
+from tests.processes import CLUSTER, environment, free_port, session, wait_for_text
 from tests.s3 import variables
 
 TILE, SIDE = 64, 6

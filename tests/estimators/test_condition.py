@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from benchmarks import precise
 from dkrr import KernelRidge
 from dkrr.kernels import RBF
 from dkrr.solvers import Status
+from tests import precise
 
 PLACES = {"memory": {}, "tiles": {"tile": 12}}
 every_place = pytest.mark.parametrize("place", PLACES)

@@ -23,7 +23,7 @@ from dkrr.solvers import (
     RPCholesky,
     Status,
 )
-from tests.kernels.cases import DISTINCT
+from tests.contracts.kernels import DISTINCT
 from tests.oracles import naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 from tests.runtime.clients import all_released

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.features import CallableMap, Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
-from tests.kernels.cases import DISTINCT
+from tests.contracts.kernels import DISTINCT
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((12, 3))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from benchmarks import precise
 from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning
 from dkrr.kernels import RBF, Kernel, Linear
+from tests import precise
 
 N, D = 24, 3
 PROBABILITY_TOL, OBJECTIVE_TOL = 1e-5, 1e-7

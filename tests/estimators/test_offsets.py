@@ -10,7 +10,6 @@ import zarr
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
@@ -27,6 +26,7 @@ from dkrr.kernels import (
 )
 from dkrr.kernels.centring import FAR, CentredLinear, origins_near, with_origins
 from dkrr.tiles import RunStore
+from tests import precise
 
 
 def about_the_rows(kernel, X, n, weights=None):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks import precise
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import ConvergenceWarning, NotFiniteError
 from dkrr.kernels import Linear
 from dkrr.solvers import Status
+from tests import precise
 
 PLACES = {"memory": {}, "tiles": {"tile": 12}, "cg": {"solver": "cg", "tol": 1e-13}}
 SUCCESS = (Status.SOLVED, Status.CONVERGED)

@@ -33,7 +33,7 @@ from dkrr.kernels import (
     kernel_from_dict,
 )
 from dkrr.kernels.descriptions import taken_by
-from tests.kernels.cases import CASES
+from tests.contracts.kernels import CASES
 from tests.oracles import naive_gram
 
 RNG = np.random.default_rng(0)

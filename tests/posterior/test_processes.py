@@ -15,12 +15,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.model_selection import KFold, ShuffleSplit
 
 import dkrr
-from benchmarks.precise import matrix, precision, ridge
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear
 from tests.pairs import every_pair
+from tests.precise import matrix, precision, ridge
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
