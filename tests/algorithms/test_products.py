@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.features import IdentityMap
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg import tiled_operator
+from dkrr.linalg.normal_product import NormalOperator
 from dkrr.linalg.operator import LastProduct
+from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import GramTiles, MatrixTiles, TileSource
 from dkrr.linalg.tiled_operator import (
     GROUPS_PER_PLACE,
@@ -31,6 +34,7 @@ from tests.systems import (
     MANY,
     RAGGED,
     MatrixOperator,
+    RowsElsewhere,
     grids,
     one_blas_thread,  # noqa: F401
     positive_definite,
@@ -103,12 +107,16 @@ def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, pre
 
 def test_passes_and_records_are_counted():
     passes = []
-    tiled = operator(MatrixTiles(MemoryRows(positive_definite(47))), RAGGED, on_pass=lambda: passes.append(1))
-    for _ in range(3):
-        tiled.multiply(np.ones((47, 1)))
-    assert len(passes) == 3
-    assert len(tiled.record.tasks) == 3 * GROUPS_PER_PLACE
-    assert all(t.value is None for t in tiled.record.tasks), "a record must not hold a product"
+    tiled = operator(MatrixTiles(RowsElsewhere(positive_definite(47))), RAGGED, on_pass=lambda: passes.append(1))
+    segments = tuple(Segment(RowsElsewhere(random(47, 3)), a, a + 10, 4, np.ones((47, 1))) for a in (0, 10))
+    normal = NormalOperator(IdentityMap(), segments, SerialExecutor(), 3, on_pass=lambda: passes.append(1))
+    for one, n_tasks, n_bytes in ((tiled, GROUPS_PER_PLACE, 8 * (47 * 47 + 3 * 144 + 121) / 2), (normal, 2, 8 * 60)):
+        passes.clear()
+        for _ in range(3):
+            one.multiply(np.ones((one.n, 1)))
+        assert len(passes) == 3
+        assert len(one.record.tasks) == 3 * n_tasks
+        assert one.record.bytes_read == 3 * n_bytes
 
 
 def test_vectors_beyond_the_range_of_float32_are_multiplied():
