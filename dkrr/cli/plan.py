@@ -48,7 +48,7 @@ def plan(
     with readable_errors(), cluster(scheduler):
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("expected either --x (with --y), or --n and --d")
-        check_store(options["store"])
+        check_store(options["store"], is_planned=True)
         is_filled = options["impute"] is not None
         X = training_rows(x_path, columns, (y_path, None), drop_missing=drop_missing, is_filled=is_filled)
         transformer = chosen_transformer(X, y_path, None, options)

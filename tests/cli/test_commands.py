@@ -415,6 +415,7 @@ class TestFailuresAfterTheWork:
                 ("--model", "m.zarr", "--store", "no/run.zarr"),
                 "--store is 'no/run.zarr', and the folder .*/no does not",
             ),
+            (("--model", "m.zarr", "--store", "/proc/run.zarr"), "--store: cannot write /proc/run.zarr"),
         ],
     )
     def test_paths(self, files, command, name, arguments, message):
@@ -442,7 +443,8 @@ class TestFailuresAfterTheWork:
         assert not (files / "m.zarr").exists()
 
     @pytest.mark.parametrize("name", ["fit", "select"])
-    def test_a_model_that_cannot_be_saved_is_kept(self, data, files, monkeypatch, name):
+    @pytest.mark.parametrize("uncertainty", [(), ("--uncertainty",)], ids=["plain", "uncertainty"])
+    def test_a_model_that_cannot_be_saved_is_kept(self, data, files, monkeypatch, name, uncertainty):
         np.save(files / "y.npy", data.y)
         (files / "out").mkdir()
         (files / "kept").mkdir()
@@ -456,8 +458,11 @@ class TestFailuresAfterTheWork:
         monkeypatch.setattr(where, and_delete)
         asked = ("--x", files / "x.npy", "--y", files / "y.npy", "--model", files / "out" / "m.zarr")
         with dask.config.set({"dkrr.temporary-directory": str(files / "kept")}):
-            found = run(name, *asked, code=1).output
+            found = run(name, *asked, *uncertainty, code=1).output
         (place,) = (files / "kept").glob("*/model.zarr")
         assert f"the model was saved at {place} instead" in found and "out does not exist" in found
-        assert load(place).predict(data.X_new).shape == (len(data.X_new), 3)
+        kept = load(place)
+        assert kept.predict(data.X_new).shape == (len(data.X_new), 3)
+        if uncertainty:
+            assert kept.predict(data.X_new, return_std=True)[1].shape == (len(data.X_new), 3)
         assert not (files / "out").exists()

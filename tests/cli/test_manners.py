@@ -203,7 +203,13 @@ WRONG = [
     ("predict --model table.zarr --x other.csv --out p.npy", "X has no column 'b'"),
     ("predict --model model.zarr --x narrow.npy --out p.npy", "X has 2 features, but the model was fitted with 4"),
     ("predict --model model.zarr --x t.csv --columns a,b --out p.npy", "X has 2 features"),
-    ("report model.zarr --out page.html", "exists already"),
+    (
+        "report model.zarr --out page.html",
+        "exists already; delete it, give another path, or overwrite=True (--overwrite)",
+    ),
+    ("report model.zarr --out /proc/page.html", "--out: cannot write /proc/page.html"),
+    ("report model.zarr --out y.npy --overwrite", "y.npy is not a report of dkrr"),
+    ("select --x x.npy --y y.npy --out /proc/scores.png", "--out: cannot write /proc/scores.png"),
 ]
 
 

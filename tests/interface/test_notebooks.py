@@ -162,6 +162,7 @@ for cell in (
     "one.predict(np.eye(2))",
     "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
     "dkrr.load('nothing')",
+    "dkrr.KernelRidge().predict(np.eye(2))",
 ):
     print("CELL", flush=True)
     shell.run_cell(cell)
@@ -173,7 +174,7 @@ def test_an_error_of_a_user_is_a_few_lines_with_the_call(tmp_path):
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", CELLS], capture_output=True, text=True, check=True, env=environment)
     _, *shown = done.stdout.split("CELL\n")
-    assert len(shown) == 6
+    assert len(shown) == 7
     for text in shown:
         lines = text.strip().splitlines()
         assert len(lines) <= 4 and "line 1, in <module>" in lines[0] and "Error: " in lines[-1], text

@@ -402,5 +402,5 @@ def test_features_of_any_units_cost_no_digits_and_a_large_row_is_reported():
     assert (bounds[1] - bounds[0] <= 1e-6 * bounds[0]).all()
     X[4] *= 3e7
     model = KernelRidge(1.0, kernel="linear", form="primal").fit(X, y)
-    with pytest.warns(ConvergenceWarning, match="no digit of the log marginal likelihood is certain"):
+    with pytest.warns(ConvergenceWarning, match="no digits of the log marginal likelihood are certain"):
         model.log_marginal_likelihood_  # noqa: B018

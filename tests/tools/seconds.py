@@ -6,7 +6,7 @@
     python -m tests.tools.seconds output/tests.xml [--slowest 20] [--write tests/README.md]
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,13 +19,17 @@ BEGIN, END = "<!-- table of seconds: begin -->", "<!-- table of seconds: end -->
 
 def table(path: Path) -> str:
     """Rows of folder, cases and seconds of one process, dearest first."""
-    seconds, cases = Counter[str](), Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    cases = Counter[str]()
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         _, folder, *_ = str(case.get("classname")).split(".")
         seconds[folder] += float(case.get("time", 0))
         cases[folder] += 1
-    rows = [f"| `{folder}/` | {cases[folder]:,} | {seconds[folder]:.0f} |" for folder, _ in seconds.most_common()]
-    total = f"| all | {cases.total():,} | {seconds.total():.0f} |"
+    rows = [
+        f"| `{folder}/` | {cases[folder]:,} | {seconds[folder]:.0f} |"
+        for folder in sorted(seconds, key=lambda f: -seconds[f])
+    ]
+    total = f"| all | {cases.total():,} | {sum(seconds.values()):.0f} |"
     return "\n".join(["| folder | cases | seconds |", "|---|---:|---:|", *rows, total])
 
 

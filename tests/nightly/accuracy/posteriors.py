@@ -35,7 +35,7 @@ Numbers = NDArray[np.intp]
 BITS = 530
 """160 digits."""
 SMALLEST = 1e-300
-"""Size of variances below which nothing is compared."""
+"""Size of variances below which nothing is compared, but that standard deviations must be as small."""
 TOL = 1e-6
 """Relative error that is always allowed to what comes from a factor."""
 STD_TOL = 1e-3
@@ -329,7 +329,10 @@ def _std(one: Trial, right: Values, _: list[Values], found: Any) -> tuple[float,
     table, worst, text = _as_table(found, one.y.shape[1]), 0.0, ""
     for (i, c), value in np.ndenumerate(table):
         expected = abs(right.variances[i] * right.scales[c]).sqrt()
-        off = _log_ratio(float(value), expected)
+        if right.variances[i] < arb(SMALLEST):  # as k(x, x) may be, which float64 then holds as 0
+            off = 0.0 if value >= 0 and arb(float(value)) ** 2 <= arb(SMALLEST) * abs(right.scales[c]) else math.inf
+        else:
+            off = _log_ratio(float(value), expected)
         if not off <= worst:
             worst = off
             text = (
