@@ -43,12 +43,12 @@ from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_repla
 from tests.tools.pages import replaced
 
 MODULES = {
-    "dkrr/linalg/cholesky.py": ["tests/linalg/test_cost.py", "tests/linalg/test_cholesky.py"],
-    "dkrr/linalg/substitution.py": ["tests/linalg/test_substitution.py"],
-    "dkrr/linalg/preconditioner.py": ["tests/linalg/test_preconditioner.py"],
-    "dkrr/linalg/low_rank.py": ["tests/linalg/test_preconditioner.py"],
-    "dkrr/linalg/pivoted_cholesky.py": ["tests/linalg/test_preconditioner.py"],
-    "dkrr/solvers/conjugate_gradient.py": ["tests/solvers/test_conjugate_gradient.py"],
+    "dkrr/linalg/cholesky.py": ["tests/algorithms/test_costs.py", "tests/algorithms/test_cholesky.py"],
+    "dkrr/linalg/substitution.py": ["tests/algorithms/test_substitution.py"],
+    "dkrr/linalg/preconditioner.py": ["tests/algorithms/test_preconditioners.py"],
+    "dkrr/linalg/low_rank.py": ["tests/algorithms/test_preconditioners.py"],
+    "dkrr/linalg/pivoted_cholesky.py": ["tests/algorithms/test_preconditioners.py"],
+    "dkrr/solvers/conjugate_gradient.py": ["tests/algorithms/test_conjugate_gradient.py"],
     "dkrr/planning/planner.py": ["tests/planning/test_planner.py"],
     "dkrr/planning/tilings.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/planning/direct_dual.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],

@@ -20,7 +20,7 @@ from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import TileGrid
 from dkrr.tiles.arrays import create_array
-from tests.linalg.systems import rows_of
+from tests.systems import rows_of
 
 VECTORS = np.random.default_rng(0).standard_normal((13, 2))
 

@@ -1,17 +1,23 @@
-"""Small systems in tiles on disk, and the matrices that they stand for."""
+"""Small systems in tiles on disk, the matrices that they stand for, and what several tests of algorithms ask."""
 
+import tracemalloc
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from dkrr import blas
+from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks
 from dkrr.linalg.operator import Operator
-from dkrr.linalg.sources import MatrixTiles
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.sources import MatrixColumns, MatrixTiles
 from dkrr.linalg.tile_steps import n_update_parts
 from dkrr.rows import MemoryRows
-from dkrr.runtime import Progress, RunRecord, SerialExecutor
+from dkrr.runtime import Meter, Progress, RunRecord, SerialExecutor, resident
 from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
 from dkrr.tiles.paths import local_path
 from tests.stores import place
@@ -22,6 +28,15 @@ MANY = TileGrid(n=40, tile=6, panel=3)
 """Seven tiles, the last with four rows."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_blas_thread() -> Iterator[None]:
+    """For modules that import it: on small problems by the hundred BLAS threads only wait for each other."""
+    with blas.one_thread():
+        yield
+    for run in [run for run in resident._kept if run.startswith("test-")]:
+        resident.forget(run)
+
+
 class RowsElsewhere(MemoryRows):
     """Rows whose reading counts, as from a store."""
 
@@ -30,16 +45,18 @@ class RowsElsewhere(MemoryRows):
 
 @dataclass
 class MatrixOperator(Operator):
-    """Products with a matrix in memory."""
+    """Products with a matrix in memory, which are noted: precision and number of columns."""
 
     matrix: np.ndarray
     record: RunRecord = field(default_factory=RunRecord)
+    products: list = field(default_factory=list)
 
     @property
     def n(self):
         return len(self.matrix)
 
     def multiply(self, vectors, precision="float64", columns=None):
+        self.products.append((precision, vectors.shape[1]))
         return (self.matrix.astype(precision) @ vectors.astype(precision)).astype(np.float64)
 
 
@@ -51,10 +68,24 @@ def grids(draw, most=30):
     return TileGrid(draw(st.integers(1, min(most, 7 * tile))), tile, panel)
 
 
+def random(*shape, seed=0):
+    """Normal numbers of a shape."""
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
 def positive_definite(n, seed=0):
     """Well-conditioned symmetric matrix (n, n)."""
     A = np.random.default_rng(seed).standard_normal((n, n))
     return A @ A.T / n + np.eye(n)
+
+
+def partial_factor(A, rank, slots=2, capacity=999, executor=None, **settings):
+    """Partial Cholesky factor of a matrix, or of a source of columns; its run is forgotten after the module."""
+    columns = MatrixColumns(MemoryRows(A)) if isinstance(A, np.ndarray) else A
+    run = f"test-{uuid.uuid4().hex}"
+    found = PivotedCholesky(columns, executor or SerialExecutor(), run, slots, capacity, **settings)
+    found.grow(rank)
+    return found
 
 
 def rows_of(factor):
@@ -140,6 +171,17 @@ def factored(folder, grid, **settings):
     return case
 
 
+def run_in_any_order(tasks, chance, most=1):
+    """Run each task so often, one after the other in some allowed order, as workers may."""
+    left, done = list(tasks), set()
+    while left:
+        task = chance.choice([t for t in left if done.issuperset(t.depends)])
+        for _ in range(chance.randint(1, most)):
+            task.function(Meter(), *task.arguments)
+        left.remove(task)
+        done.add(task.key)
+
+
 def waits_for(tasks):
     """For each key, the keys of all tasks that are complete before it starts, whoever executes."""
     depends, closure = {t.key: list(t.depends) for t in tasks}, {}
@@ -171,3 +213,33 @@ def remove_chunks(array, coordinates):
     """Delete chunks of a stored array."""
     for c in coordinates:
         (local_path(array.url) / ("c." + ".".join(map(str, c)))).unlink()
+
+
+def flip_a_bit(array, name):
+    """Damage a chunk of a stored array."""
+    file = local_path(array.url) / name
+    raw = bytearray(file.read_bytes())
+    raw[7] ^= 4
+    file.write_bytes(raw)
+
+
+def whole(source, grid):
+    """Symmetric matrix that a source of tiles stands for, from its lower tiles."""
+    A = np.full((grid.n, grid.n), np.nan)
+    for i, j in grid.lower():
+        tile = np.full((grid.height(i), grid.height(j)), np.nan)
+        source.fill(Meter(), tile, grid.rows(i), grid.rows(j))
+        A[grid.rows(i), grid.rows(j)] = tile
+    assert not np.isnan(A[np.tri(grid.n, dtype=bool)]).any()
+    mirror_lower(A)
+    return A
+
+
+def traced_peak(function):
+    """Most bytes that Python and NumPy had allocated at once in a call."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
