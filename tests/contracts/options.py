@@ -11,95 +11,69 @@ import click
 
 from dkrr.cli import dkrr
 from dkrr.errors import InputError
+from tests.contracts.wrong_values import by_argument
 
-TEXTS = {
+NAMES = frozenset({"text", "True", "None", "[1, 2]", "1,2", "1,", "nan", "inf", "-1", "0", "1", "1.5", "1e30", "1e400"})
+TEXTS: dict[str, str] = {
     "empty": "",
     "space": " ",
-    "nan": "nan",
-    "inf": "inf",
-    "minus infinity": "-inf",
-    "-1": "-1",
-    "0": "0",
-    "1": "1",
-    "1.5": "1.5",
-    "1e30": "1e30",
-    "1e400": "1e400",
-    "10**30": str(10**30),
     "5000 digits": "1" * 5000,
-    "text": "text",
+    "10**30": str(10**30),
     "null byte": "a\0b",
     "lone surrogate": "a\udcff",
     "long": "x" * 5000,
-    "True": "True",
-    "None": "None",
-    "list": "[1, 2]",
-    "1,2": "1,2",
-    "1,": "1,",
-    "1:2": "1:2",
-    "2:1:3": "2:1:3",
-    "1:2:10**21": "1:2:1000000000000000000000",
-    "1:1e400:3": "1:1e400:3",
-    "missing folder": "missing/folder/file",
-    "missing picture": "missing/folder/file.png",
-    "missing array": "missing.npy",
-    "folder": ".",
-    "device": "/dev/null",
-    "unknown protocol": "nowhere://bucket/x",
-    "object store": "s3://bucket/x.zarr",
-    "web page": "http:///x.npy",
-    "member of none": "missing.npz::a",
-    "port": "tcp://host:port",
     "line": "a\nb",
-    "option": "--quiet",
-}
+} | {
+    text: text
+    for text in (
+        *sorted(NAMES), "-inf", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing/folder/file",
+        "missing/folder/file.png", "missing.npy", ".", "/dev/null", "nowhere://bucket/x", "s3://bucket/x.zarr",
+        "http:///x.npy", "missing.npz::a", "tcp://host:port", "--quiet",
+    )
+}  # fmt: skip
 """What every option is given, under labels."""
 
-NAMES = frozenset({"text", "True", "None", "list", "1,2", "1,", "nan", "inf", "-1", "0", "1", "1.5", "1e30", "1e400"})
 NEW = NAMES | {
-    "minus infinity", "10**30", "1:2", "2:1:3", "1:2:10**21", "1:1e400:3", "missing folder", "missing picture",
-    "missing array", "member of none", "line", "option",
+    "-inf", "10**30", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing/folder/file",
+    "missing/folder/file.png", "missing.npy", "missing.npz::a", "line", "--quiet",
 }  # fmt: skip
 """Names of new files and folders."""
-POSITIVE = frozenset({"1", "1.5", "1e30", "10**30"})
 COUNT = frozenset({"1"})
-REAL = POSITIVE | {"-1", "0"}
-ACCEPTED: dict[tuple[str, str], frozenset[str]] = {
-    ("", "alpha"): POSITIVE | {"0"},
-    ("", "class_weight"): frozenset(),
-    ("", "coef0"): REAL,
-    ("", "config"): frozenset({"device"}),
-    ("", "d"): COUNT,
-    ("", "degree"): POSITIVE - {"1.5"} | {"0"},
-    ("", "gamma"): POSITIVE,
-    ("", "max_iter"): COUNT,
-    ("", "model_path"): NEW - {"missing folder"},
-    ("", "n"): COUNT,
-    ("", "n_targets"): COUNT,
-    ("", "shuffle"): COUNT | {"0"},
-    ("", "solver_max_iter"): COUNT,
-    ("", "store"): NEW,
-    ("", "tile"): COUNT,
-    ("", "workers"): COUNT,
-    ("", "worker_memory"): frozenset({"1", "1.5"}),
-    ("calibrate", "folder"): frozenset({"folder"}),
-    ("plan", "alphas"): COUNT,
-    ("predict", "out_path"): frozenset({"missing array"}),
-    ("select", "store"): NEW,
-    ("select", "alphas"): POSITIVE | {"0", "1,2"},
-    ("select", "degree"): POSITIVE - {"1.5"} | {"0", "1,2"},
-    ("select", "gamma"): POSITIVE | {"1,2"},
-    ("info", "model_path"): frozenset(),
-    ("predict", "model_path"): frozenset(),
-}
+POSITIVE = COUNT | {"1.5", "1e30", "10**30"}
+DEGREE = POSITIVE - {"1.5"} | {"0"}
+ACCEPTED = by_argument(
+    (COUNT, "d max_iter n n_targets solver_max_iter tile workers plan.alphas"),
+    (COUNT | {"0"}, "shuffle"),
+    (COUNT | {"1.5"}, "worker_memory"),
+    (POSITIVE, "gamma"),
+    (POSITIVE | {"0"}, "alpha"),
+    (POSITIVE | {"0", "-1"}, "coef0"),
+    (DEGREE, "degree"),
+    (DEGREE | {"1,2"}, "select.degree"),
+    (POSITIVE | {"1,2"}, "select.gamma"),
+    (POSITIVE | {"0", "1,2"}, "select.alphas"),
+    (NEW, "store"),
+    (NEW - {"missing/folder/file"}, "model_path"),
+    ((), "info.model_path predict.model_path"),
+    ({"missing.npy"}, "predict.out_path"),
+    ({"/dev/null"}, "config"),
+    ({"."}, "calibrate.folder"),
+)
 """Labels of the texts that an option takes, of one command or of all; the others are refused."""
-
-EITHER: dict[str, frozenset[str]] = {
-    "store": frozenset({"folder"}),
-    "degree": frozenset({"1.5"}),
-    "memory_limit": POSITIVE,
-    "train_sizes": COUNT | {"1,2"},
-}
+EITHER = by_argument(
+    ({"."}, "store"), ({"1.5"}, "degree"), (POSITIVE, "memory_limit"), (COUNT | {"1,2"}, "train_sizes")
+)
 """Texts that an option takes or refuses, by the data and the machine."""
+BESIDE = {
+    "class_weight": ["--logistic"],
+    "max_iter": ["--logistic"],
+    "multi_class": ["--logistic"],
+    "n_classes": ["--logistic"],
+    "solver_max_iter": ["--solver", "cg"],
+    "worker_memory": ["--workers", "2"],
+    "train_sizes": ["--cv", "3"],
+}
+"""Options without which another one is refused."""
 
 
 @dataclass(frozen=True)
@@ -135,18 +109,6 @@ def commands(files: Files) -> dict[str, list[str]]:
     }
 
 
-BESIDE = {
-    "class_weight": ["--logistic"],
-    "max_iter": ["--logistic"],
-    "multi_class": ["--logistic"],
-    "n_classes": ["--logistic"],
-    "solver_max_iter": ["--solver", "cg"],
-    "worker_memory": ["--workers", "2"],
-    "train_sizes": ["--cv", "3"],
-}
-"""Options without which another one is refused."""
-
-
 def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ...], bool]]:
     """Name, call, words of which the refusal must have one (none: accepted), and whether it may be accepted."""
     for name, good in commands(files).items():
@@ -154,22 +116,17 @@ def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ..
             if isinstance(option, click.Option) and option.is_flag:
                 continue
             key = str(option.name)
-            means = ACCEPTED.get((name, key), ACCEPTED.get(("", key), frozenset()))
-            either = EITHER.get(key, frozenset())
+            means = ACCEPTED.get(f"{name}.{key}", ACCEPTED.get(key, frozenset()))
             for label, text in TEXTS.items():
                 if label in means and name == "calibrate":  # measures for seconds
                     continue
-                arguments = with_option(name, good, option, text, files)
-                words = () if label in means else words_of(option)
-                yield (
-                    f"dkrr {name} {option.opts[0]}={label}",
-                    partial(run, arguments, may_fail=not words),
-                    words,
-                    label in either,
-                )
+                arguments = _with_option(name, good, option, text, files)
+                words = () if label in means else _words_of(option)
+                call = partial(run, arguments, may_fail=not words)
+                yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in EITHER.get(key, ())
 
 
-def with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, files: Files) -> list[str]:
+def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, files: Files) -> list[str]:
     """Arguments of a call with one option, or the argument, replaced."""
     if isinstance(option, click.Argument):
         return [name, "--", text]
@@ -184,7 +141,7 @@ def with_option(name: str, good: Sequence[str], option: click.Parameter, text: s
     return [name, *arguments, *beside, f"{flag}={text}"]
 
 
-def words_of(option: click.Parameter) -> tuple[str, ...]:
+def _words_of(option: click.Parameter) -> tuple[str, ...]:
     """How messages name an option: as it is written, or as Python's argument."""
     name = str(option.name).removesuffix("_path")
     return (*option.opts, name, name.upper(), name.replace("solver_", ""), "exist", "exists")

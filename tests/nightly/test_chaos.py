@@ -1,20 +1,46 @@
-"""The chaos suite: what it does to files and processes, what it notices, and a short campaign of each part."""
+"""Short campaigns of kills and damage, and what the campaigns do to files and processes and notice of it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import chaos
-from benchmarks.chaos_child import Child
-from benchmarks.chaos_damage import OPERATIONS, Scene, damage, open_again
-from benchmarks.chaos_fits import FITS
-from benchmarks.chaos_kills import TARGETS, episodes
-from benchmarks.chaos_trials import Observation, Outcome, of_error
 from dkrr.errors import InputError, StoreError
+from tests.nightly.chaos import __main__ as command
+from tests.nightly.chaos import damage
+from tests.nightly.chaos.fits import FITS
+from tests.nightly.chaos.kills import TARGETS, episodes
+from tests.nightly.chaos.outcomes import Observation, Outcome, of_error
+from tests.nightly.chaos.processes import Child
+
+RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize(
+    ("part", "arguments", "least"),
+    [
+        ("models", ["damage", "--target", "models", "--trials", "42"], 40),
+        (
+            "runs",
+            ["damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))],
+            38,
+        ),
+        ("kills", ["kills", "--place", "here", "--trials", "8"], 8),
+        ("kills", ["kills", "--place", "cluster", "--trials", "4"], 4),
+    ],
+    ids=["models", "runs and searches", "kills here", "kills on a cluster"],
+)
+def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, part, arguments, least):
+    file = tmp_path / "lines.jsonl"
+    options = ["--seed", "3", "--processes", "1", "--json", str(file), "--folder", str(tmp_path)]
+    done = CliRunner().invoke(command.main, [*arguments, *options])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == part
 
 
 def made(folder, version):
@@ -33,23 +59,31 @@ def state(folder):
     }
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", damage.OPERATIONS)
 def test_damage_is_done_and_can_be_repeated(tmp_path, operation):
     older, foreign = made(tmp_path / "older", 1), made(tmp_path / "foreign", 2)
     found = []
     for name in ("one", "two"):
         folder = made(tmp_path / name / "store", 0)
         before = state(folder)
-        done = damage(Scene(folder, [older], [foreign]), np.random.default_rng(5), operation)
-        found.append((str(done), state(folder)))
+        done = damage.damage(damage.Scene(folder, [older], [foreign]), np.random.default_rng(5), operation)
+        found.append((done, state(folder)))
         assert found[-1][1] != before
-        open_again(folder.parent)
-    assert found[0] == found[1]
+        damage.open_again(folder.parent)
+    assert found[0] == found[1] and operation in found[0][0]
 
 
 def test_where_nothing_can_be_changed_nothing_is_done(tmp_path):
-    folder = made(tmp_path / "store", 0)
-    assert damage(Scene(folder, [], []), np.random.default_rng(0), "file of an older version") is None
+    scene = damage.Scene(made(tmp_path / "store", 0), [], [])
+    assert damage.damage(scene, np.random.default_rng(0), "file of an older version") is None
+
+
+def test_a_model_that_predicts_otherwise_is_noticed():
+    saved = damage.saved("RBF", 0)
+    assert damage.loaded_outcome(saved, saved.path)[0] == Outcome.HARMLESS
+    changed = tuple(array.copy() for array in saved.predictions)
+    changed[-1][3] += 1e-9
+    assert damage.loaded_outcome(replace(saved, predictions=changed), saved.path)[0] == Outcome.WRONG
 
 
 @pytest.mark.parametrize(
@@ -61,58 +95,30 @@ def test_where_nothing_can_be_changed_nothing_is_done(tmp_path):
         (KeyError("/x/run"), Outcome.RAW),
     ],
 )
-def test_errors_are_judged(error, outcome):
+def test_errors_are_judged_by_their_words(error, outcome):
     assert of_error(error, "/x/run")[0] == outcome
 
 
-def test_a_child_survives_what_happens_in_it(tmp_path):
-    calls = ["builtins:dict", "faulthandler:_sigsegv", "operator:index", "time:sleep", "builtins:dict"]
-    arguments = {"builtins:dict": [["outcome", "harmless"]], "operator:index": "x", "time:sleep": 60}
-    with Child(tmp_path, 0.5) as child:
-        found = [child.ask(call, *[arguments[call]] if call in arguments else []) for call in calls]
-    assert [one["outcome"] for one in found] == ["harmless", "crash", "raw error", "hang", "harmless"]
+def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
+    closed = tmp_path / "closed"
+    closed.touch(0)
+    calls = [
+        ("builtins:dict", [["outcome", "harmless"]]),
+        ("faulthandler:_sigsegv",),
+        ("operator:index", "x"),
+        ("time:sleep", 60),
+        ("io:open", str(closed)),
+    ]
+    with Child(tmp_path / "child", 0.5) as child:
+        found = [child.ask(*call) for call in calls]
+    assert [one["outcome"] for one in found] == ["harmless", "crash", "raw error", "hang", "raw error"]
     assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
     assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
-
-
-@pytest.mark.parametrize(
-    ("part", "command", "least"),
-    [
-        ("models", ["damage", "--target", "models", "--trials", "63"], 60),
-        ("runs", ["damage", "--target", "runs", "--only", "Cholesky", "--place", "here", "--trials", "21"], 18),
-        ("kills", ["kills", "--place", "here", "--trials", "3"], 3),
-    ],
-)
-def test_a_short_campaign(tmp_path, part, command, least):
-    file = tmp_path / "lines.jsonl"
-    options = ["--seed", "3", "--processes", "1", "--json", str(file), "--folder", str(tmp_path)]
-    done = CliRunner().invoke(chaos.main, [*command, *options])
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == part
-
-
-def test_what_is_changed_is_noticed(tmp_path, monkeypatch):
-    """A loader without checks gives wrong predictions, and the suite says so."""
-    from benchmarks import chaos_models
-
-    loaded = chaos_models._loaded
-
-    def careless(kind, path):
-        model = loaded(kind, chaos_models.saved("RBF", 0).path)
-        model._model.dual_coef[3] += 1e-9
-        return model
-
-    chaos_models.saved("RBF", 0)
-    monkeypatch.setattr(chaos_models, "_loaded", careless)
-    outcome, _ = chaos_models._judged(chaos_models.KINDS["RBF"], tmp_path, chaos_models.saved("RBF", 0))
-    assert outcome == Outcome.WRONG
+    assert "PermissionError" in found[4]["detail"]
 
 
 def test_every_process_and_way_to_solve_is_killed():
-    found = set()
-    for one in islice(episodes(15), 600):
-        found.add((one.place, one.target, one.signal, one.name))
+    found = {(one.place, one.target, one.signal, one.name) for one in islice(episodes(15), 600)}
     every = {
         (place, target, signal, name)
         for place, targets in TARGETS.items()
@@ -133,9 +139,9 @@ def test_the_page_counts_what_was_recorded(tmp_path):
     about = {"campaign": "models", "seed": 3, "started": "2026-01-02T03:04:05", "seconds": 60, "commit": "abc"}
     file, kept, page = tmp_path / "lines.jsonl", tmp_path / "kept.jsonl", tmp_path / "page.md"
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**about, "versions": {"dkrr": "1"}}]))
-    page.write_text(f"text\n{chaos.BEGIN}\n{chaos.END}\n")
+    page.write_text(f"text\n{command.BEGIN}\n{command.END}\n")
     for source in (file, kept):
-        done = CliRunner().invoke(chaos.main, ["page", str(source), "--keep", str(kept), "--write", str(page)])
+        done = CliRunner().invoke(command.main, ["page", str(source), "--keep", str(kept), "--write", str(page)])
         assert done.exit_code == 0, done.output
         assert "| truncated | 5 | 0 | 0 | 4 | 1 |" in page.read_text() and "Seed 3, 2026-01-02" in page.read_text()
     assert len(kept.read_text().splitlines()) == 3 and "/machine" not in kept.read_text()

@@ -214,7 +214,7 @@ def inputs(**given: Any) -> None:
 
     options = Options(**given)
     campaign, n = Campaign("inputs", options), len(list(cases()))
-    drawn = range(n)
+    drawn: Sequence[int] = range(n)
     if options.trials is not None:
         drawn = sorted(random.Random(campaign.seed).sample(range(n), min(n, options.trials)))
     calls = ((number, ("tests.contracts.arguments:numbered_trial", number)) for number in options.numbers or drawn)

@@ -183,6 +183,17 @@ def _one_above(scene: Scene, file: Path, rng: Random) -> Path:
     return within[int(rng.integers(len(within)))]
 
 
+def delete_file(_: Scene, file: Path, rng: Random) -> bool:
+    file.unlink()
+    return True
+
+
+def close_file(_: Scene, file: Path, rng: Random) -> bool:
+    """No permission for a file."""
+    file.chmod(0)
+    return True
+
+
 def folder_for_file(_: Scene, file: Path, rng: Random) -> bool:
     file.unlink()
     file.mkdir()
@@ -203,7 +214,7 @@ CONTENTS: dict[str, Callable[[bytes, Random], bytes]] = {
 }
 """f(content of a file, rng) → another one, or the same if it cannot be changed so."""
 FILES: dict[str, Callable[[Scene, Path, Random], bool]] = {
-    "file deleted": lambda scene, file, rng: not file.unlink(),
+    "file deleted": delete_file,
     "files swapped": swap_files,
     "another file copied over": copy_over,
     "file of an older version": lambda scene, file, rng: _take(scene, file, scene.older, rng),
@@ -211,7 +222,7 @@ FILES: dict[str, Callable[[Scene, Path, Random], bool]] = {
     "folder of another store": take_foreign_folder,
     "folder emptied": partial(delete_folder, is_emptied=True),
     "folder deleted": delete_folder,
-    "file not readable": lambda scene, file, rng: not file.chmod(0),
+    "file not readable": close_file,
     "folder closed": close_folder,
     "folder in place of a file": folder_for_file,
 }

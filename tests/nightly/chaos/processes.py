@@ -211,7 +211,7 @@ def share_out(
                 with lock:
                     if not stopped.is_set():
                         done(number, answer)
-            if finish is not None:
+            if finish is not None and not stopped.is_set():
                 child.ask(finish)
 
     with ThreadPoolExecutor(len(children)) as threads:
