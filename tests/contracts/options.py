@@ -34,17 +34,17 @@ TEXTS: dict[str, str] = {
 """What every option is given, under labels."""
 
 NEW = NAMES | {
-    "-inf", "10**30", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing/folder/file",
-    "missing/folder/file.png", "missing.npy", "missing.npz::a", "line", "--quiet",
+    "-inf", "10**30", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing.npy", "missing.npz::a",
+    "line", "--quiet",
 }  # fmt: skip
 """Names of new files and folders."""
 COUNT = frozenset({"1"})
 POSITIVE = COUNT | {"1.5", "1e30", "10**30"}
 DEGREE = POSITIVE - {"1.5"} | {"0"}
 ACCEPTED = by_argument(
-    (COUNT, "d max_iter n n_targets solver_max_iter tile workers plan.alphas"),
+    (COUNT, "d max_iter n n_targets solver_max_iter tile workers"),
+    (COUNT | {"1.5", "1e30", "1,2"}, "plan.alphas"),
     (COUNT | {"0"}, "shuffle"),
-    (COUNT | {"1.5"}, "worker_memory"),
     (POSITIVE, "gamma"),
     (POSITIVE | {"0"}, "alpha"),
     (POSITIVE | {"0", "-1"}, "coef0"),
@@ -52,16 +52,19 @@ ACCEPTED = by_argument(
     (DEGREE | {"1,2"}, "select.degree"),
     (POSITIVE | {"1,2"}, "select.gamma"),
     (POSITIVE | {"0", "1,2"}, "select.alphas"),
-    (NEW, "store"),
-    (NEW - {"missing/folder/file"}, "model_path"),
-    ((), "info.model_path predict.model_path"),
+    (NEW, "model_path store"),
+    ((), "info.model_path predict.model_path select.max_iter"),
     ({"missing.npy"}, "predict.out_path"),
     ({"/dev/null"}, "config"),
     ({"."}, "calibrate.folder"),
 )
 """Labels of the texts that an option takes, of one command or of all; the others are refused."""
 EITHER = by_argument(
-    ({"."}, "store"), ({"1.5"}, "degree"), (POSITIVE, "memory_limit"), (COUNT | {"1,2"}, "train_sizes")
+    (COUNT, "select.max_iter"),
+    (COUNT | {"1,2"}, "train_sizes"),
+    (POSITIVE, "memory_limit"),
+    ({"1.5"}, "degree"),
+    ({"."}, "store"),
 )
 """Texts that an option takes or refuses, by the data and the machine."""
 BESIDE = {
@@ -116,14 +119,14 @@ def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ..
             if isinstance(option, click.Option) and option.is_flag:
                 continue
             key = str(option.name)
-            means = ACCEPTED.get(f"{name}.{key}", ACCEPTED.get(key, frozenset()))
+            means, either = (table.get(f"{name}.{key}", table.get(key, frozenset())) for table in (ACCEPTED, EITHER))
             for label, text in TEXTS.items():
                 if label in means and name == "calibrate":  # measures for seconds
                     continue
                 arguments = _with_option(name, good, option, text, files)
                 words = () if label in means else _words_of(option)
                 call = partial(run, arguments, may_fail=not words)
-                yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in EITHER.get(key, ())
+                yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in either
 
 
 def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, files: Files) -> list[str]:
@@ -144,7 +147,7 @@ def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: 
 def _words_of(option: click.Parameter) -> tuple[str, ...]:
     """How messages name an option: as it is written, or as Python's argument."""
     name = str(option.name).removesuffix("_path")
-    return (*option.opts, name, name.upper(), name.replace("solver_", ""), "exist", "exists")
+    return (*option.opts, name, str(option.metavar), name.upper(), name.replace("solver_", ""), "exist", "exists")
 
 
 def run(arguments: Sequence[str], *, may_fail: bool = False) -> None:
