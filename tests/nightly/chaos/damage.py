@@ -4,6 +4,7 @@ What is done to a store is drawn at random: what disks, copies, people and mista
 the files hold. Models are loaded, and runs resumed, in processes kept warm.
 """
 
+import atexit
 import json
 import os
 import re
@@ -480,6 +481,7 @@ def snapshots(name: str) -> tuple[Path, ...]:
 def _client() -> Any:
     """Client of workers that are kept between trials."""
     stack = ExitStack()
+    atexit.register(stack.close)
     workers = stack.enter_context(LocalWorkers(N_WORKERS, WORKER_BYTES, str(_folder())))
     return stack.enter_context(workers.client())
 
