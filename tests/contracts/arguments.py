@@ -9,11 +9,10 @@ import os
 import re
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import process_time
@@ -31,7 +30,7 @@ from dkrr.selection import run as selection_run
 from dkrr.selection.scoring import all_scored
 from tests.contracts import options
 from tests.contracts.wrong_values import MATRICES, VALUES, VECTORS, D, N, by_argument, labels, rows, targets
-from tests.nightly.chaos.outcomes import GOOD, Outcome
+from tests.nightly.chaos.outcomes import MAX_DETAIL, Observation, Outcome
 
 SECONDS = 2.0
 """Time of the processor in which a wrong argument is refused."""
@@ -51,24 +50,6 @@ class Case:
     """Whether the value means something in some cases: it may be refused or accepted."""
     may_be_late: bool = False
     """Whether the value can be judged only by using it: data, of which every row is read, and functions."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a case led to."""
-
-    case: Case
-    outcome: Outcome
-    message: str
-    seconds: float
-
-    @property
-    def is_good(self) -> bool:
-        """Whether it was refused by a clear error, or accepted and means something."""
-        return self.outcome in GOOD
-
-    def __str__(self) -> str:
-        return f"{self.case.name}: {self.outcome} ({self.seconds:.2f} s): {self.message[:300]}"
 
 
 # What means something --------------------------------------------------------------------------------------------
@@ -389,15 +370,18 @@ def cases() -> Iterator[Case]:
                     label in unsure,
                     name in BY_ROWS or label in USED or label in unsure,
                 )
-    folder = Path(_folder().name)
-    x, y, codes, model = (str(folder / name) for name in ("x.npy", "y.npy", "labels.npy", "cg.zarr"))
-    if not Path(model).exists():
-        np.save(x, rows())
-        np.save(y, targets())
-        np.save(codes, labels())
-        dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), model)
-    for name, call, words, may_be_taken in options.calls(options.Files(x, y, codes, model)):
+    for name, call, words, may_be_taken in options.calls(_data()):
         yield Case(name, call, words, may_be_taken, may_be_late=may_be_taken)
+
+
+@cache
+def _data() -> Path:
+    """Folder with what good calls of the command line read."""
+    folder = Path(_folder().name)
+    for name, values in (("x", rows()), ("y", targets()), ("labels", labels())):
+        np.save(folder / f"{name}.npy", values)
+    dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), folder / "cg.zarr")
+    return folder
 
 
 def _call(subject: Subject, name: str, make: Callable[[], Any]) -> Any:
@@ -417,10 +401,7 @@ def _give_up(signal_number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _Hang after some time; only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Raise _Hang after some time, in the main thread."""
     before = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -454,7 +435,7 @@ def watched() -> Iterator[list[str]]:
         yield started
 
 
-def trial(case: Case) -> Verdict:
+def trial(case: Case) -> Observation:
     """Carry out one case; once more if it was slow, as a busy machine makes any call."""
     found = _tried(case)
     return _tried(case) if found.outcome == Outcome.HANG else found
@@ -462,9 +443,7 @@ def trial(case: Case) -> Verdict:
 
 def numbered_trial(number: int) -> dict[str, Any]:
     """Carry out a case by its number, in a process of a campaign."""
-    found = trial(_all_cases()[number])
-    name = found.case.name
-    return {"row": name.split("(")[0], "outcome": found.outcome, "what": name, "detail": found.message[:300]}
+    return asdict(replace(trial(_all_cases()[number]), number=number))
 
 
 @cache
@@ -472,7 +451,7 @@ def _all_cases() -> list[Case]:
     return list(cases())
 
 
-def _tried(case: Case) -> Verdict:
+def _tried(case: Case) -> Observation:
     with watched() as started:
         begun = process_time()
         error: BaseException | None = None
@@ -481,11 +460,13 @@ def _tried(case: Case) -> Verdict:
                 case.call()
         except (Exception, _Hang, SystemExit) as caught:
             error = caught
-        seconds = process_time() - begun
         has_written = any(Path().iterdir())
-        is_slow = isinstance(error, _Hang) or bool(case.expected and error and seconds > SECONDS)
-        outcome = Outcome.HANG if is_slow else _outcome(case, error, is_late=bool(started), has_written=has_written)
-    return Verdict(case, outcome, "" if error is None else f"{type(error).__name__}: {error}", seconds)
+    message = "" if error is None else f"{type(error).__name__}: {error}"[:MAX_DETAIL]
+    if isinstance(error, _Hang) or (case.expected and error and process_time() - begun > SECONDS):
+        outcome = Outcome.HANG
+    else:
+        outcome = _outcome(case, error, is_late=bool(started), has_written=has_written)
+    return Observation("inputs", case.name.split("(")[0], outcome, what=case.name, detail=message)
 
 
 def _outcome(case: Case, error: BaseException | None, *, is_late: bool, has_written: bool) -> Outcome:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
+from pathlib import Path
 
 import click
 
@@ -79,16 +79,6 @@ BESIDE = {
 """Options without which another one is refused."""
 
 
-@dataclass(frozen=True)
-class Files:
-    """Paths of data, and of a saved model whose solver was iterative."""
-
-    x: str
-    y: str
-    labels: str
-    model: str
-
-
 class CallError(InputError):
     """A call that the command line refused, as it should."""
 
@@ -97,24 +87,25 @@ class WrongStatusError(Exception):
     """A call whose exit status or output is not that of a wrong call."""
 
 
-def commands(files: Files) -> dict[str, list[str]]:
-    """Options of a good call of every command."""
-    data = ["--x", files.x, "--y", files.y, "--quiet"]
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Options of a good call of every command, with the files of a folder; the solver of the model was iterative."""
+    x, model = f"{folder}/x.npy", f"{folder}/cg.zarr"
+    data = ["--x", x, "--y", f"{folder}/y.npy", "--quiet"]
     return {
         "fit": [*data, "--model", "model.zarr", "--kernel", "polynomial"],
         "select": [*data, "--kernel", "polynomial", "--alphas", "0.1,1", "--cv", "2"],
-        "predict": ["--model", files.model, "--x", files.x, "--out", "p.npy"],
+        "predict": ["--model", model, "--x", x, "--out", "p.npy"],
         "plan": ["--n", "100", "--d", "3", "--kernel", "polynomial"],
-        "info": [files.model],
-        "verify": [files.model],
-        "status": [files.model],
+        "info": [model],
+        "verify": [model],
+        "status": [model],
         "calibrate": [],
     }
 
 
-def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ...], bool]]:
+def calls(folder: Path) -> Iterator[tuple[str, Callable[[], None], tuple[str, ...], bool]]:
     """Name, call, words of which the refusal must have one (none: accepted), and whether it may be accepted."""
-    for name, good in commands(files).items():
+    for name, good in commands(folder).items():
         for option in dkrr.commands[name].params:
             if isinstance(option, click.Option) and option.is_flag:
                 continue
@@ -123,13 +114,13 @@ def calls(files: Files) -> Iterator[tuple[str, Callable[[], None], tuple[str, ..
             for label, text in TEXTS.items():
                 if label in means and name == "calibrate":  # measures for seconds
                     continue
-                arguments = _with_option(name, good, option, text, files)
+                arguments = _with_option(name, good, option, text, folder)
                 words = () if label in means else _words_of(option)
                 call = partial(run, arguments, may_fail=not words)
                 yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in either
 
 
-def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, files: Files) -> list[str]:
+def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, folder: Path) -> list[str]:
     """Arguments of a call with one option, or the argument, replaced."""
     if isinstance(option, click.Argument):
         return [name, "--", text]
@@ -139,8 +130,8 @@ def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: 
         at = arguments.index(flag)
         del arguments[at : at + 2]
     beside = BESIDE.get(str(option.name), [])
-    if "--logistic" in beside and files.y in arguments:
-        arguments[arguments.index(files.y)] = files.labels
+    if "--logistic" in beside and "--y" in arguments:
+        arguments[arguments.index("--y") + 1] = f"{folder}/labels.npy"
     return [name, *arguments, *beside, f"{flag}={text}"]
 
 

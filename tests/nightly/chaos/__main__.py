@@ -25,8 +25,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,45 +57,37 @@ Call = tuple[int, tuple[Any, ...]]
 # Campaigns ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options that all parts have."""
+@dataclass
+class Campaign:
+    """One call of the command, with its options: it shows and records the outcomes of trials."""
 
+    part: str
     trials: int | None
-    seed: int | None
+    seed: int
     numbers: tuple[int, ...]
     file: Path | None
     minutes: float
     processes: int
     folder: Path | None
-
-
-class Campaign:
-    """One call of the command: it numbers trials, shows and records their outcomes."""
-
-    def __init__(self, part: str, options: Options) -> None:
-        self.part, self._options = part, options
-        self.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-        self._lines: list[Line] = []
-        self._started, self._start = datetime.now(UTC), time.monotonic()
+    lines: list[Line] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
 
     @property
     def total(self) -> int:
         """Trials, or kills, until now."""
-        return sum(line["count"] for line in self._lines)
+        return sum(line["count"] for line in self.lines)
 
     @property
     def has_failed(self) -> bool:
         """Whether a promise was broken."""
-        return any(line["outcome"] not in GOOD for line in self._lines)
+        return any(line["outcome"] not in GOOD for line in self.lines)
 
     def run(self, calls: Iterable[Call], *, is_confined: bool = True, finish: str | None = None) -> bool:
         """Carry out trials until none is left or the time is over, print the table, and return whether one failed."""
-        if self._options.folder is not None:
-            self._options.folder.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=self._options.folder))
-        n, seconds = self._options.processes, SECONDS[self.part]
-        children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(n)]
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        folder, seconds = Path(tempfile.mkdtemp(prefix="chaos-", dir=self.folder)), SECONDS[self.part]
+        children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(self.processes)]
         try:
             share_out(calls, children, self._note, self._is_over, finish)
         finally:
@@ -104,44 +96,45 @@ class Campaign:
             else:
                 shutil.rmtree(folder, ignore_errors=True)
         self._append(self._about())
-        click.echo(table(self.part, self._lines))
+        click.echo(table(self.part, self.lines))
         if self.part == "kills":
-            click.echo(f"\n{by_group(self._lines)}")
+            click.echo(f"\n{by_group(self.lines)}")
         return self.has_failed
 
     def _is_over(self) -> bool:
-        is_enough = self.part == "kills" and self.total >= (self._options.trials or 1000)
-        return is_enough or time.monotonic() > self._start + 60 * self._options.minutes
+        is_enough = self.part == "kills" and self.total >= (self.trials or 1000)
+        return is_enough or time.monotonic() > self.start + 60 * self.minutes
 
     def _note(self, number: int, answer: Line) -> None:
         """Show and record the answer of a trial."""
-        found: Line = {"row": "?"} | answer
-        one = Observation(part=self.part, number=number, seed=self.seed, **found)
+        found: Line = {"row": "?"} | answer | {"part": self.part, "seed": self.seed, "number": number}
+        one = Observation(**found)
         before = self.total
-        self._lines.append(asdict(one))
+        self.lines.append(asdict(one))
         self._append(asdict(one))
         if one.is_failure:
             click.echo(f"--number {number} --seed {self.seed}: {one.outcome.upper()}: {one.what}", err=True)
             click.echo(one.detail, err=True)
         if self.total // 50 > before // 50:
-            counts = Counter(str(line["outcome"]) for line in self._lines)
-            click.echo(f"{self.total} in {time.monotonic() - self._start:.0f} s: {dict(counts)}", err=True)
+            counts = Counter(str(line["outcome"]) for line in self.lines)
+            click.echo(f"{self.total} in {time.monotonic() - self.start:.0f} s: {dict(counts)}", err=True)
 
     def _append(self, line: Line) -> None:
-        if self._options.file is not None:
-            self._options.file.parent.mkdir(parents=True, exist_ok=True)
-            with self._options.file.open("a") as out:
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as out:
                 out.write(json.dumps(line) + "\n")
 
     def _about(self) -> Line:
         """When and where it ran."""
         command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+        seconds = round(time.monotonic() - self.start)
         described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         return {
             "campaign": self.part,
             "seed": self.seed,
-            "started": self._started.isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - self._start),
+            "started": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds"),
+            "seconds": seconds,
             "commit": described.stdout.strip(),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in ("dkrr", "numpy", "zarr", "distributed")},
@@ -153,7 +146,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     file, n_cores = click.Path(dir_okay=False, path_type=Path), len(psutil.Process().cpu_affinity())
     for option in (
         click.option("--trials", type=click.IntRange(min=1), help="Trials, or kills."),
-        click.option("--seed", type=int, help="Default: drawn, and recorded."),
+        click.option(
+            "--seed", type=int, default=lambda: secrets.randbelow(2**31), help="Default: drawn, and recorded."
+        ),
         click.option("--number", "numbers", type=int, multiple=True, help="Repeat this trial of a seed only."),
         click.option("--json", "file", type=file, help="Observations, one a line."),
         click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True, help="Stop then."),
@@ -176,12 +171,11 @@ def main() -> None:
 @with_options
 def damage(target: tuple[str, ...], only: tuple[str, ...], places: tuple[str, ...], **given: Any) -> None:
     """Damage saved models, or runs between a kill and the next call; 1,000 times each."""
-    options = Options(**given)
     failures = []
     for part in target or ("models", "runs"):
-        campaign = Campaign(part, options)
+        campaign = Campaign(part, **given)
         chosen = (list(only), list(places or ("here", "cluster")))
-        drawn = options.numbers or range(options.trials or 1000)
+        drawn = campaign.numbers or range(campaign.trials or 1000)
         calls = ((n, ("tests.nightly.chaos.damage:trial", part, campaign.seed, n, *chosen)) for n in drawn)
         failures.append(campaign.run(calls))
     sys.exit(any(failures))
@@ -192,10 +186,10 @@ def damage(target: tuple[str, ...], only: tuple[str, ...], places: tuple[str, ..
 @with_options
 def kills(places: tuple[str, ...], **given: Any) -> None:
     """Kill processes of fits; 1,000 times."""
-    options = Options(**given)
-    campaign, numbers = Campaign("kills", options), options.numbers
+    campaign = Campaign("kills", **given)
 
     def calls() -> Iterator[Call]:
+        numbers = campaign.numbers
         for number, one in enumerate(episodes(campaign.seed)):
             if number > max(numbers, default=number):
                 return
@@ -212,12 +206,9 @@ def inputs(**given: Any) -> None:
     """Give wrong values to every function, setting and option; all of `tests.contracts.arguments` by default."""
     from tests.contracts.arguments import cases
 
-    options = Options(**given)
-    campaign, n = Campaign("inputs", options), len(list(cases()))
-    drawn: Sequence[int] = range(n)
-    if options.trials is not None:
-        drawn = sorted(random.Random(campaign.seed).sample(range(n), min(n, options.trials)))
-    calls = ((number, ("tests.contracts.arguments:numbered_trial", number)) for number in options.numbers or drawn)
+    campaign, n = Campaign("inputs", **given), len(list(cases()))
+    drawn = sorted(random.Random(campaign.seed).sample(range(n), min(n, campaign.trials or n)))
+    calls = ((number, ("tests.contracts.arguments:numbered_trial", number)) for number in campaign.numbers or drawn)
     sys.exit(campaign.run(calls))
 
 
@@ -251,11 +242,15 @@ def table(part: str, lines: Sequence[Line]) -> str:
     seen = {outcome for (_, outcome), n in counts.items() if n}
     always = [o for o in GOOD if part != "kills" or o != Outcome.DETECTED]
     used = [o for o in Outcome if o in always or o in seen]
-    text = [f"| {TITLES[part][1]} | trials | {' | '.join(used)} |", "|---" * (len(used) + 2) + "|"]
-    for row in [*sorted({row for (row, _), n in counts.items() if n and row != "all"}), "all"]:
-        found = [counts[row, outcome] for outcome in used]
-        text.append(f"| {row} | {sum(found)} | {' | '.join(map(str, found))} |")
-    return "\n".join(text)
+    rows = [*sorted({row for (row, _), n in counts.items() if n and row != "all"}), "all"]
+    found = {row: [counts[row, outcome] for outcome in used] for row in rows}
+    cells = [[row, sum(numbers), *numbers] for row, numbers in found.items()]
+    return _markdown([TITLES[part][1], "trials", *used], cells)
+
+
+def _markdown(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 
 def _shown(row: str) -> str:
@@ -272,11 +267,8 @@ def by_group(lines: Sequence[Line]) -> str:
     for line in lines:
         counts[line["group"], line["row"].split(":")[0]] += line["count"]
     places = [place for place in TARGETS if any(found == place for _, found in counts)]
-    text = [f"| kills | {' | '.join(places)} | all |", "|---" * (len(places) + 2) + "|"]
-    for group in sorted({group for group, _ in counts}):
-        row = [counts[group, place] for place in places]
-        text.append(f"| {group} | {' | '.join(map(str, row))} | {sum(row)} |")
-    return "\n".join(text)
+    found = {group: [counts[group, place] for place in places] for group in sorted({group for group, _ in counts})}
+    return _markdown(["kills", *places, "all"], [[group, *row, sum(row)] for group, row in found.items()])
 
 
 def tallied(lines: Iterable[Line]) -> list[Line]:

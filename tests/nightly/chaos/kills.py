@@ -5,6 +5,7 @@ processes of them killed. Nothing here imports dkrr: fits are forks (`processes.
 """
 
 import contextlib
+import importlib
 import os
 import random
 import shutil
@@ -134,13 +135,8 @@ def lane() -> Lane:
 
 def _import_libraries() -> None:
     """Import what all forks need, but not dkrr."""
-    import dask.array  # noqa: F401
-    import distributed  # noqa: F401
-    import fsspec  # noqa: F401
-    import scipy.linalg
-    import scipy.sparse  # noqa: F401
-    import sklearn.base  # noqa: F401
-    import zarr  # noqa: F401
+    for name in ("dask.array", "distributed", "fsspec", "scipy.linalg", "scipy.sparse", "sklearn.base", "zarr"):
+        importlib.import_module(name)
 
 
 def episode(place: str, target: str, signal_name: str, name: str, seed: int, number: int) -> dict[str, Any]:

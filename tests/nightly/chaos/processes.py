@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -105,25 +103,30 @@ class Child:
             ``module:name``; it takes and returns values of JSON, a dictionary.
         """
         process, is_new = self._running()
-        assert process.stdin is not None
+        assert process.stdin is not None and process.stdout is not None
         self._messages.seek(0)
         self._messages.truncate()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
             process.stdin.flush()
-        line = self._line(process, self._seconds + START_SECONDS * is_new)
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            process.send_signal(signal.SIGABRT)  # faulthandler then writes where every thread is
+
+        alarm = threading.Timer(self._seconds + START_SECONDS * is_new, give_up)
+        alarm.start()
+        line = process.stdout.readline()
+        alarm.cancel()
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
-        if line is None:
-            # SIGABRT: faulthandler then writes where every thread is.
-            process.send_signal(signal.SIGABRT)
-            time.sleep(0.5)
         self._end()
         self._messages.seek(0)
         lines = self._messages.read().decode(errors="replace").splitlines()
         last = "\n".join(line for line in lines if not line.startswith("Extension modules"))[-MAX_WORDS:]
-        outcome = Outcome.HANG if line is None else Outcome.CRASH
+        outcome = Outcome.HANG if is_late.is_set() else Outcome.CRASH
         return {"outcome": outcome, "detail": f"exit status {process.returncode}\n{last}"}
 
     def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
@@ -144,32 +147,13 @@ class Child:
         )
         return self._process, True
 
-    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """Answer of the process; empty if it died, None if it gave none in time."""
-        assert process.stdout is not None
-        deadline, text, descriptor = time.monotonic() + seconds, b"", process.stdout.fileno()
-        while not text.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                return None
-            part = os.read(descriptor, 65536)
-            if not part:
-                return b""
-            text += part
-        return text
-
-    def kill(self) -> None:
-        """Kill the process and all that it started; another thread may be waiting for its answer."""
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
     def _end(self) -> None:
-        self.kill()
+        """End the process and all that it started."""
         process, self._process = self._process, None
         if process is None:
             return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -198,30 +182,27 @@ def share_out(
     finish : str, optional
         Function that each child calls at the end.
     """
-    lock, stopped, rest, children = threading.Lock(), threading.Event(), iter(calls), list(children)
+    lock, rest = threading.Lock(), iter(calls)
 
     def work(child: Child) -> None:
         with child:
             while True:
                 with lock:
-                    number, call = (0, None) if stopped.is_set() or is_over() else next(rest, (0, None))
+                    number, call = (0, None) if is_over() else next(rest, (0, None))
                 if call is None:
                     break
                 answer = child.ask(*call)
                 with lock:
-                    if not stopped.is_set():
-                        done(number, answer)
-            if finish is not None and not stopped.is_set():
+                    done(number, answer)
+            if finish is not None:
                 child.ask(finish)
 
-    with ThreadPoolExecutor(len(children)) as threads:
-        try:
-            list(threads.map(work, children))
-        except BaseException:  # Ctrl-C, or a fault of this program
-            stopped.set()
-            for child in children:
-                child.kill()
-            raise
+    # After Ctrl-C they end with this process, and the children with them.
+    threads = [threading.Thread(target=work, args=(child,), daemon=True) for child in children]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # Fits ---------------------------------------------------------------------------------------------------------------
