@@ -41,9 +41,13 @@ MAX_DRAWS = 200
 
 
 @cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="damage-")
+
+
 def _folder() -> Path:
-    """Folder of this process for its models and runs."""
-    return Path(tempfile.mkdtemp(prefix="damage-"))
+    """Folder of this process for its models and runs: deleted when it ends, but not where it is killed."""
+    return Path(_temporary().name)
 
 
 # Operations ---------------------------------------------------------------------------------------------------------
