@@ -29,10 +29,19 @@ RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
             ["damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))],
             38,
         ),
-        ("kills", ["kills", "--place", "here", "--trials", "8"], 8),
+        ("kills", ["kills", "--place", "here", "--trials", "6"], 6),
+        ("kills", ["kills", "--place", "here, no store", "--trials", "3"], 3),
+        ("kills", ["kills", "--place", "own workers", "--trials", "2"], 2),
         ("kills", ["kills", "--place", "cluster", "--trials", "4"], 4),
     ],
-    ids=["models", "runs and searches", "kills here", "kills on a cluster"],
+    ids=[
+        "models",
+        "runs and searches",
+        "kills here",
+        "kills without a store",
+        "kills of own workers",
+        "kills on a cluster",
+    ],
 )
 def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, part, arguments, least):
     file = tmp_path / "lines.jsonl"
