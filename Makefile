@@ -18,7 +18,7 @@ OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py r
 
 # Those that touch what depends on Python itself and on the newest packages: values, files, processes, commands.
 PYTHONS = 3.12 3.13
-PYTHONS_TESTS = $(addprefix tests/, kernels/test_values.py kernels/test_parameters.py kernels/test_categories.py \
+PYTHONS_TESTS = $(addprefix tests/, data/test_kernel_values.py kernels/test_parameters.py kernels/test_categories.py \
 	estimators/test_kernel_ridge.py estimators/test_ecosystem.py rows/test_sources.py fitting/test_resume.py \
 	algorithms/test_cholesky.py algorithms/test_residuals.py tiles/test_store.py cli/test_commands.py test_persistence.py \
 	test_config.py)

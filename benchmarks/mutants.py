@@ -55,10 +55,10 @@ MODULES = {
     "dkrr/planning/direct_primal.py": ["tests/planning/test_direct.py", "tests/planning/test_planner.py"],
     "dkrr/tiles/chunks.py": ["tests/tiles/test_chunks.py"],
     "dkrr/arguments.py": [
-        "tests/test_arguments.py",
+        "tests/data/test_labels_and_weights.py",
         "tests/planning/test_newton.py",
-        "tests/estimators/test_bad_input.py",
-        "tests/estimators/test_logistic_bad_input.py",
+        "tests/algorithms/test_singular.py",
+        "tests/promises/test_error_messages.py",
     ],
 }
 """Core modules, and the tests that mirror them or call them, the quickest ones first."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from dkrr.arguments import checked_candidates
 from dkrr.cli.candidates import candidates, train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.config import Configurable, config_option
@@ -60,7 +61,9 @@ def plan(
             alphas = settings["alphas"]
             is_count, expected = alphas.isdecimal(), "a number of candidates, or the candidates"
             settings["alphas"] = (
-                whole(alphas, "--alphas", expected) if is_count else len(candidates([alphas], "--alphas"))
+                whole(alphas, "--alphas", expected)
+                if is_count
+                else len(checked_candidates(candidates([alphas], "--alphas")))
             )
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")

@@ -201,6 +201,7 @@ WRONG = [
     ("fit --x x.npy --y y.npy --model m.zarr --alpha 1:2", "expected numbers with commas between, or from:to"),
     ("fit --x x.npy --y y.npy --model m.zarr --memory-limit 2000", "expected a unit with it: 2000 MB?"),
     ("select --x x.npy --y y.npy --memory-limit 16", "expected a unit with it: 16 GB?"),
+    ("plan --n 100 --d 3 --alphas 0.1,nan", "alphas is [0.1, nan]; expected finite numbers >= 0"),
     ("plan --n 100 --d 3 --workers 2 --worker-memory 4000", "worker_memory is '4000'"),
     ("fit --x x.npy --y y.npy --model m.zarr --store run.zarr --kernel linear --alpha 3", "the values of alpha differ"),
     (

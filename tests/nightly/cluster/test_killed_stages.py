@@ -10,17 +10,16 @@ from unittest import mock
 import pytest
 from distributed import Client
 
-from benchmarks import chaos_processes
-from benchmarks.chaos_child import ENVIRONMENT
-from benchmarks.chaos_fits import fitted, same
 from dkrr.runtime.progress import Progress
+from tests.nightly.chaos import processes
+from tests.nightly.chaos.fits import fitted, same
 
 FITS = ("Cholesky",)
-"""Of `benchmarks.chaos_fits`, which kills all of them at random times."""
+"""Of `tests.nightly.chaos.fits`, which kills all of them at random times."""
 CLIENT = """
 import os, signal, sys
 from distributed import Client
-from benchmarks.chaos_fits import fitted
+from tests.nightly.chaos.fits import fitted
 from tests.nightly.cluster.test_killed_stages import in_stages
 
 address, name, store, stage = sys.argv[1:]
@@ -58,9 +57,9 @@ def in_stages(act):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     with (
-        mock.patch.dict(os.environ, ENVIRONMENT),
-        mock.patch.object(chaos_processes, "N_WORKERS", 4),
-        chaos_processes.cluster(tmp_path_factory.mktemp("cluster") / "four") as found,
+        mock.patch.dict(os.environ, processes.ENVIRONMENT),
+        mock.patch.object(processes, "N_WORKERS", 4),
+        processes.cluster(tmp_path_factory.mktemp("cluster") / "four") as found,
     ):
         found.ensure()
         yield found
@@ -75,9 +74,7 @@ def test_a_fit_is_killed_in_each_of_its_stages(cluster, tmp_path, name):
     store = str(tmp_path / "run")
     for stage in stages:
         command = [sys.executable, "-c", CLIENT, cluster.address, name, store, stage]
-        done = subprocess.run(
-            command, cwd=chaos_processes.ROOT, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run(command, cwd=processes.ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == -signal.SIGKILL, (stage, done.stderr)
     with Client(cluster.address):
         assert same(name, fitted(name, store, "cluster"), whole)

@@ -1,8 +1,9 @@
-"""Values that users give by mistake, each under a label: what `benchmarks.chaos_inputs` gives to every argument."""
+"""Values that users give by mistake, each under a label: what `tests.contracts.arguments` gives to every argument."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from dkrr.solvers import Cholesky, ConjugateGradient
 
 N, D = 12, 2
 """Rows and columns of the data that the cases fit."""
-HUGE = 10**30
 
 
 def rows() -> np.ndarray:
@@ -48,83 +48,22 @@ def _cyclic() -> list[Any]:
 
 Values = dict[str, Callable[[], Any]]
 
-NUMBERS: Values = {
-    "0": lambda: 0,
-    "1": lambda: 1,
-    "2": lambda: 2,
-    "-1": lambda: -1,
-    "0.5": lambda: 0.5,
-    "1.5": lambda: 1.5,
-    "-0.5": lambda: -0.5,
-    "float32 0.5": lambda: np.float32(0.5),
-    "int64 2": lambda: np.int64(2),
-    "array of 0 dimensions": lambda: np.array(2.0),
-    "1e-300": lambda: 1e-300,
-    "1e300": lambda: 1e300,
-    "10**30": lambda: HUGE,
-    "-10**30": lambda: -HUGE,
-    "10**400": lambda: 10**400,
-    "nan": lambda: float("nan"),
-    "inf": lambda: float("inf"),
-    "-inf": lambda: float("-inf"),
-    "1j": lambda: 1j,
-    "Decimal nan": lambda: Decimal("nan"),
-}
-FLAGS: Values = {
-    "None": lambda: None,
-    "True": lambda: True,
-    "False": lambda: False,
-    "bool_ True": lambda: np.True_,
-    "Ellipsis": lambda: ...,
-    "NotImplemented": lambda: NotImplemented,
-}
-TEXTS: Values = {
-    "empty text": lambda: "",
-    "text": lambda: "text",
-    "text 2": lambda: "2",
-    "text nan": lambda: "nan",
-    "null byte": lambda: "a\0b",
-    "lone surrogate": lambda: "a\ud800",
-    "long text": lambda: "x" * 5000,
-    "bytes": lambda: b"text",
-    "Path": lambda: Path("text"),
-    "unknown protocol": lambda: "nowhere://text",
-}
-CONTAINERS: Values = {
-    "[]": list,
-    "()": lambda: (),
-    "{}": dict,
-    "set()": set,
-    "[1, 2]": lambda: [1, 2],
-    "[nan]": lambda: [float("nan")],
-    "['a']": lambda: ["a"],
-    "[None]": lambda: [None],
-    "[True]": lambda: [True],
-    "[[]]": lambda: [[]],
-    "ragged": lambda: [1.0, [2.0, 3.0]],
-    "cyclic": _cyclic,
-    "{'a': 1}": lambda: {"a": 1},
-    "{1: nan}": lambda: {1: float("nan")},
-    "generator": lambda: iter(()),
-    "slice": lambda: slice(1),
-}
-OBJECTS: Values = {
-    "object": object,
-    "function": lambda: lambda *_, **__: None,
-    "class": lambda: int,
-    "class RBF": lambda: RBF,
-    "module": lambda: np,
-    "RBF()": RBF,
-    "IdentityMap()": IdentityMap,
-    "Cholesky()": Cholesky,
-    "ConjugateGradient()": ConjugateGradient,
-    "date": lambda: datetime.date(2026, 1, 1),
-    "datetime64": lambda: np.datetime64("2026-01-01"),
-    "NaT": lambda: np.datetime64("NaT"),
-    "timedelta64": lambda: np.timedelta64(3, "s"),
-    "pd.NA": lambda: pd.NA,
-    "Timestamp": lambda: pd.Timestamp("2026-01-01"),
-}
+NAMES: dict[str, Any] = {
+    "nan": float("nan"), "inf": float("inf"), "date": datetime.date, "Decimal": Decimal, "cyclic": _cyclic,
+    "function": lambda *_, **__: None, "Path": Path, "np": np, "pd": pd, "sp": sp, "RBF": RBF,
+    "IdentityMap": IdentityMap, "Cholesky": Cholesky, "ConjugateGradient": ConjugateGradient,
+}  # fmt: skip
+EXPRESSIONS = """
+    0 1 2 -1 0.5 1.5 -0.5 np.float32(0.5) np.int64(2) np.array(2.0) 1e-300 1e300 10**30 -10**30 10**400
+    nan inf -inf 1j Decimal('nan')
+    None True False np.True_ ... NotImplemented
+    '' 'text' '2' 'nan' 'a\\0b' 'a\\ud800' 'x'*5000 b'text' Path('text') 'nowhere://text'
+    [] () {} set() [1,2] [nan] ['a'] [None] [True] [[]] [1.0,[2.0,3.0]] cyclic() {'a':1} {1:nan} iter(()) slice(1)
+    object() function int RBF np RBF() IdentityMap() Cholesky() ConjugateGradient()
+    date(2026,1,1) np.datetime64('2026-01-01') np.datetime64('NaT') np.timedelta64(3,'s')
+    pd.NA pd.Timestamp('2026-01-01')
+"""
+"""Numbers, flags, texts, containers and objects: each is its own label."""
 ARRAYS: Values = {
     "empty array": lambda: np.empty(0),
     "array of 3 dimensions": lambda: np.ones((N, D, 2)),
@@ -142,7 +81,7 @@ ARRAYS: Values = {
     "table of dates": lambda: pd.DataFrame({"a": pd.date_range("2026", periods=N), "b": np.arange(float(N))}),
     "table of text": lambda: pd.DataFrame({"a": ["x"] * N}),
 }
-VALUES: Values = NUMBERS | FLAGS | TEXTS | CONTAINERS | OBJECTS | ARRAYS
+VALUES: Values = {text: partial(eval, text, NAMES) for text in EXPRESSIONS.split()} | ARRAYS
 """What every argument is given."""
 
 
@@ -187,3 +126,11 @@ VECTORS: Values = {
     "list of None": lambda: [None] * N,
 }
 """What arguments that have an entry for each row are given as well."""
+
+
+def by_argument(*rows: tuple[Iterable[str], str]) -> dict[str, frozenset[str]]:
+    """Labels by argument, from (labels, names of arguments) of those that take the same; each name stands once."""
+    pairs = [(name, frozenset(labels)) for labels, names in rows for name in names.split()]
+    found = dict(pairs)
+    assert len(found) == len(pairs), "an argument stands twice"
+    return found

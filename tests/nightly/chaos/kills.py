@@ -1,10 +1,11 @@
 """Kills of fits at random times: every process x way to solve x place x signal; the run is resumed, and compared.
 
 An episode begins with an empty store and ends with a result: until then fits of the same call are started, and
-processes of them killed. Nothing here imports dkrr: fits are forks (`chaos_processes`).
+processes of them killed. Nothing here imports dkrr: fits are forks (`processes.FitProcess`).
 """
 
 import contextlib
+import importlib
 import os
 import random
 import shutil
@@ -13,20 +14,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.chaos_fits import FITS, Fitted, same
-from benchmarks.chaos_processes import GONE_SECONDS, Cluster, FitProcess, left_of_session
-from benchmarks.chaos_trials import Outcome, words
+from tests.nightly.chaos.fits import FITS, Fitted, same
+from tests.nightly.chaos.outcomes import Outcome, words
+from tests.nightly.chaos.processes import GONE_SECONDS, Cluster, FitProcess, left_of_session
 
-SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
-ALL_SIGNALS = tuple(SIGNALS)
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
-    "here": {"process": ALL_SIGNALS},
+    "here": {"process": ("SIGKILL", "SIGTERM", "SIGINT")},
     "here, no store": {"process": ("SIGTERM", "SIGINT")},
     "own workers": {
         "process group": ("SIGKILL", "SIGTERM", "SIGINT"),
@@ -43,6 +42,10 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Processes of each place and the signals that they are sent. Ctrl-C in a terminal is SIGINT to the process group."""
+OWNERS = ("process", "client", "process group")
+"""Targets with the process that called dkrr: a kill ends the fit."""
+MANY = ("worker", "nanny")
+"""Targets of which there are several: they are killed again and again within one fit."""
 SHARES = {"here": 50, "here, no store": 4, "own workers": 14, "own workers, no store": 3, "cluster": 29}
 """Episodes of each place among a hundred."""
 WORKER_SHARE = 3
@@ -71,7 +74,7 @@ class Episode:
 
     @property
     def fit_place(self) -> str:
-        """Place as `chaos_fits` knows it."""
+        """Place as `fits` knows it."""
         return self.place.removesuffix(", no store")
 
 
@@ -106,7 +109,22 @@ class Lane:
     """Files of the stores of finished runs."""
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     """Longest time of a fit that nothing disturbed, by place and name."""
-    cluster: Cluster | None = None
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """A cluster, which episodes share; not started yet."""
+        return Cluster(self.folder / "cluster")
+
+    def reference(self, name: str) -> Fitted:
+        """Result of the uninterrupted fit, in the calling process with a store."""
+        if name not in self.references:
+            folder = Path(tempfile.mkdtemp(dir=self.folder))
+            fit = FitProcess(folder / "fit", name, folder / "run", "here")
+            if fit.wait(FIT_SECONDS) != 0:
+                raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
+            self.references[name], self.n_files[name] = fit.result(), _count(folder / "run")
+            shutil.rmtree(folder)
+        return self.references[name]
 
 
 @cache
@@ -115,47 +133,36 @@ def lane() -> Lane:
     return Lane(Path(tempfile.mkdtemp(prefix="kills-")))
 
 
-def _warm() -> None:
+def _import_libraries() -> None:
     """Import what all forks need, but not dkrr."""
-    import dask.array  # noqa: F401
-    import distributed  # noqa: F401
-    import fsspec  # noqa: F401
-    import scipy.linalg
-    import scipy.sparse  # noqa: F401
-    import sklearn.base  # noqa: F401
-    import zarr  # noqa: F401
+    for name in ("dask.array", "distributed", "fsspec", "scipy.linalg", "scipy.sparse", "sklearn.base", "zarr"):
+        importlib.import_module(name)
 
 
-def episode(place: str, target: str, number_of_signal: str, name: str, seed: int, number: int) -> dict[str, Any]:
+def episode(place: str, target: str, signal_name: str, name: str, seed: int, number: int) -> dict[str, Any]:
     """Carry out an episode, and judge it."""
-    _warm()
-    one = Episode(place, target, number_of_signal, name)
+    _import_libraries()
+    one = Episode(place, target, signal_name, name)
     folder = lane().folder / f"episode-{number}"
     folder.mkdir()
     trial = _Trial(one, folder, random.Random(f"{seed}-{number}"))
     try:
-        _reference(name)
+        lane().reference(name)
         outcome, detail = trial.run()
     finally:
         trial.end()
-    failed = outcome != Outcome.HARMLESS
-    if not failed:
+    what = f"{name}, {one.row}: {trial.n_kills} kills at {', '.join(trial.moments)}"
+    if outcome == Outcome.HARMLESS:
         shutil.rmtree(folder, ignore_errors=True)
-    what = f"{name}, {one.row}: {trial.n_kills} kills at {', '.join(trial.moments)}" + (f"; {folder}" if failed else "")
+    else:
+        what += f"; {folder}"
     return {"row": one.row, "group": name, "outcome": outcome, "count": trial.n_kills, "what": what, "detail": detail}
 
 
-def _reference(name: str) -> Fitted:
-    """Result of the uninterrupted fit, in the calling process with a store."""
-    if name not in lane().references:
-        folder = Path(tempfile.mkdtemp(dir=lane().folder))
-        fit = FitProcess(folder / "fit", name, folder / "run", "here")
-        if fit.wait(FIT_SECONDS) != 0:
-            raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
-        lane().references[name] = fit.result()
-        lane().n_files[name] = _count(folder / "run")
-        shutil.rmtree(folder)
-    return lane().references[name]
+def finish() -> dict[str, Any]:
+    """Stop what the process keeps."""
+    lane().cluster.stop()
+    return {}
 
 
 def _count(store: Path) -> int:
@@ -181,6 +188,9 @@ class _Trial:
         self.n_kills = 0
         self.moments: list[str] = []
         self._errors: list[str] = []
+        self._number = signal.Signals[one.signal]
+        self._is_own = one.fit_place == "own workers"
+        # Without a store nothing is looked at there.
         self._store = None if one.place.endswith("no store") else folder / "run"
         self._fits: list[FitProcess] = []
         self._before: dict[str, tuple[int, int]] = {}
@@ -189,18 +199,22 @@ class _Trial:
     def run(self) -> tuple[Outcome, str]:
         """Kill and resume until there is a result."""
         while True:
-            may_kill = self.n_kills < MAX_KILLS[self.one.place]
+            may_kill = self._may_kill()
             fit = self._start()
-            if may_kill:
-                self._disturb(fit)
+            while self._may_kill() and self._moment(fit):
+                if self._kill(fit):
+                    self.n_kills += 1
+                    stored = 0 if self._store is None else _count(self._store)
+                    self.moments.append(f"{time.monotonic() - fit.started:.2f} s ({stored} files)")
+                if self.one.target not in MANY:
+                    break
             status = fit.wait(FIT_SECONDS)
             failure = self._judged(fit, status, is_disturbed=may_kill) or self._tidy(fit, status) or self._redone()
             if failure is not None:
                 return failure
             if status == 0:
-                if not same(self.one.name, fit.result(), _reference(self.one.name)):
-                    return Outcome.WRONG, words(fit.result().said)
-                return Outcome.HARMLESS, words(self._errors)
+                is_same = same(self.one.name, fit.result(), lane().reference(self.one.name))
+                return (Outcome.HARMLESS, words(self._errors)) if is_same else (Outcome.WRONG, words(fit.result().said))
 
     def end(self) -> None:
         """Leave no process behind."""
@@ -209,88 +223,81 @@ class _Trial:
                 fit.wait(0.0)
             left_of_session(fit.pid, 0.0)
 
+    def _may_kill(self) -> bool:
+        return self.n_kills < MAX_KILLS[self.one.place]
+
     def _start(self) -> FitProcess:
         address = None
         if self.one.fit_place == "cluster":
-            if lane().cluster is None:
-                lane().cluster = Cluster(lane().folder / "cluster")
-            lane().cluster.ensure()  # type: ignore[union-attr]
-            address = lane().cluster.address  # type: ignore[union-attr]
-        self._before, self._killed_threads = self._found_chunks(), self._killed_threads if self._before else 0
-        fit = FitProcess(
-            self.folder / f"fit-{len(self._fits)}", self.one.name, self._store, self.one.fit_place, address
-        )
-        self._fits.append(fit)
-        return fit
-
-    def _found_chunks(self) -> dict[str, tuple[int, int]]:
-        return {} if self._store is None else _chunks(self._store)
-
-    def _disturb(self, fit: FitProcess) -> None:
-        """Kill at a random moment; workers again and again."""
-        while fit.poll() is None and self.n_kills < MAX_KILLS[self.one.place]:
-            if not self._moment(fit):
-                return
-            if self._kill(fit):
-                self.n_kills += 1
-                stored = 0 if self._store is None else _count(self._store)
-                self.moments.append(f"{time.monotonic() - fit.started:.2f} s ({stored} files)")
-            if self.one.target not in ("worker", "nanny"):
-                return
+            lane().cluster.ensure()
+            address = lane().cluster.address
+        self._before = {} if self._store is None else _chunks(self._store)
+        self._killed_threads = self._killed_threads if self._before else 0
+        folder = self.folder / f"fit-{len(self._fits)}"
+        self._fits.append(FitProcess(folder, self.one.name, self._store, self.one.fit_place, address))
+        return self._fits[-1]
 
     def _moment(self, fit: FitProcess) -> bool:
         """Wait for a random moment: a number of files in the store, or a time; False if the fit ended before."""
         expected = lane().seconds.get((self.one.place, self.one.name), FIRST_SECONDS[self.one.fit_place])
         if self.one.fit_place == "here":
-            expected = _reference(self.one.name).seconds
-        by_files = self._store is not None and self._rng.random() < 0.5
-        n_files = self._rng.randint(0, lane().n_files[self.one.name])
+            expected = lane().reference(self.one.name).seconds
+        n_files = None
+        if self._store is not None and self._rng.random() < 0.5:
+            n_files = self._rng.randint(0, lane().n_files[self.one.name])
         seconds = self._rng.uniform(0.0, expected)
-        if self.n_kills and self.one.target in ("worker", "nanny"):
-            by_files, seconds = False, self._rng.uniform(0.02, 0.8)
+        if self.n_kills and self.one.target in MANY:
+            n_files, seconds = None, self._rng.uniform(0.02, 0.8)
+        while fit.poll() is None and not (fit.folder / "started").exists():
+            time.sleep(0.002)
         start = time.monotonic()
-        is_started = False
         while fit.poll() is None:
-            if not is_started:
-                is_started = (fit.folder / "started").exists()
-                start = time.monotonic() if not is_started else start
-            elif by_files:
-                assert self._store is not None
-                if _count(self._store) >= n_files or time.monotonic() - start > expected:
-                    time.sleep(self._rng.uniform(0.0, 0.03))
-                    return fit.poll() is None
-            elif time.monotonic() - start >= seconds:
+            passed = time.monotonic() - start
+            if n_files is None and passed >= seconds:
                 return True
+            if n_files is not None and (passed > expected or (self._store and _count(self._store) >= n_files)):
+                time.sleep(self._rng.uniform(0.0, 0.03))
+                return fit.poll() is None
             time.sleep(0.002)
         return False
 
     def _kill(self, fit: FitProcess) -> bool:
         """Send the signal; False if there is no such process now."""
-        number, target = SIGNALS[self.one.signal], self.one.target
-        own = self.one.fit_place == "own workers"
+        target, cluster = self.one.target, lane().cluster
+        workers = fit.workers() if self._is_own else cluster.workers() if self.one.fit_place == "cluster" else []
+        # A task for each worker may be computed again where all lose their work, or their client.
+        self._killed_threads += 1 if target in ("process", *MANY) else len(workers)
         if target == "process group":
-            self._killed_threads += len(fit.workers())
-            fit.kill_all(number)
+            fit.kill_all(self._number)
             return True
-        if target in ("process", "client"):
-            self._killed_threads += 1 if target == "process" else len(fit.workers()) if own else _n_workers()
-            os.kill(fit.pid, number)
+        if target in OWNERS:
+            os.kill(fit.pid, self._number)
             return True
-        if target == "scheduler":
-            self._killed_threads += len(fit.workers()) if own else _n_workers()
-            return _signal(fit.scheduler() if own else _cluster().scheduler(), number, self._rng)
-        self._killed_threads += 1
         if target == "nanny":
-            nannies = [psutil.Process(nanny.pid) for nanny in _cluster().nannies if nanny.poll() is None]
-            if len(nannies) < 2 or not _signal(nannies, number, self._rng):
+            nannies = [psutil.Process(nanny.pid) for nanny in cluster.nannies if nanny.poll() is None]
+            if len(nannies) < 2 or not self._signal(nannies):
                 return False
-            _cluster().nannies = [nanny for nanny in _cluster().nannies if nanny.poll() is None]
-            _cluster().add_nanny()
+            cluster.forget_dead_nannies()
+            cluster.add_nanny()
             return True
-        return _signal(fit.workers() if own else _cluster().workers(), number, self._rng)
+        if target == "worker":
+            return self._signal(workers)
+        return self._signal(fit.scheduler() if self._is_own else cluster.scheduler())
+
+    def _signal(self, processes: list[psutil.Process]) -> bool:
+        """Send the signal to one of some processes."""
+        if not processes:
+            time.sleep(0.05)
+            return False
+        try:
+            self._rng.choice(processes).send_signal(self._number)
+        except psutil.Error:
+            return False
+        return True
 
     def _judged(self, fit: FitProcess, status: int | None, *, is_disturbed: bool) -> tuple[Outcome, str] | None:
         """Failure that the end of a fit shows; None if it ended as it may."""
+        was_hit = is_disturbed and self.one.target in OWNERS
         if status is None:
             return Outcome.HANG, fit.words()
         if status == 0:
@@ -300,63 +307,28 @@ class _Trial:
             return None
         if status == 3:
             outcome, text = fit.error()
-            if outcome == Outcome.RAW:
-                return Outcome.RAW, text
-            if not is_disturbed:
-                return Outcome.LOST, text
-            if self.one.target in ("process", "client", "process group"):
-                return Outcome.MISLED, text
+            if outcome == Outcome.RAW or not is_disturbed or was_hit:
+                return (outcome if outcome == Outcome.RAW else Outcome.MISLED if was_hit else Outcome.LOST), text
             self._errors.append(text)
             return None
-        number = SIGNALS[self.one.signal]
-        was_hit = is_disturbed and self.one.target in ("process", "client", "process group")
-        if was_hit and status in (-number, 128 + number):
+        if was_hit and status in (-self._number, 128 + self._number):
             return None
-        return (Outcome.CRASH if status in (-11, -6, -7, -4) else Outcome.RAW), f"status {status}\n{fit.words()}"
+        crashes = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
+        return (Outcome.CRASH if status in crashes else Outcome.RAW), f"status {status}\n{fit.words()}"
 
     def _tidy(self, fit: FitProcess, status: int | None) -> tuple[Outcome, str] | None:
         """Failure that a fit which ended shows by what it left: processes, temporary files."""
         left = left_of_session(fit.pid, GONE_SECONDS)
         if left:
             return Outcome.ORPHAN, f"{words(left)}\n{fit.words()}"
-        was_killed = self.one.signal == "SIGKILL" and self.one.target in ("process", "client", "process group")
-        if was_killed and status != 0:
+        if self.one.signal == "SIGKILL" and self.one.target in OWNERS and status != 0:
             return None
         files = fit.temporary_files()
         return (Outcome.LITTER, f"{words(files)}\n{fit.words()}") if files else None
 
     def _redone(self) -> tuple[Outcome, str] | None:
         """Failure if more chunks of the factor were written again than one for each killed thread."""
-        now = self._found_chunks()
+        now = {} if self._store is None else _chunks(self._store)
         again = [path for path, found in self._before.items() if now.get(path, found) != found]
         allowed = self._killed_threads
         return (Outcome.REDONE, f"{len(again)} for {allowed}: {words(again)}") if len(again) > allowed else None
-
-
-def _cluster() -> Cluster:
-    found = lane().cluster
-    assert found is not None
-    return found
-
-
-def _n_workers() -> int:
-    return len(_cluster().workers())
-
-
-def _signal(processes: list[psutil.Process], number: int, rng: random.Random) -> bool:
-    if not processes:
-        time.sleep(0.05)
-        return False
-    try:
-        rng.choice(processes).send_signal(number)
-    except psutil.Error:
-        return False
-    return True
-
-
-def finish() -> dict[str, Any]:
-    """Stop what the process keeps."""
-    cluster = lane().cluster
-    if cluster is not None:
-        cluster.stop()
-    return {}

@@ -1,4 +1,4 @@
-"""Outcomes of the trials of `benchmarks.chaos`, and the judgement of errors."""
+"""Outcomes of trials, and the judgement of errors."""
 
 import re
 import traceback
@@ -21,13 +21,13 @@ class Outcome(StrEnum):
     REPAIRED = "repaired"
     """The result is the undisturbed one, and a message says what was found and done."""
     DETECTED = "detected"
-    """An error of dkrr, which names the store."""
+    """An error of dkrr, which names the store or the argument."""
     WRONG = "wrong"
     """Another result."""
     RAW = "raw error"
     """An error that is not of dkrr, or in the words of Python."""
     MISLED = "misleading error"
-    """An error of dkrr about something else than the store that was damaged."""
+    """An error of dkrr about something else than what was damaged or wrong."""
     CRASH = "crash"
     """The interpreter died."""
     HANG = "hang"
@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     ORPHAN = "orphan"
     """A process was left behind."""
     LITTER = "litter"
-    """A process that could tidy up left temporary files."""
+    """Files were left by a process that could tidy up, or by a call that was refused."""
     REDONE = "redone"
     """More work was repeated than one task for each killed thread."""
     ACCEPTED = "accepted"
@@ -72,7 +72,6 @@ class Observation:
     """What was damaged, or killed, and how."""
     detail: str = ""
     """Words of the error or of the message; the traceback of a failure."""
-    seconds: float = 0.0
 
     @property
     def is_failure(self) -> bool:
@@ -89,15 +88,15 @@ def of_error(error: BaseException, named: str = "") -> tuple[Outcome, str]:
     named : str
         Text that the message must contain: the path of what was damaged.
     """
-    # Here: forks of a process that has imported dkrr are planned for as forks (`benchmarks.chaos_kills`).
+    # Here: forks of a process that has imported dkrr are planned for as forks (`tests.nightly.chaos.kills`).
     from dkrr.errors import DkrrError
 
-    text = f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
     if not isinstance(error, DkrrError) or _RAW.search(str(error)):
-        return Outcome.RAW, "".join(traceback.format_exception(error)) if error.__traceback__ else text
+        return Outcome.RAW, trace
     if named not in str(error):
-        return Outcome.MISLED, "".join(traceback.format_exception(error))
-    return Outcome.DETECTED, text[:MAX_DETAIL]
+        return Outcome.MISLED, trace
+    return Outcome.DETECTED, f"{type(error).__name__}: {error}"[:MAX_DETAIL]
 
 
 def words(values: Any) -> str:

@@ -9,45 +9,33 @@ import os
 import re
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import dkrr
-from benchmarks import chaos_options
-from benchmarks.chaos_values import MATRICES, VALUES, VECTORS, D, N, Values, labels, rows, targets
 from dkrr import features, kernels, solvers
 from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError, PlanError
 from dkrr.fitting import run as fitting_run
 from dkrr.selection import run as selection_run
 from dkrr.selection.scoring import all_scored
+from tests.contracts import options
+from tests.contracts.wrong_values import MATRICES, VALUES, VECTORS, D, N, by_argument, labels, rows, targets
+from tests.nightly.chaos.outcomes import MAX_DETAIL, Observation, Outcome
 
 SECONDS = 2.0
-"""Time in which a wrong argument is refused."""
+"""Time of the processor in which a wrong argument is refused."""
 MAX_SECONDS = 10.0
 """Time after which a call is given up: it hangs."""
-
-Verdict = Literal["refused", "accepted", "raw", "unnamed", "late", "wrote", "slow", "taken", "declined"]
-BAD: Mapping[Verdict, str] = {
-    "raw": "an error that is not dkrr's",
-    "unnamed": "an error that does not name the argument",
-    "late": "refused after work had started",
-    "wrote": "refused, and something was written",
-    "slow": f"no answer within {SECONDS:g} s",
-    "taken": "accepted, and means nothing",
-    "declined": "refused, and means something",
-}
-"""Verdicts on what should not happen."""
 
 
 @dataclass(frozen=True)
@@ -64,209 +52,111 @@ class Case:
     """Whether the value can be judged only by using it: data, of which every row is read, and functions."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a case led to."""
-
-    case: Case
-    verdict: Verdict
-    message: str
-    seconds: float
-
-    @property
-    def is_good(self) -> bool:
-        """Whether it was refused by a clear error, or accepted and means something."""
-        return self.verdict not in BAD
-
-    def __str__(self) -> str:
-        return f"{self.case.name}: {BAD.get(self.verdict, self.verdict)} ({self.seconds:.2f} s): {self.message[:300]}"
-
-
 # What means something --------------------------------------------------------------------------------------------
 
+
+def _these(text: str) -> frozenset[str]:
+    """Labels of values, which must be known."""
+    found = frozenset(text.split())
+    assert found <= VALUES.keys(), found - VALUES.keys()
+    return found
+
+
 NOTHING = frozenset[str]()
-NONE = frozenset({"None"})
-FLAG = frozenset({"True", "False", "bool_ True"})
-COUNT = frozenset({"1", "2", "int64 2"})
-HALF = frozenset({"0.5", "float32 0.5"})
-POSITIVE = frozenset({"1", "2", "0.5", "1.5", "float32 0.5", "int64 2", "1e-300", "1e300", "10**30"})
-NOT_NEGATIVE = POSITIVE | {"0"}
-REAL = NOT_NEGATIVE | {"-1", "-0.5", "-10**30"}
-HUGE_POWER = frozenset({"1e300", "10**30"})
-WHOLE_POWER = COUNT | HUGE_POWER | {"0"}
-SCALAR_ARRAY = frozenset({"array of 0 dimensions"})
-PATH = frozenset({"[1, 2]"})
-FUNCTION = frozenset({"function"})
-TEXT = frozenset({
-    "empty text", "text", "text 2", "text nan", "null byte", "lone surrogate", "long text", "unknown protocol",
-})  # fmt: skip
-NAME = TEXT - {"empty text", "null byte", "lone surrogate"}
-PLACE = frozenset({"text", "text 2", "text nan", "Path"})
-EMPTY = frozenset({"{}"})
-MAPPING = frozenset({"{}", "{'a': 1}", "{1: nan}"})
-KERNEL = frozenset({"RBF()"})
-MAP = frozenset({"IdentityMap()"})
+NONE = _these("None")
+FLAG = _these("True False np.True_")
+ZERO = _these("0")
+COUNT = _these("1 2 np.int64(2)")
+HALF = _these("0.5 np.float32(0.5)")
+TINY = _these("1e-300")
+HUGE_POWER = _these("1e300 10**30")
+POSITIVE = COUNT | HALF | TINY | HUGE_POWER | {"1.5"}
+REAL = POSITIVE | _these("0 -1 -0.5 -10**30")
+WHOLE_POWER = COUNT | HUGE_POWER | ZERO
+SCALAR_ARRAY = _these("np.array(2.0)")
+PATH = _these("[1,2]")
+FUNCTION = _these("function")
+NAME = _these("'text' '2' 'nan' 'x'*5000 'nowhere://text'")
+TEXT = NAME | _these(r"'' 'a\0b' 'a\ud800'")
+PLACE = _these("'text' '2' 'nan' Path('text')")
+EMPTY = _these("{}")
+MAPPING = _these("{} {'a':1} {1:nan}")
+LETTER = _these("['a']")
+KERNEL = _these("RBF()")
+MAP = _these("IdentityMap()")
 SPARSE = frozenset({"sparse array"})
+FRACTIONS = HALF | TINY | {"1.5"}
 
-MEANINGS: dict[str, frozenset[str]] = {
-    "alpha": NOT_NEGATIVE | SCALAR_ARRAY,
-    "alpha_per_target": FLAG,
-    "alphas": NONE | PATH,
-    "arrays": NONE | MAPPING,
-    "base": KERNEL,
-    "callables": NONE | MAPPING,
-    "centres": SPARSE,
-    "chunks": NONE | COUNT,
-    "class_weight": NONE | EMPTY,
-    "coef0": REAL,
-    "columns": NONE | {"[1, 2]"},
-    "concentration": COUNT | HALF | {"1.5"} | SCALAR_ARRAY | PATH,
-    "cosine": FLAG,
-    "cost": NONE,
-    "coverage": frozenset({"0.5", "float32 0.5", "1e-300"}),
-    "cv": NONE | COUNT - {"1"},
-    "cv_tol": HALF,
-    "d": COUNT,
-    "decay": POSITIVE,
-    "degree": WHOLE_POWER,
-    "fit_intercept": FLAG,
-    "function": FUNCTION | KERNEL,
-    "gamma": NONE | POSITIVE,
-    "groups": NONE,
-    "idf": NONE,
-    "kernel": KERNEL | MAP,
-    "kernel_params": NONE | EMPTY,
-    "label": NONE | TEXT,
-    "labels": NONE,
-    "left": KERNEL,
-    "length_scale": POSITIVE | SCALAR_ARRAY | {"[1, 2]"},
-    "lowercase": FLAG,
-    "max_evaluations": COUNT,
-    "max_iter": COUNT,
-    "memory_limit": NONE,
-    "min_df": COUNT | HALF | {"1e-300"},
-    "n": COUNT,
-    "n_candidates": NOTHING,
-    "n_classes": NONE | COUNT - {"1"},
-    "n_components": COUNT,
-    "n_features": COUNT,
-    "n_hashed": NONE | COUNT,
-    "n_nodes": COUNT,
-    "n_sample": COUNT,
-    "n_targets": COUNT,
-    "name": NONE | NAME,
-    "ngram_range": frozenset({"[1, 2]"}),
-    "normalized": FLAG,
-    "out": NONE,
-    "nu": HALF | {"1.5"},
-    "optimize": NONE,
-    "overwrite": FLAG,
-    "path": PLACE,
-    "preconditioner": NONE,
-    "progress": NONE | FLAG,
-    "race": FLAG,
-    "random_state": COUNT | {"0"},
-    "rank": NONE | COUNT,
-    "refit": FLAG,
-    "return_std": FLAG,
-    "right": KERNEL,
-    "sample_weight": NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY,
-    "scale": POSITIVE,
-    "scoring": NONE,
-    "size": COUNT | FUNCTION,
-    "solver": frozenset({"Cholesky()", "ConjugateGradient()"}),
-    "start": NONE | COUNT | {"0"},
-    "steps": NONE | COUNT,
-    "stop": NONE | COUNT | {"0"},
-    "store": NONE | PLACE,
-    "store_cv_predictions": FLAG,
-    "takes_objects": FLAG,
-    "tile": NONE | COUNT,
-    "token_pattern": TEXT,
-    "tol": HALF,
-    "train_sizes": NONE,
-    "uncertainty": FLAG,
-    "value": KERNEL | MAP,
-    "vocabulary": NONE | {"['a']"},
-    "warm_start": FLAG,
-    "weighting": NOTHING,
-    "worker_memory": NONE | {"1", "2", "1.5", "int64 2", "text 2"},
-    "workers": NONE | COUNT,
-}
-"""Labels of the values that an argument of this name takes; the others are refused."""
+MEANINGS = by_argument(
+    (FLAG, "alpha_per_target cosine fit_intercept lowercase normalized overwrite race refit return_std"),
+    (FLAG, "store_cv_predictions takes_objects uncertainty warm_start"),
+    (NONE, "cores cost groups idf labels memory_limit optimize out preconditioner scoring train_sizes transformer"),
+    (NONE, "worker_memory KernelLogisticRegressionCV.store calibrate.folder gram.Y load.kernel plan.y"),
+    (NONE | FLAG, "progress plan.fit_intercept"),
+    (COUNT, "d max_evaluations max_iter n n_components n_features n_nodes n_sample n_targets"),
+    (NONE | COUNT, "chunks n_hashed rank steps tile workers"),
+    (NONE | COUNT | ZERO, "start stop"),
+    (COUNT | ZERO, "random_state"),
+    (COUNT - {"1"}, "Graph.n_nodes KernelLogisticRegressionCV.cv RandomFourier.n_components"),
+    (NONE | COUNT - {"1"}, "cv n_classes"),
+    (COUNT | FUNCTION, "size"),
+    (COUNT | HALF | TINY, "min_df"),
+    (HALF, "cv_tol tol"),
+    (HALF | TINY, "coverage"),
+    (HALF | TINY | ZERO, "weight"),
+    (HALF | {"1.5"}, "nu"),
+    (NONE | HALF | TINY, "predict_to.interval"),
+    (COUNT | HALF | SCALAR_ARRAY | PATH | {"1.5"}, "concentration"),
+    (POSITIVE, "decay scale Chi2.gamma calibrate.seconds"),
+    (NONE | POSITIVE, "gamma KernelRidge.predict.scale KernelRidgeCV.predict.scale"),
+    (NONE | POSITIVE, "KernelRidge.predict_variance_bounds.scale KernelRidgeCV.predict_variance_bounds.scale"),
+    (NONE | POSITIVE | SCALAR_ARRAY | PATH, "Laplacian.gamma RBF.gamma"),
+    (NONE | POSITIVE | PATH | {"[None]"}, "KernelRidgeCV.gamma KernelLogisticRegressionCV.gamma"),
+    (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
+    (POSITIVE | SCALAR_ARRAY | PATH, "length_scale"),
+    (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
+    (POSITIVE | ZERO, "PolynomialMap.coef0"),
+    (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY, "sample_weight"),
+    (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH, "plan.alphas"),
+    (NONE | POSITIVE | SCALAR_ARRAY | PATH | ZERO, "KernelRidgeCV.alphas"),
+    (NONE | PATH, "alphas columns"),
+    (PATH, "ngram_range KernelLogisticRegression.fit_path.alphas ColumnsMap.columns"),
+    (REAL, "coef0"),
+    (REAL | PATH, "KernelRidgeCV.coef0 KernelLogisticRegressionCV.coef0"),
+    (WHOLE_POWER, "degree"),
+    (WHOLE_POWER - HUGE_POWER, "TaylorMap.degree TaylorRBF.degree"),
+    (WHOLE_POWER | PATH, "KernelRidgeCV.degree KernelLogisticRegressionCV.degree"),
+    (NONE | {"[[]]"}, "categories"),
+    (NONE | MAPPING, "arrays callables"),
+    (NONE | EMPTY, "class_weight kernel_params"),
+    (NONE | LETTER, "vocabulary"),
+    (NONE | LETTER | {"{'a':1}"}, "open_table.columns"),
+    (NONE | COUNT | ZERO | PATH | LETTER | TEXT, "Columns.columns"),
+    (NONE | {"[]", "()"}, "predict_to.keep"),
+    (NONE | NAME, "name"),
+    (NONE | TEXT, "label"),
+    (TEXT, "token_pattern"),
+    (PLACE, "path"),
+    (NONE | PLACE, "store report.out"),
+    (NOTHING, "load.path predict_to.path status.path verify.path"),
+    (NOTHING, "KernelLogisticRegressionCV.max_iter required_feature_map.kernel"),
+    ({"table of dates", "table of text"}, "open_table.path"),
+    ({"False"}, "predict_to.probabilities"),
+    (KERNEL, "base left right smallest_eigenvalue.kernel feature_map.kernel weights_of.kernel whitened.kernel"),
+    (KERNEL | MAP, "kernel value"),
+    (KERNEL | FUNCTION, "function as_kernel.kernel"),
+    (
+        MAP,
+        "ColumnsMap.base ConcatenatedMap.left ConcatenatedMap.right MapKernel.base ScaledMap.base UnitLengthMap.base",
+    ),
+    (_these("Cholesky() ConjugateGradient()"), "solver"),
+    (_these("[] () {} set() [[]] iter(())") | {"empty array"}, "Graph.edges"),
+    (SPARSE, "centres smallest_eigenvalue.X KernelRidge.fit.X KernelRidgeCV.fit.X KernelLogisticRegression.fit.X"),
+    (SPARSE, "KernelLogisticRegression.fit_path.X KernelLogisticRegressionCV.fit.X"),
+    (SPARSE | {"[1,2]", "[True]"}, "plan.X gram.X"),
+)
+"""Labels of the values that an argument takes, of one function or of all; the others are refused."""
 
-OWN: dict[tuple[str, str], frozenset[str]] = {
-    ("KernelRidgeCV", "alphas"): NONE | NOT_NEGATIVE | SCALAR_ARRAY | PATH,
-    ("KernelRidgeCV", "coef0"): REAL | PATH,
-    ("KernelRidgeCV", "degree"): WHOLE_POWER | PATH,
-    ("KernelRidgeCV", "gamma"): NONE | POSITIVE | PATH | {"[None]"},
-    ("KernelLogisticRegression", "alpha"): POSITIVE | SCALAR_ARRAY,
-    ("KernelLogisticRegression.fit_path", "alphas"): PATH,
-    ("KernelLogisticRegressionCV", "coef0"): REAL | PATH,
-    ("KernelLogisticRegressionCV", "cv"): COUNT - {"1"},
-    ("KernelLogisticRegressionCV", "degree"): WHOLE_POWER | PATH,
-    ("KernelLogisticRegressionCV", "max_iter"): NOTHING,
-    ("KernelLogisticRegressionCV", "gamma"): NONE | POSITIVE | PATH | {"[None]"},
-    ("KernelLogisticRegressionCV", "store"): NONE,
-    ("KernelRidge.fit", "X"): SPARSE,
-    ("KernelRidgeCV.fit", "X"): SPARSE,
-    ("KernelLogisticRegression.fit", "X"): SPARSE,
-    ("KernelLogisticRegression.fit_path", "X"): SPARSE,
-    ("KernelLogisticRegressionCV.fit", "X"): SPARSE,
-    ("KernelRidge.predict", "scale"): NONE | POSITIVE,
-    ("KernelRidgeCV.predict", "scale"): NONE | POSITIVE,
-    ("KernelRidge.predict_variance_bounds", "scale"): NONE | POSITIVE,
-    ("KernelRidgeCV.predict_variance_bounds", "scale"): NONE | POSITIVE,
-    ("plan", "X"): SPARSE | {"[1, 2]", "[True]"},
-    ("plan", "alphas"): NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH,
-    ("plan", "fit_intercept"): NONE | FLAG,
-    ("plan", "transformer"): NONE,
-    ("plan", "y"): NONE,
-    ("gram", "X"): SPARSE | {"[1, 2]", "[True]"},
-    ("gram", "Y"): NONE,
-    ("load", "kernel"): NONE,
-    ("load", "path"): NOTHING,
-    ("load", "transformer"): NONE,
-    ("open_table", "columns"): NONE | {"['a']", "{'a': 1}"},
-    ("open_table", "path"): frozenset({"table of dates", "table of text"}),
-    ("predict_to", "interval"): NONE | {"0.5", "float32 0.5", "1e-300"},
-    ("predict_to", "keep"): NONE | {"[]", "()"},
-    ("predict_to", "path"): NOTHING,
-    ("predict_to", "probabilities"): frozenset({"False"}),
-    ("report", "out"): NONE | PLACE,
-    ("status", "path"): NOTHING,
-    ("verify", "path"): NOTHING,
-    ("calibrate", "folder"): NONE,
-    ("calibrate", "seconds"): POSITIVE,
-    ("Chi2", "gamma"): POSITIVE,
-    ("Columns", "columns"): NONE | COUNT | {"0"} | {"[1, 2]", "['a']"} | TEXT,
-    ("ColumnsMap", "base"): MAP,
-    ("ColumnsMap", "columns"): frozenset({"[1, 2]"}),
-    ("ConcatenatedMap", "left"): MAP,
-    ("ConcatenatedMap", "right"): MAP,
-    ("Graph", "edges"): frozenset({"[]", "()", "{}", "set()", "empty array", "[[]]", "generator"}),
-    ("Graph", "n_nodes"): COUNT - {"1"},
-    ("Laplacian", "gamma"): NONE | POSITIVE | SCALAR_ARRAY | PATH,
-    ("MapKernel", "base"): MAP,
-    ("NystroemMap", "whitening"): NOTHING,
-    ("PolynomialMap", "coef0"): NOT_NEGATIVE,
-    ("RBF", "gamma"): NONE | POSITIVE | SCALAR_ARRAY | PATH,
-    ("RandomFourier", "n_components"): COUNT - {"1"},
-    ("ScaledMap", "base"): MAP,
-    ("TaylorMap", "degree"): WHOLE_POWER - HUGE_POWER,
-    ("TaylorRBF", "degree"): WHOLE_POWER - HUGE_POWER,
-    ("UnitLengthMap", "base"): MAP,
-    ("smallest_eigenvalue", "X"): SPARSE,
-    ("smallest_eigenvalue", "kernel"): KERNEL,
-    ("feature_map", "kernel"): KERNEL,
-    ("required_feature_map", "kernel"): NOTHING,
-    ("weights_of", "kernel"): KERNEL,
-    ("whitened", "kernel"): KERNEL,
-    ("as_kernel", "kernel"): KERNEL | FUNCTION,
-}
-"""Exceptions: what an argument of this name takes of one function or class."""
-
-FRACTIONS = frozenset({"0.5", "1.5", "float32 0.5", "1e-300"})
 UNREAD = frozenset({"[nan]", "NaN in row 5", "infinity in row 5", "list of masked", "series with NA", "masked table"})
 UNCHECKED = SPARSE | {"NaN in row 5", "infinity in row 5", "no rows"}
 """Blocks of rows that are checked before kernels are called."""
@@ -274,23 +164,20 @@ GIVEN_GROUPS = frozenset({
     "structured array", "NaN in row 5", "infinity in row 5", "vector of dates", "vector of text and numbers",
     "series of dates", "series with NA", "complex vector", "list of None",
 })  # fmt: skip
-EITHER: dict[tuple[str, str], frozenset[str]] = {
-    ("", "degree"): FRACTIONS,  # of rows that are not negative
-    ("", "kernel"): FUNCTION,  # of blocks of rows
-    ("", "groups"): GIVEN_GROUPS,  # what the splitter takes
-    ("", "scoring"): FUNCTION | KERNEL,  # of an estimator, rows and targets
-    ("", "size"): KERNEL,
-    ("", "concentration"): POSITIVE,  # drawn until the candidates differ
-    ("", "train_sizes"): PATH,  # of the folds' rows and classes
-    ("Kernel.__call__", "X"): UNCHECKED,
-    ("Kernel.__call__", "Y"): UNCHECKED | NONE,
-    ("Kernel.diagonal", "X"): UNCHECKED,
-    ("Kernel.to", "Y"): UNCHECKED,
-    ("plan", "X"): UNREAD,  # a plan reads only a sample of the rows
-    ("plan", "y"): UNREAD,
-    ("KernelLogisticRegressionCV", "max_iter"): COUNT,  # candidates that one step does not solve have no score
-    ("load", "kernel"): FUNCTION | KERNEL | MAP | {"class", "class RBF"},  # of the model
-}
+EITHER = by_argument(
+    (FRACTIONS, "degree"),  # of rows that are not negative
+    (FUNCTION, "kernel"),  # of blocks of rows
+    (GIVEN_GROUPS, "groups"),  # what the splitter takes
+    (FUNCTION | KERNEL, "scoring"),  # of an estimator, rows and targets
+    (KERNEL, "size"),
+    (POSITIVE, "concentration"),  # drawn until the candidates differ
+    (PATH, "train_sizes"),  # of the folds' rows and classes
+    (UNCHECKED, "Kernel.__call__.X Kernel.diagonal.X Kernel.to.Y"),
+    (UNCHECKED | NONE, "Kernel.__call__.Y"),
+    (UNREAD, "plan.X plan.y"),  # a plan reads only a sample of the rows
+    (COUNT, "KernelLogisticRegressionCV.max_iter"),  # candidates that one step does not solve have no score
+    (FUNCTION | KERNEL | MAP | {"int", "RBF"}, "load.kernel"),  # of the model
+)
 """Values that an argument takes or refuses, for the reason beside them: a refusal names the argument."""
 
 ESTIMATORS: dict[str, tuple[type[Any], Callable[[], Any]]] = {
@@ -349,8 +236,6 @@ class Subject:
     owner: str
     parameters: tuple[str, ...]
     given: Mapping[str, Any] = field(default_factory=dict)
-    is_quick: bool = True
-    """Whether good calls are tried, too."""
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -430,8 +315,7 @@ def _functions() -> Iterator[Subject]:
     others = {*ESTIMATORS, *MADE_BY_DKRR, "__version__"}
     for name in (n for n in dkrr.__all__ if n not in others):
         function = getattr(dkrr, name)
-        call = _plan if name == "plan" else function
-        yield Subject(name, call, name, _parameters(function), given.get(name, {}), is_quick=name != "calibrate")
+        yield Subject(name, _plan if name == "plan" else function, name, _parameters(function), given.get(name, {}))
 
 
 @cache
@@ -460,25 +344,24 @@ WORDS = {"path": ("path", "exist"), "subject": ("subject", "exist"), "edges": ("
 """How errors name an argument, where not by its name alone."""
 BY_ROWS = {"X", "Y", "y", "sample_weight", "groups"}
 """Arguments that have an entry for each row: all are read before a bad one is found."""
-USED = {"function", "class"}
+USED = {"function", "int"}
 """Values whose faults show when they are used."""
 
 
-def values_for(name: str) -> Values:
-    """What is given to an argument of this name."""
-    if name in ("X", "Y"):
-        return VALUES | MATRICES
-    return VALUES | VECTORS if name in BY_ROWS else VALUES
+def _listed(table: Mapping[str, frozenset[str]], subject: Subject, name: str) -> frozenset[str]:
+    """Labels that a table lists for an argument of one owner, or of all."""
+    return table.get(f"{subject.owner}.{name}", table.get(name, NOTHING))
 
 
 def cases() -> Iterator[Case]:
     """Every argument of every function with every value, first those of Python and then those of the command line."""
     for subject in subjects():
         for name in subject.parameters:
-            means = OWN.get((subject.owner, name), MEANINGS.get(name, NOTHING))
-            unsure = EITHER.get((subject.owner, name), EITHER.get(("", name), NOTHING)) - means
-            for label, make in values_for(name).items():
-                if label in means and not subject.is_quick:
+            means = _listed(MEANINGS, subject, name)
+            unsure = _listed(EITHER, subject, name) - means
+            more = MATRICES if name in ("X", "Y") else VECTORS if name in BY_ROWS else {}
+            for label, make in (VALUES | more).items():
+                if label in means and subject.name == "calibrate":  # measures for seconds
                     continue
                 yield Case(
                     f"{subject.name}({name}={label})",
@@ -487,40 +370,38 @@ def cases() -> Iterator[Case]:
                     label in unsure,
                     name in BY_ROWS or label in USED or label in unsure,
                 )
-
-    yield from _of_options()
-
-
-def _of_options() -> Iterator[Case]:
-    folder = Path(_folder().name)
-    x, y, codes, model = (str(folder / name) for name in ("x.npy", "y.npy", "labels.npy", "cg.zarr"))
-    if not Path(model).exists():
-        np.save(x, rows())
-        np.save(y, targets())
-        np.save(codes, labels())
-        dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), model)
-    for name, call, words, may_be_taken in chaos_options.calls(chaos_options.Files(x, y, codes, model)):
+    for name, call, words, may_be_taken in options.calls(_data()):
         yield Case(name, call, words, may_be_taken, may_be_late=may_be_taken)
+
+
+@cache
+def _data() -> Path:
+    """Folder with what good calls of the command line read."""
+    folder = Path(_folder().name)
+    for name, values in (("x", rows()), ("y", targets()), ("labels", labels())):
+        np.save(folder / f"{name}.npy", values)
+    dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), folder / "cg.zarr")
+    return folder
 
 
 def _call(subject: Subject, name: str, make: Callable[[], Any]) -> Any:
     return subject.call(**{**subject.given, name: make()})
 
 
+# The judge -------------------------------------------------------------------------------------------------------
+
+
 class _Hang(BaseException):
     """A call was given up."""
 
 
-def _give_up(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _give_up(signal_number: int, frame: FrameType | None) -> None:
     raise _Hang
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _Hang after some time; only the main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Raise _Hang after some time, in the main thread."""
     before = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -545,8 +426,7 @@ def watched() -> Iterator[list[str]]:
     losses = {loss: how._replace(carry_out=noted(how.carry_out)) for loss, how in fitting_run.LOSSES.items()}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dkrr-inputs-"))
-        here = Path.cwd()
-        stack.callback(os.chdir, here)
+        stack.callback(os.chdir, Path.cwd())
         os.chdir(folder)
         stack.enter_context(mock.patch.object(fitting_run, "LOSSES", losses))
         stack.enter_context(mock.patch.object(selection_run, "all_scored", noted(all_scored)))
@@ -555,43 +435,55 @@ def watched() -> Iterator[list[str]]:
         yield started
 
 
-def trial(case: Case) -> Outcome:
+def trial(case: Case) -> Observation:
     """Carry out one case; once more if it was slow, as a busy machine makes any call."""
-    outcome = _tried(case)
-    return _tried(case) if outcome.verdict == "slow" else outcome
+    found = _tried(case)
+    return _tried(case) if found.outcome == Outcome.HANG else found
 
 
-def _tried(case: Case) -> Outcome:
+def numbered_trial(number: int) -> dict[str, Any]:
+    """Carry out a case by its number, in a process of a campaign."""
+    return asdict(replace(trial(_all_cases()[number]), number=number))
+
+
+@cache
+def _all_cases() -> list[Case]:
+    return list(cases())
+
+
+def _tried(case: Case) -> Observation:
     with watched() as started:
-        begun = perf_counter()
+        begun = process_time()
         error: BaseException | None = None
         try:
             with _time_limit(MAX_SECONDS):
                 case.call()
         except (Exception, _Hang, SystemExit) as caught:
             error = caught
-        seconds = perf_counter() - begun
-        left = list(Path().iterdir())
-        verdict = _verdict(case, error, seconds, is_late=bool(started), has_written=bool(left))
-    message = "" if error is None else f"{type(error).__name__}: {error}"
-    return Outcome(case, verdict, message, seconds)
+        has_written = any(Path().iterdir())
+    message = "" if error is None else f"{type(error).__name__}: {error}"[:MAX_DETAIL]
+    if isinstance(error, _Hang) or (case.expected and error and process_time() - begun > SECONDS):
+        outcome = Outcome.HANG
+    else:
+        outcome = _outcome(case, error, is_late=bool(started), has_written=has_written)
+    return Observation("inputs", case.name.split("(")[0], outcome, what=case.name, detail=message)
 
 
-def _verdict(case: Case, error: BaseException | None, seconds: float, *, is_late: bool, has_written: bool) -> Verdict:
-    if isinstance(error, _Hang) or (error is not None and seconds > SECONDS):
-        return "slow"
+def _outcome(case: Case, error: BaseException | None, *, is_late: bool, has_written: bool) -> Outcome:
     if error is None:
-        return "taken" if case.expected and not case.may_be_taken else "accepted"
+        return Outcome.ACCEPTED if case.expected and not case.may_be_taken else Outcome.HARMLESS
     if not isinstance(error, DkrrError):
-        return "raw"
+        return Outcome.RAW
     if not case.expected:  # a number may mean something, and be too large for these data
         is_of_numbers = isinstance(error, NotFiniteError | NotPositiveDefiniteError | KernelFunctionError)
-        return "accepted" if is_of_numbers else "declined"
+        return Outcome.HARMLESS if is_of_numbers or "no candidate has a score" in str(error) else Outcome.DECLINED
     if not names(str(error), case.expected):
-        return "unnamed"
+        return Outcome.MISLED
     if case.may_be_late:
-        return "refused"
-    return "late" if is_late and not isinstance(error, PlanError) else "wrote" if has_written else "refused"
+        return Outcome.DETECTED
+    if is_late and not isinstance(error, PlanError):
+        return Outcome.LATE
+    return Outcome.LITTER if has_written else Outcome.DETECTED
 
 
 def names(message: str, words: tuple[str, ...]) -> bool:
