@@ -158,7 +158,7 @@ def test_prices_are_those_of_the_golden_file(golden):
         what, where = every[name]
         plan = make_plan(what, replace(where, rates=slow, memory_bytes=80 * GIB, row_rates=slow.faster(2.0)))
         lines.append(name)
-        for c in (plan.chosen, *plan.rejected):
+        for c in (plan.chosen, *plan.rejected[:4]):
             lines.append(f"  {c.summary()}")
             for s in c.stages:
                 figures = (s.seconds, s.read_bytes, s.written_bytes, s.disk_bytes, s.peak_bytes)

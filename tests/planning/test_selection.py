@@ -61,8 +61,8 @@ def test_folds_that_do_not_train_on_the_rest_take_conjugate_gradient():
 
 def test_targets_wait_where_memory_is_short_unless_scores_are_of_all_together():
     wide = problem(20_011, 13, n_targets=101, alphas=(0.1, 1.0), solver=CG)
-    assert plan_selection(wide, FoldSizes(5), machine(GIB)).plan.problem.n_targets < 101
-    together = plan_selection(wide, FoldSizes(2, targets_together=True), machine(GIB))
+    assert plan_selection(wide, FoldSizes(5), machine(2 * GIB)).plan.problem.n_targets < 101
+    together = plan_selection(wide, FoldSizes(2, targets_together=True), machine(2 * GIB))
     assert together.plan.problem.n_targets == 101
 
 
