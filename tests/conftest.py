@@ -16,6 +16,7 @@ from distributed import Client
 from hypothesis import HealthCheck, settings
 
 from benchmarks.local_client import local_client
+from dkrr import blas
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine import detection
 from tests.s3 import memory_bucket as in_memory
@@ -69,6 +70,13 @@ def same_loggers() -> Iterator[None]:
     for one, level, handlers, one.propagate, one.disabled in before:
         one.setLevel(level)
         one.handlers[:] = handlers
+
+
+@pytest.fixture
+def one_blas_thread() -> Iterator[None]:
+    """For small problems by the hundred: BLAS's threads would only wait for each other."""
+    with blas.one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

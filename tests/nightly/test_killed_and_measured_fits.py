@@ -314,7 +314,7 @@ def measured(tmp_path_factory):
 def test_the_calling_process_keeps_the_promise_of_the_plan(number, measured):
     facts = measured[number]
     assert facts["execution"] == ("serial" if MEASURED[number][-1] else "memory")
-    assert max(facts["peak"], *facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
+    assert max([facts["peak"], *facts["peaks"].values()]) <= facts["projected"] <= facts["limit"]
 
 
 # Workers are asked what they hold before work starts, and a plan without room for it is refused

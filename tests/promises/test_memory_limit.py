@@ -44,14 +44,21 @@ def measured(tmp_path_factory):
 def test_the_calling_process_keeps_its_promise(name, measured):
     facts = measured[name]
     assert facts["execution"] == CASES[name][-1]
-    assert facts["residual"] <= 0.01 if "logistic" in name else 1e-8
-    assert max(facts["peak"], *facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
+    assert facts["residual"] <= (0.01 if "logistic" in name else 1e-8)
+    assert max([facts["peak"], *facts["peaks"].values()]) <= facts["projected"] <= facts["limit"]
     assert facts["written"] <= 1.01 * facts["planned_written"] or facts["execution"] == "memory" or "logistic" in name
 
 
 def test_workers_keep_their_promise():
     """Tiles on disk, far smaller than the matrix; this process does not count."""
-    settings = {**RBF_KERNEL, "solver": "cholesky", "memory_limit": "440MiB", "targets": 101, "fit_intercept": True}
+    settings = {
+        **RBF_KERNEL,
+        "solver": "cholesky",
+        "memory_limit": "600MiB",
+        "tile": 500,
+        "targets": 101,
+        "fit_intercept": True,
+    }
     _, facts = programs.fit_here(3001, 8, None, workers=2, **settings)
     assert (facts["execution"], len(facts["peaks"])) == ("dask", 2) and facts["residual"] < 1e-10
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]

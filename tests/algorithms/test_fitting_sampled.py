@@ -15,6 +15,8 @@ from dkrr.fitting.sampled import _StoredMap, by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Linear, Sum
 from dkrr.rows import MemoryRows, as_rows
 
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
 
 def numbers(n, d, seed=0):
     return np.random.default_rng(seed).standard_normal((n, d))
@@ -81,7 +83,7 @@ def test_parts_of_kernels_and_maps_are_drawn():
 
 
 @pytest.mark.parametrize("pivots", ["uniform", "rpcholesky"])
-def test_bad_numbers_are_found_first(pivots):
+def test_bad_numbers_are_found_before_centres_are_drawn(pivots):
     X = numbers(50, 2)
     X[:, 1] = np.nan
     with pytest.raises(InputError, match="contains NaN"):
@@ -99,7 +101,7 @@ SAMPLED = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform")
 
 
 @pytest.mark.parametrize("form", ["primal", "dual"])
-def test_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
+def test_fits_with_drawn_centres_agree_in_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
     X = numbers(400, 3)
     y = np.sin(X[:, 0])
     expected = KernelRidge(kernel=SAMPLED, alpha=0.1).fit(X, y).predict(X)
@@ -121,7 +123,7 @@ def test_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_what_travels_is_small(sparse, tmp_path):
+def test_what_travels_of_drawn_centres_is_their_name(sparse, tmp_path):
     from dkrr.fitting.context import Context
     from dkrr.fitting.storage import StoredArrays
     from dkrr.runtime import SerialExecutor, make_progress
