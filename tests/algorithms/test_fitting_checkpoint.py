@@ -163,10 +163,10 @@ def test_a_damaged_checkpoint_is_told_and_the_next_one_is_whole(store, tmp_path,
     kept = checkpoints.load_pivots()
     assert kept is None if how != "of another time" else kept.tolist() == [5, 0, 46]
     checkpoints.save(found[6])
-    checkpoints.save_pivots(np.array([7, 8, 9]))
+    checkpoints.save_pivots(np.array([7, 8, 9, 4]))
     again = Checkpoints(store)
     assert_same(again.load(), found[6])
-    assert again.damage == "" and again.load_pivots().tolist() == [7, 8, 9]
+    assert again.damage == "" and again.load_pivots().tolist() == [7, 8, 9, 4]
 
 
 def test_damage_of_the_other_checkpoint_does_not_matter(store):

@@ -39,7 +39,7 @@ def parts(splitter, sizes, n=97, weights=None, groups=None, seed=0):
 
 def test_parts_are_nested_random_rows_of_the_training_sets():
     found = parts(KFold(4), [0.5, 0.1, 1.0])
-    for train, (small, large, _) in found:
+    for train, (small, large) in found:
         assert len(small) == int(0.1 * len(train)) and len(large) == int(0.5 * len(train))
         assert set(small) < set(large) < set(train)
         assert small.min() < 40 and large.max() > 60  # not the first rows
@@ -173,7 +173,7 @@ def test_lengths_of_columns_that_do_not_matter_grow():
     assert search.best_score_ == optimum.score > 0.5 * grid.max()  # they are negative
     assert_allclose(optimum.scores[0], grid.max(), rtol=1e-4)
     assert search.best_params_ == {"alpha": optimum.alpha, "kernel": optimum.kernel}
-    assert np.mean((search.predict(X[200:]) - y[200:]) ** 2) < 0.03
+    assert np.mean((search.predict(X[200:]) - y[200:]) ** 2) < 0.05
     assert search.as_saved().kernel == optimum.kernel
 
 
@@ -295,9 +295,10 @@ def search_of(way, size):
     """Search that keeps predictions; its warnings but for the one of scores out of range are errors."""
     X, Y = samples()
     settings = {"kernel": "rbf", "gamma": 1.0, "cv": 3, "store_cv_predictions": True} | WAYS[way]
-    warned = pytest.warns(RuntimeWarning, match="scores are 0 or -inf.*scale y") if size in (HUGE, TINY) else None
+    is_out = size in (HUGE, TINY) and way != "other scores"
+    warned = pytest.warns(RuntimeWarning, match="scores are 0 or -inf.*scale y") if is_out else nullcontext()
     unfinished = pytest.warns(match="max_evaluations") if way == "gradients" else nullcontext()
-    with unfinished, warned if warned and way != "other scores" else nullcontext():
+    with unfinished, warned:
         return KernelRidgeCV(ALPHAS, **settings).fit(X, size * Y)
 
 

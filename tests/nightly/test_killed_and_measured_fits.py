@@ -299,6 +299,13 @@ MEASURED = [
     (5003, 8, {"memory_limit": "700MiB", "solver": "cholesky"}, None),
     (600, 6, {"solver": "cg", "classes": 3, "tol": 0.01}, "cg.zarr"),
     (8000, 6, {"kernel": "polynomial", "degree": 2, "form": "primal", "classes": 3, "tol": 0.01}, "primal.zarr"),
+    (
+        20_000,
+        6,
+        {"kernel": "polynomial", "degree": 2, "form": "primal", "classes": 3, "tol": 0.01, "solver": "cholesky"},
+        "factor.zarr",
+    ),
+    (3001, 8, {"memory_limit": "360MiB", "cg": {"rank": 1009}}, None),
 ]
 
 

@@ -16,16 +16,12 @@ RBF_KERNEL = {"kernel": "rbf", "gamma": 0.2, "alpha": 1.0}
 CASES = {
     "Cholesky in memory": (4001, 8, {"solver": "cholesky", "memory_limit": "500MiB"}, "memory"),
     "conjugate gradient, tiles formed again": (3001, 8, {"solver": "cg", "memory_limit": "290MiB"}, "memory"),
-    "conjugate gradient, a large factor": (3001, 8, {"memory_limit": "360MiB", "cg": {"rank": 1009}}, "memory"),
     "primal, rows streamed": (
         3001, 40,
         {"memory_limit": "360MiB", "kernel": "polynomial", "gamma": 0.1, "degree": 2, "form": "primal", "solver": "cg"},
         "memory",
     ),
     "logistic, Cholesky in tiles": (600, 6, {"solver": "cholesky", "tile": 150, "classes": 2, "tol": 0.01}, "serial"),
-    "logistic, primal": (
-        20_000, 6, {"form": "primal", "kernel": "polynomial", "degree": 2, "classes": 3, "tol": 0.01}, "serial"
-    ),
 }  # fmt: skip
 
 
