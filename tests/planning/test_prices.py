@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkrr.features import feature_map
-from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Matern, Polynomial, Sigmoid
+from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Polynomial, Sigmoid
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
 from dkrr.linalg.pivoted_cholesky import PRICED_RANKS
 from dkrr.linalg.tile_steps import PANEL_COLUMNS
-from dkrr.linalg.tiled_operator import KEPT_FRACTIONS, MAX_TILE
+from dkrr.linalg.tiled_operator import KEPT_FRACTIONS
 from dkrr.planning import Iterative, KernelRate, Newton, Rates, make_plan
 from dkrr.planning.direct import Direct
-from dkrr.planning.inputs import mapped_target_stage, rows_at_once
-from dkrr.planning.iteration import SURELY_FASTER
-from dkrr.planning.iteration_dual import cg_tile, dual_iterations_expected, iterations_expected
+from dkrr.planning.inputs import rows_at_once
+from dkrr.planning.iteration_dual import dual_iterations_expected, iterations_expected
 from dkrr.planning.resources import cold_fraction, interpolate
 from dkrr.planning.strategy import Systems, codes_of
 from dkrr.planning.tilings import fixed_grid, tile_grid
@@ -78,19 +77,6 @@ def test_memory_of_a_factorisation_is_that_of_its_matrix_or_its_tiles():
     one, three = (next(Direct.candidates(problem(10_007, D, tile=1009), cluster(threads=t), "dual")) for t in (1, 3))
     task = one.peak_bytes - 184 * MIB
     assert three.peak_bytes == 184 * MIB + 3 * task and task > 2 * 8 * 1009**2
-
-
-def test_a_kept_store_has_a_factor_for_every_alpha_and_a_temporary_one_at_a_time():
-    def disk(**settings):
-        what = problem(20_011, D, tile=1009, **settings)
-        return next(c for c in Direct.candidates(what, machine(), "dual") if c.execution == "dask").disk_bytes
-
-    base = disk(x_is_shared=True)
-    assert 4 * 20_011**2 < base < 1.1 * 4 * 20_011**2
-    assert disk() - base == 8 * D * 20_011, "the copy of X"
-    for keeps, count in ((False, 1), (True, 3)):
-        several = disk(x_is_shared=True, alphas=(1.0, 2.0, 3.0), keeps_store=keeps)
-        assert several == pytest.approx(count * base, rel=0.01)
 
 
 def test_fewer_workers_have_more_memory_each():
@@ -156,18 +142,6 @@ def test_ranks_are_those_that_were_asked_for_or_a_few_and_no_larger_than_n(n, ra
         assert {c.rank for c in found} == {r for r in PRICED_RANKS if r <= n // 4}
 
 
-@pytest.mark.parametrize(
-    ("precision", "expected"), [("auto", {"float64", "float32"}), ("mixed", {"float32"}), ("float64", {"float64"})]
-)
-def test_settings_of_conjugate_gradient_are_followed(precision, expected):
-    assert {c.products.precision for c in candidates(ConjugateGradient(precision=precision))} == expected
-    assert {c.products.tile for c in candidates(tile=1009)} == {1009}
-    assert {c.products.tile for c in candidates(tile=2 * N)} == {N}
-    assert {(c.rank, c.rank_limit) for c in candidates(ConjugateGradient(None))} == {(0, 0)}
-    for limit in (100 * MIB, 64 * GIB):
-        assert 1 <= cg_tile(replace(problem(N, 211), kernel=Laplacian(gamma=1.0)), limit, 8) <= MAX_TILE
-
-
 def test_iterations_fall_with_the_rank_with_alpha_and_with_the_tolerance():
     def iterations(rank=300, **settings):
         what = problem(N, D, **settings)
@@ -181,33 +155,6 @@ def test_iterations_fall_with_the_rank_with_alpha_and_with_the_tolerance():
         assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] >= 1
     assert [iterations_expected(x, 1.0, 1e-6) for x in (0.0, 1e-3, 0.1)] == [2, 4, 6]
     assert iterations_expected(1e4, 1.0, 1e-6) == pytest.approx(0.5 * 1.2 * 100 * np.log(2e6), rel=0.01)
-
-
-def test_new_memory_and_long_vectors_take_time():
-    fast, slow = (machine(rates=Rates(fresh_bytes=b)) for b in (1e30, 0.5e9))
-    settings = ConjugateGradient(RPCholesky(500), "float64")
-    for a, b in zip(candidates(settings, fast), candidates(settings, slow), strict=True):
-        kept = min(a.products.kept_tiles * a.place.slots, a.products.all_tiles) * 8 * a.products.tile**2
-        assert b.seconds - a.seconds == pytest.approx((kept + 4 * N * a.rank) / 0.5e9 / a.place.slots, rel=1e-6)
-
-    def seconds(n, workers, network_bytes):
-        where = cluster(4 * GIB, workers, rates=Rates(network_bytes=network_bytes))
-        return make_plan(problem(n, 79, solver=CG), where).seconds
-
-    million, few = (
-        seconds(10**6, 64, 0.1e9) / seconds(10**6, 64, 1e9),
-        seconds(10**6, 4, 0.1e9) / seconds(10**6, 4, 1e9),
-    )
-    assert million > 1.01 > few > 1
-    assert seconds(10**5, 8, 0.1e9) == seconds(10**5, 8, 1e9), "short ones are in the time of a round trip"
-
-
-@pytest.mark.parametrize("where", [machine(4 * GIB), cluster()], ids=["machine", "cluster"])
-def test_conjugate_gradient_is_chosen_for_a_unit_diagonal_where_it_is_surely_faster(where):
-    for kernel in (RBF(), Laplacian(), Matern(nu=1.5)):
-        plan = make_plan(of_kernel(kernel, 100_003), where)
-        best = min(c.seconds for c in plan.rejected if c.solver == "cholesky" and not c.refused)
-        assert plan.solver == "cg" and SURELY_FASTER * plan.seconds <= best
 
 
 @every_pair(
@@ -376,15 +323,6 @@ def test_rows_larger_than_memory_are_read_from_the_disk_at_every_step_of_newtons
     slow, fast = (in_memory(rate, GIB) for rate in (0.1e9, 1e9))
     assert slow and all(a - b > 5 for a, b in zip(slow, fast, strict=True))
     assert in_memory(0.1e9, 1000 * GIB) == in_memory(1e9, 1000 * GIB)
-
-
-def test_one_worker_leaves_less_for_the_cache_than_the_calling_process():
-    p = problem(1_000_003, 11, "linear", 1009, y_is_mapped=True)
-    here = replace(machine(8 * GIB, workers=1), memory_bytes=16 * GIB, local_baseline_bytes=1 * GIB)
-    worker, caller = (
-        mapped_target_stage(p, here, at, 1 * GIB) for at in (here.on_workers(), here.in_caller("memory", 1))
-    )
-    assert worker.seconds > caller.seconds and worker.read_bytes == caller.read_bytes
 
 
 def test_a_disk_and_a_memory_that_are_not_here_are_only_remarked():
