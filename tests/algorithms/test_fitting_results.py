@@ -10,6 +10,7 @@ from benchmarks import precise
 from benchmarks.accuracy import run
 from benchmarks.trials import trial
 from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.cost import Stage
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.norms import function_norms
@@ -17,7 +18,7 @@ from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.rows import as_rows
-from dkrr.solvers import ConjugateGradient, Float32Cholesky
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, SolveResult, Status
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -184,6 +185,18 @@ def test_a_stage_is_shown_once(stored, tmp_path, capsys):
     model.fit(ROWS, OUTPUTS[KernelRidge])
     shown = capsys.readouterr().err
     assert shown.count("true residual") == 1, shown
+
+
+def test_the_text_of_a_result_is_that_of_the_golden_file(golden):
+    stages = (Stage("factorisation", 83.25), Stage("true residual", 4.5))
+    common = {"seconds": 91.5, "bytes_read": 2**30, "bytes_written": 3 * 2**29, "peak_bytes": 300 * 2**20}
+    found = [
+        SolveResult(Status.SOLVED, 3e-16, 0, **common, condition=4e5, stages=stages, seconds_by_kind={"gemm": 80.0}),
+        SolveResult(
+            Status.MAX_ITERATIONS, 2e-5, 70, **common, residuals=(2e-5, 1e-9), rank=500, messages=("the rank grows",)
+        ),
+    ]
+    golden("results.txt", "\n\n".join(f"{one}\n{one!r}" for one in found) + "\n")
 
 
 # Weights and λ, brought to a range where squares neither overflow nor underflow
