@@ -91,9 +91,7 @@ def test_primal_deviations_are_those_of_scikit_learn(data):
     assert_allclose(model.predict(data.X_new, True, 1.0)[1], peer.predict(data.X_new, return_std=True)[1], rtol=1e-7)
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, "linear"], ids=str)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@every_pair(kernel=[KERNEL, "linear"], fit_intercept=[False, True], weighted=[False, True], ids=str)
 def test_deviations_and_likelihoods_are_those_of_dense_formulas(data, kernel, fit_intercept, weighted):
     weights = data.weights if weighted else None
     w = np.ones(211) if weights is None else weights

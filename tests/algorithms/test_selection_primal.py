@@ -117,9 +117,7 @@ DOMINATING = {
 """Sizes of rows, and weights, of which the first fold has the largest."""
 
 
-@pytest.mark.parametrize("case", DOMINATING)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("overlapping", [False, True])
+@every_pair(case=list(DOMINATING), fit_intercept=[False, True], overlapping=[False, True])
 def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_intercept, overlapping):
     rng, (sizes, weights) = np.random.default_rng(1), DOMINATING[case]
     X = rng.standard_normal((60, 3)) * sizes[:, None]

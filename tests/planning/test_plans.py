@@ -23,6 +23,7 @@ from dkrr.planning.resources import Share
 from dkrr.planning.strategy import Reason, codes_of
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.units import format_seconds, parse_bytes
+from tests.pairs import every_pair
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()
@@ -288,9 +289,7 @@ def test_what_cannot_be_done_at_all_is_refused_with_a_remedy():
 # Runs that are resumed
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=repr)
-@pytest.mark.parametrize("form", ["dual", "primal"])
-@pytest.mark.parametrize("loss", STRATEGIES)
+@every_pair(solver=SOLVERS, form=["dual", "primal"], loss=list(STRATEGIES), ids=repr)
 def test_a_run_that_is_resumed_is_cut_as_before_on_any_machine(solver, form, loss):
     what = problem(9001, 17, "linear", 3, loss=loss, solver=solver, form=form, keeps_store=True, alphas=(0.1, 1.0))
     if form == "primal" and solver in SOLVERS[3:]:

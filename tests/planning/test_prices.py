@@ -130,8 +130,8 @@ def test_rows_are_kept_where_they_are_small_and_counted_where_they_are_read():
     assert with_rows.peak_bytes - without.peak_bytes == 8 * D * N
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 211, N])
-@pytest.mark.parametrize("rank", [None, 1, 701, 10 * N])
+@pytest.mark.parametrize("n", [1, 3, 211, N])
+@pytest.mark.parametrize("rank", [None, 701, 10 * N])
 def test_ranks_are_those_that_were_asked_for_or_a_few_and_no_larger_than_n(n, rank):
     settings = CG if rank is None else ConjugateGradient(RPCholesky(rank))
     found = list(Iterative.candidates(problem(n, D, solver=settings), machine(4000 * GIB), "dual"))
@@ -158,13 +158,13 @@ def test_iterations_fall_with_the_rank_with_alpha_and_with_the_tolerance():
 
 
 @every_pair(
-    kernel=[Linear(), Polynomial(), Sigmoid(), AdditiveChi2(), 2.0 * RBF(), RBF() + RBF(), RBF() * Linear()],
-    place=["4 GiB", "64 GiB", "cluster"],
-    n=[1009, N, 200_003],
+    kernel=[Linear(), Sigmoid(), AdditiveChi2(), 2.0 * RBF(), RBF() + RBF()],
+    place=["4 GiB", "cluster"],
+    n=[1009, 200_003],
     ids=str,
 )
 def test_conjugate_gradient_is_not_chosen_for_other_diagonals_where_a_factorisation_fits(kernel, place, n):
-    where = {"4 GiB": machine(4 * GIB), "64 GiB": machine(64 * GIB), "cluster": cluster()}[place]
+    where = {"4 GiB": machine(4 * GIB), "cluster": cluster()}[place]
     plan = make_plan(of_kernel(kernel, n), where)
     assert plan.solver == "cholesky"
     assert {c.refused.code for c in plan.rejected if c.solver == "cg"} <= {"spectrum-unknown", "memory"}
