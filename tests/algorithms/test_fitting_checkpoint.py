@@ -3,7 +3,7 @@
 import copy
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import dask
 import numpy as np
@@ -11,12 +11,10 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.fitting.logistic import PathPoint, PathState
 from dkrr.linalg.operator import Operator
 from dkrr.runtime import RunRecord
 from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import NewtonOutcome, NewtonState, Point
-from dkrr.solvers.result import NewtonStep, Status
+from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.paths import local_path
 
@@ -216,83 +214,3 @@ def test_pivots_of_a_preconditioner_that_grows_are_saved_with_the_state_of_their
     checkpoints.save(found[4])
     assert Checkpoints(store).load_pivots().tolist() == [3, 1, 2]
     assert_same(Checkpoints(store).load(), found[4])
-
-
-# Newton's method, for several values of λ
-
-
-TOL, MAX_ITER = 1e-8, 20
-STEP = NewtonStep(
-    step=1, seconds=0.5, objective=2.0, gradient=1e-9, length=1.0, n_open=1, inner_iterations=7, decrement=np.inf
-)
-REFERENCES = np.array([1.0, 2.0])
-
-
-def point(**known):
-    return Point(RNG.standard_normal((7, 2)), RNG.standard_normal(2), **known)
-
-
-def solved(status=Status.CONVERGED, gradient=1e-9):
-    outcome = NewtonOutcome(status, gradient, 1e-12, 1e-6, NewtonState(1, [STEP], ["slow"], useless=2))
-    return PathPoint(point(), outcome, 3.0)
-
-
-def assert_same_point(found, expected):
-    assert_array_equal(found.coef, expected.coef)
-    assert_array_equal(found.intercept, expected.intercept)
-    for one, other in ((found.scores, expected.scores), (found.gradients, expected.gradients)):
-        assert (one is None) == (other is None) and (one is None or np.array_equal(one, other))
-
-
-def resumed(store, tol=TOL, max_iter=MAX_ITER):
-    return PathState.resumed(Checkpoints(store), tol, max_iter)
-
-
-@pytest.mark.parametrize("known", [{}, {"scores": RNG.standard_normal((7, 2)), "gradients": REFERENCES}], ids=len)
-def test_a_path_comes_back_within_a_run(store, known):
-    assert resumed(store) == PathState() == PathState.resumed(None, TOL, MAX_ITER)
-    first, newton = solved(), NewtonState(3, [STEP], expected=[0.1, np.inf], least=[[1.0], [2.0]])
-    path = PathState((first,), first.point, None, REFERENCES)
-    path.save(None)
-    path.save(Checkpoints(store))
-    path = replace(path, point=point(**known), newton=newton)
-    path.save(Checkpoints(store))
-    found = resumed(store)
-    assert_same_point(found.point, path.point)
-    assert_same_point(found.done[0].point, first.point)
-    assert found.newton == newton and found.done[0].outcome == first.outcome
-    assert (found.done[0].seconds, found.done[0].inner_iterations) == (3.0, 7)
-    assert_array_equal(found.references, REFERENCES)
-
-
-@pytest.mark.parametrize(
-    ("status", "gradient", "tol", "max_iter", "n_done"),
-    [
-        (Status.CONVERGED, 1e-9, TOL, MAX_ITER, 2),
-        (Status.CONVERGED, 1e-9, 1e-10, MAX_ITER, 0),
-        (Status.MAX_ITERATIONS, 1e-3, TOL, 1, 2),
-        (Status.MAX_ITERATIONS, 1e-3, TOL, MAX_ITER, 0),
-        (Status.STALLED, 1e-3, TOL, MAX_ITER, 2),
-    ],
-)
-def test_a_solution_from_which_other_settings_would_continue_is_not_done(
-    store, status, gradient, tol, max_iter, n_done
-):
-    points = (solved(status, gradient), solved())
-    for k in (1, 2):
-        PathState(points[:k], points[k - 1].point, None, REFERENCES).save(Checkpoints(store))
-    found = resumed(store, tol, max_iter)
-    assert len(found.done) == n_done
-    assert_same_point(found.point, points[min(n_done, 1)].point)
-    assert found.newton == (None if n_done else replace(points[0].outcome.state, useless=0))
-
-
-def test_a_damaged_model_of_a_path_is_told_and_computed_again(store):
-    points = (solved(), solved())
-    for k in (1, 2):
-        PathState(points[:k], points[k - 1].point, None, REFERENCES).save(Checkpoints(store))
-    store.delete("model-1")
-    found = resumed(store)
-    assert len(found.done) == 1 and "damaged" in found.newton.messages[0]
-    assert_same_point(found.point, points[0].point)
-    assert_array_equal(found.references, REFERENCES)

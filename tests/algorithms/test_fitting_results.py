@@ -1,7 +1,10 @@
 """What a fit reports: norms against arithmetic of 180 digits, residuals, stages; and the range of its data."""
 
+import gc
 from fractions import Fraction
+from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -18,11 +21,12 @@ from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.rows import as_rows
-from dkrr.solvers import ConjugateGradient, Float32Cholesky, SolveResult, Status
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
+ROWS = np.random.default_rng(3).standard_normal((90, 4))
 PLACES = {"memory": {}, "tiles": {"tile": 12}, "cg": {"solver": "cg", "tol": 1e-13}}
 every_place = pytest.mark.parametrize("place", PLACES)
 
@@ -149,10 +153,44 @@ def test_an_iteration_with_a_free_constant_continues_until_the_coefficients_meet
     assert model.solve_result_.status.name == "CONVERGED" and left <= tol
 
 
+# Where tiles and rows live
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_the_answer_does_not_depend_on_which_tiles_stay_in_memory(precision, small_process):
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(601, 5))
+    settings = {"alpha": 0.01, "kernel": "rbf", "gamma": 0.2, "tol": 1e-10, "tile": 89}
+    settings |= {"solver": ConjugateGradient(RPCholesky(101), precision)}
+    whole = KernelRidge(**settings).fit(X, X[:, :2])
+    c = whole.plan_.chosen
+    kept = c.products.kept_tiles * c.place.slots * 89**2 * c.products.itemsize
+    part = KernelRidge(**settings, memory_limit=whole.plan_.peak_bytes - kept // 2).fit(X, X[:, :2])
+    fractions = [m.plan_.chosen.products.kept_fraction(m.plan_.chosen.place.slots) for m in (part, whole)]
+    assert fractions[0] < fractions[1] == 1
+    expected = KernelRidge(**settings | {"solver": "cholesky", "tile": None}).fit(X, X[:, :2]).dual_coef_
+    for model in (whole, part):
+        assert np.abs(model.dual_coef_ - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def test_temporary_rows_live_as_long_as_a_model_of_a_path_reads_them():
+    rows = da.from_array(ROWS, chunks=(40, 4))
+    models = KernelLogisticRegression(kernel="rbf", tile=30).fit_path(rows, ROWS[:, 0] > 0, [1.0, 0.1])
+    expected = KernelLogisticRegression(kernel="rbf").fit(ROWS, ROWS[:, 0] > 0).decision_function(ROWS)
+    first = models.pop(0)
+    del models
+    gc.collect()
+    assert_allclose(first.decision_function(ROWS), expected, rtol=0, atol=1e-5)
+    folder = Path(first._model.keep_alive.path)
+    assert folder.exists()
+    del first
+    gc.collect()
+    assert not folder.exists()
+
+
 # Stages: what was planned and what was measured lie side by side, by the same names
 
 
-ROWS = np.random.default_rng(3).standard_normal((90, 4))
 SOLVERS = {"cholesky": "cholesky", "cg": "cg", "float32": ConjugateGradient(Float32Cholesky())}
 OUTPUTS = {KernelRidge: np.sin(ROWS[:, 0]), KernelLogisticRegression: np.digitize(ROWS[:, 0], [-0.5, 0.5])}
 FORMED_AT_FIRST_USE = {"Gram matrix", "reading X"}

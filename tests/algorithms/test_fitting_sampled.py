@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge
-from dkrr.errors import InputError, MemoryLimitError, StoreError
+from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, NystroemMap, RandomFourier, ScaledMap
 from dkrr.fitting.sampled import _StoredMap, by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Linear, Sum
@@ -106,16 +106,9 @@ def test_fits_with_drawn_centres_agree_in_tiles_in_one_process_and_on_workers(fo
     y = np.sin(X[:, 0])
     expected = KernelRidge(kernel=SAMPLED, alpha=0.1).fit(X, y).predict(X)
     settings = {"kernel": SAMPLED, "alpha": 0.1, "form": form, "tile": 20 if form == "primal" else 150}
-    store = tmp_path / "run.zarr"
-    serial = KernelRidge(**settings, store=str(store)).fit(X, y)
+    serial = KernelRidge(**settings, store=str(tmp_path / "run.zarr")).fit(X, y)
     assert serial.plan_.execution == "serial" and serial.plan_.form == form
     assert_allclose(serial.predict(X), expected, atol=1e-9)
-    resumed = KernelRidge(**settings, store=str(store)).fit(X, y)  # the same centres, so the same problem
-    assert_array_equal(resumed.predict(X), serial.predict(X))
-    assert len(resumed.solve_result_.record.tasks) < len(serial.solve_result_.record.tasks)
-    other = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform", random_state=1))
-    with pytest.raises(StoreError, match="another problem.*kernel"):
-        KernelRidge(**{**settings, "kernel": other}, store=str(store)).fit(X, y)
     with workers.as_current():
         on_workers = KernelRidge(**settings).fit(X, y)
     assert on_workers.plan_.execution == "dask"

@@ -1,7 +1,6 @@
 """What prices depend on: sizes, settings, rates, memory for the cache of files, and what is known of a spectrum."""
 
 from dataclasses import replace
-from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -14,7 +13,6 @@ from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Polynomial, Sigmo
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
 from dkrr.linalg.pivoted_cholesky import PRICED_RANKS
 from dkrr.linalg.tile_steps import PANEL_COLUMNS
-from dkrr.linalg.tiled_operator import KEPT_FRACTIONS
 from dkrr.planning import Iterative, KernelRate, Newton, Rates, make_plan
 from dkrr.planning.direct import Direct
 from dkrr.planning.inputs import rows_at_once
@@ -79,30 +77,7 @@ def test_memory_of_a_factorisation_is_that_of_its_matrix_or_its_tiles():
     assert three.peak_bytes == 184 * MIB + 3 * task and task > 2 * 8 * 1009**2
 
 
-def test_fewer_workers_have_more_memory_each():
-    plan = make_plan(direct(20_011, D, keeps_store=True), machine(700 * MIB, workers=4, local_threads=1))
-    assert plan.execution == "dask" and plan.chosen.n_workers < 4, "four have too little each"
-    assert plan.chosen.limit_bytes >= 700 * MIB // 4
-    where = machine(16 * GIB, 4, process_limit_bytes=5 * GIB)
-    assert [where.on_workers(k).limit_bytes // GIB for k in (4, 3, 2, 1)] == [4, 5, 5, 5]
-
-
 # Conjugate gradient
-
-
-def test_memory_of_conjugate_gradient_grows_with_the_tiles_that_are_kept_and_with_the_rank():
-    found = [c for c in candidates(ConjugateGradient(RPCholesky(211))) if c.execution == "memory"]
-    for precision, size in (("float64", 8), ("float32", 4)):
-        these = sorted((c for c in found if c.products.precision == precision), key=lambda c: c.products.kept_tiles)
-        assert len(these) == len(KEPT_FRACTIONS) and these[0].products.kept_tiles == 0 < these[-1].products.kept_tiles
-        for a, b in pairwise(these):
-            kept = WORKERS * (b.products.kept_tiles - a.products.kept_tiles)
-            assert b.peak_bytes - a.peak_bytes == kept * size * a.products.tile**2
-    bare = [
-        next(c for c in candidates(ConjugateGradient(RPCholesky(rank), "float64")) if c.products.kept_tiles == 0)
-        for rank in (101, 211, 401, 809)
-    ]
-    assert all(b.peak_bytes - a.peak_bytes >= 4 * N * (b.rank - a.rank) > 0 for a, b in pairwise(bare))
 
 
 @pytest.mark.parametrize("limit", [400 * MIB, GIB, 5 * GIB, 500 * GIB])
@@ -114,20 +89,6 @@ def test_what_is_kept_stays_within_the_limit_and_is_no_more_than_there_is(limit)
         assert c.limit_bytes == (limit if c.execution == "memory" else limit // WORKERS)
         assert c.products.kept_tiles <= -(-c.products.all_tiles // c.place.slots)
         assert c.products.n_tiles == -(-N // c.products.tile)
-
-
-def test_rows_are_kept_where_they_are_small_and_counted_where_they_are_read():
-    shared = candidates(x_is_shared=True, x_in_memory=False)
-    assert all(c.products.keeps_rows for c in shared if c.execution == "dask"), "8 × 13 bytes a row are little"
-    large = problem(N, 20_011, x_in_memory=False, solver=CG)
-    found = list(Iterative.candidates(large, machine(4 * GIB), "dual"))
-    assert not any(c.products.keeps_rows for c in found if c.execution == "dask")
-    assert all(c.peak_bytes >= 8 * 20_011 * N for c in found if c.execution == "memory")
-    with_rows, without = (
-        next(c for c in candidates(x_in_memory=kept) if c.execution == "memory" and c.products.kept_tiles == 0)
-        for kept in (False, True)
-    )
-    assert with_rows.peak_bytes - without.peak_bytes == 8 * D * N
 
 
 @pytest.mark.parametrize("n", [1, 3, 211, N])
