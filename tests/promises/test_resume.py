@@ -225,6 +225,10 @@ DAMAGED = {
 }
 
 
+RUNS = [f"{part}zarr.json" for part in ("", "kernel-0/", "fit/", "optimum/")]
+"""Descriptions of runs, and of the runs of a search."""
+
+
 @pytest.mark.parametrize("way", DAMAGED)
 def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, monkeypatch):
     """One file of each folder at a time, or any for a fit: the run that resumes finds what was found before."""
@@ -240,7 +244,7 @@ def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, mo
         shutil.rmtree(store)
         shutil.copytree(tmp_path / "whole", store)
         flip(store / file, 7 * number)
-        if file in (Path("zarr.json"), Path("kernel-0/zarr.json")):  # what the run belongs to is not known any more
+        if str(file) in RUNS:  # what it belongs to is not known any more
             with pytest.raises(StoreError, match="is damaged"):
                 fit(str(store))
             continue
