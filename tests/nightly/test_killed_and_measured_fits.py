@@ -196,7 +196,7 @@ TIGHT = {"kernel": "rbf", "memory_limit": "250MiB"}
 )  # fmt: skip
 def test_workers_keep_the_promise_of_the_plan(n, d, settings):
     facts = fit_here(n, d, None, **{"workers": 2, "solver": "cholesky"} | settings)[1]
-    assert facts["execution"] == "dask" and len(facts["peaks"]) == settings.get("workers", 2)
+    assert facts["execution"] == "dask" and 1 <= len(facts["peaks"]) <= settings.get("workers", 2)
     assert facts["residual"] < (0.01 if "classes" in settings else 1e-8)
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
     if facts["solver"] == "cholesky" and "classes" not in settings:
