@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from benchmarks.local_client import local_client
 from dkrr import KernelRidge, blas
-from dkrr.errors import MemoryLimitError
+from dkrr.errors import ConvergenceWarning, MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
@@ -128,6 +128,17 @@ def test_what_a_killed_worker_had_is_computed_again(tmp_path, ambient_workers):
     assert 5 <= killed[0] < result.iterations
     expected = KernelRidge(**settings | {"solver": "cholesky"}).fit(X, y).dual_coef_
     assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_preconditioner_that_grew_is_resumed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(400, 5))
+    settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.1, "tol": 1e-7, "store": str(tmp_path / "run.zarr")}
+    with dask.config.set({"dkrr.checkpoint-seconds": 60}), pytest.warns(ConvergenceWarning, match="after 130"):
+        first = KernelRidge(**settings, solver=ConjugateGradient(max_iter=130)).fit(X, np.sin(X[:, 0])).solve_result_
+    assert any("rank grows" in m for m in first.messages)
+    again = KernelRidge(**settings, solver="cg").fit(X, np.sin(X[:, 0])).solve_result_
+    assert again.status.name == "CONVERGED" and again.rank >= first.rank
+    assert again.messages[: len(first.messages)] == first.messages
 
 
 # Asked to end: no process, no temporary folder and no shared memory stays

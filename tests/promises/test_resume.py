@@ -333,17 +333,6 @@ def test_a_fit_of_classes_that_met_its_limit_is_resumed(tmp_path):
     assert sharper.solve_result_.residual <= 1e-11 and sharper.n_iter_ > again.n_iter_
 
 
-def test_a_preconditioner_that_grew_is_resumed(tmp_path):
-    X = np.random.default_rng(0).normal(size=(400, 5))
-    settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.1, "tol": 1e-7, "store": str(tmp_path / "run.zarr")}
-    with dask.config.set({"dkrr.checkpoint-seconds": 60}), pytest.warns(ConvergenceWarning, match="after 130"):
-        first = KernelRidge(**settings, solver=ConjugateGradient(max_iter=130)).fit(X, np.sin(X[:, 0])).solve_result_
-    assert any("rank grows" in m for m in first.messages)
-    again = KernelRidge(**settings, solver="cg").fit(X, np.sin(X[:, 0])).solve_result_
-    assert again.status.name == "CONVERGED" and again.rank >= first.rank
-    assert again.messages[: len(first.messages)] == first.messages
-
-
 # Processes that are killed or asked to end
 
 
