@@ -9,7 +9,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import STRATEGIES, make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import KernelRate, Rates, Resources
-from dkrr.planning.strategy import Strategy, Tiling
+from dkrr.planning.strategy import Reason, Strategy, Tiling
 
 __all__ = [
     "STRATEGIES",
@@ -22,6 +22,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Rates",
+    "Reason",
     "Resources",
     "Strategy",
     "Tiling",

@@ -11,7 +11,7 @@ from dkrr.linalg.sources import gram_cost
 from dkrr.planning.inputs import cache_bytes
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
-from dkrr.planning.strategy import Strategy, plural
+from dkrr.planning.strategy import Reason, Strategy, plural
 
 WHOLE_BYTES = 64 * 2**20
 """Right-hand sides up to this size are solved for at once."""
@@ -95,9 +95,10 @@ def _further_seconds(p: Problem, resources: Resources, count: int) -> float:
     return count * resources.rates.seconds(again) / resources.local_threads
 
 
-def batch_reason(p: Problem) -> str:
+def batch_reason(p: Problem) -> Reason:
     """What a plan says of its batches."""
-    return (
+    return Reason(
+        "batches-of-targets",
         f"{plural(p.n_targets, 'target')} in {plural(n_batches(p), 'batch', 'es')} of up to {p.batch:,}, since all at "
-        f"once would not leave enough memory; the dual coefficients are in a mapped file"
+        f"once would not leave enough memory; the dual coefficients are in a mapped file",
     )

@@ -9,7 +9,7 @@ from dkrr.planning import direct_dual, direct_primal
 from dkrr.planning.float32_factor_dual import against_float32
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Settings, Strategy, Systems, Tiling
+from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Reason, Settings, Strategy, Systems, Tiling
 from dkrr.planning.tilings import TileChoice, place_line, short_place, tile_choices, tile_reasons, tiles_line
 from dkrr.solvers import Cholesky
 from dkrr.units import format_bytes
@@ -65,22 +65,24 @@ class Direct(Strategy):
         tiles = [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
         return ["  solver      tiled Cholesky", place_line(self.place), *tiles]
 
-    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
+    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[Reason]:
         is_large = problem.n > ONE_TILE and self.form == "dual"
         against = against_float32(problem) if is_large else ""
-        precision = [f"in float64, since {against}"] if against else []
+        precision = [Reason("float64", f"in float64, since {against}")] if against else []
         if self.is_whole:
-            return [*precision, "in the calling process, since everything fits in memory and that is fastest"]
+            text = "in the calling process, since everything fits in memory and that is fastest"
+            return [*precision, Reason("fits-in-memory", text)]
         whole = next((c for c in others if c.place.is_memory and c.form == priced.form), None)
         if problem.keeps_store:
-            why = ["tiles on disk, since store= asks for a run that can be resumed"]
+            why = [Reason("store-requested", "tiles on disk, since store= asks for a run that can be resumed")]
         elif whole is None:
             why = []
         elif whole.refused == NOT_ENOUGH_MEMORY:
             needed = f"{format_bytes(whole.peak_bytes)} of {format_bytes(whole.limit_bytes)}"
-            why = [f"tiles on disk, since in memory one process would need {needed}"]
+            why = [Reason("exceeds-memory", f"tiles on disk, since in memory one process would need {needed}")]
         else:
-            why = [f"on Dask, since {whole.refused or 'that is faster'}"]
+            code = whole.refused.code or "faster-on-workers"
+            why = [Reason(code, f"on Dask, since {whole.refused or 'that is faster'}")]
         return precision + why + tile_reasons(problem)
 
     def layout(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dkrr.planning import float32_factor_dual
 from dkrr.planning.direct import Direct
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Settings, Strategy, Systems, Tiling
+from dkrr.planning.strategy import Reason, Settings, Strategy, Systems, Tiling
 from dkrr.planning.tilings import TileChoice, place_line, short_place, tile_choices, tiles_line
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.units import format_seconds
@@ -80,15 +80,17 @@ class Float32Factor(Strategy):
         tiles = [] if self.is_whole else [tiles_line(self.tiling, self.form, problem)]
         return [f"  solver      {how}", place_line(self.place), *tiles]
 
-    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:  # noqa: ARG002
+    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[Reason]:  # noqa: ARG002
         if self.tol is not None:
-            why = "conjugate gradient with a factor in float32 was requested"
+            why = Reason("float32-requested", "conjugate gradient with a factor in float32 was requested")
         else:
-            why = "a factor in float32, since it takes half the time and space of one in float64"
+            text = "a factor in float32, since it takes half the time and space of one in float64"
             direct = [c.seconds for c in others if isinstance(c.for_systems, Direct) and not c.refused]
             if direct:
-                why += f" (about {format_seconds(min(direct))} in all)"
-        return [why, "float64 follows if it breaks down; solver='cholesky' factors in float64 throughout"]
+                text += f" (about {format_seconds(min(direct))} in all)"
+            why = Reason("float32", text)
+        then = "float64 follows if it breaks down; solver='cholesky' factors in float64 throughout"
+        return [why, Reason("float64-follows", then)]
 
     def layout(self) -> dict[str, Any]:
         return self.layout_of(self.tiling) | {"solver": "float32"}

@@ -8,6 +8,7 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import MAX_COLUMNS, FoldSizes, SelectionPlan, plan_sweep
+from dkrr.planning.strategy import Reason
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 
 VECTORS_OF_GRADIENT = 4
@@ -68,5 +69,5 @@ def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> S
         worker_baseline_bytes=resources.worker_baseline_bytes + resources.worker_threads * sums,
     )
     (plan,) = plan_sweep(replace(problem, form="dual"), sizes, less)
-    reasons = ("two solves for all folds, and one pass over K for the derivatives by all lengths",)
-    return replace(plan, seconds=2 * plan.seconds, reasons=reasons)
+    text = "two solves for all folds, and one pass over K for the derivatives by all lengths"
+    return replace(plan, seconds=2 * plan.seconds, reasons=(Reason("two-solves", text),))

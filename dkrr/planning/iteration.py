@@ -14,7 +14,7 @@ from dkrr.planning.iteration_primal import primal_iterations_expected, row_passe
 from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import SMALL_SECONDS, Settings, Strategy, Systems, Tiling, count_of_processes
+from dkrr.planning.strategy import SMALL_SECONDS, Reason, Settings, Strategy, Systems, Tiling, count_of_processes
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.units import format_bytes, format_seconds
 
@@ -30,9 +30,17 @@ DOUBT_OF_ESTIMATE = (0.3, 1.3)
 (normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
 DOUBT_OF_TYPICAL = (0.1, 2.0)
 """The same where a typical spectrum was assumed."""
-SPECTRUM_UNKNOWN = "its iterations cannot be estimated before the fit; give solver='cg' to use it"
-DIRECT_IS_SOON_DONE = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
-NOT_SURELY_FASTER = f"not {SURELY_FASTER:g} × faster, and the estimate of its iterations may be wrong by that factor"
+CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
+SPECTRUM_UNKNOWN = Reason(
+    "spectrum-unknown", "its iterations cannot be estimated before the fit; give solver='cg' to use it"
+)
+DIRECT_IS_SOON_DONE = Reason(
+    "direct-is-soon-done", f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
+)
+NOT_SURELY_FASTER = Reason(
+    "not-surely-faster",
+    f"not {SURELY_FASTER:g} × faster, and the estimate of its iterations may be wrong by that factor",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,7 @@ class Iterative(Strategy):
             f"  products    {self.products.describe(self.place.slots)}",
         ]
 
-    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
+    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[Reason]:
         return [
             why_iterative(problem, priced, others),
             *self._place_reasons(problem),
@@ -106,41 +114,45 @@ class Iterative(Strategy):
             *self._product_reasons(problem),
         ]
 
-    def _place_reasons(self, problem: Problem) -> list[str]:
+    def _place_reasons(self, problem: Problem) -> list[Reason]:
         if self.place.execution == "memory":
-            return ["in the calling process, since its threads are as fast as workers would be"]
+            text = "in the calling process, since its threads are as fast as workers would be"
+            return [Reason("threads-are-as-fast", text)]
         if self.place.execution == "serial":
             store = "checkpoints in the store" if problem.keeps_store else "a temporary store, since tile= was given"
-            return [f"in the calling process, with {store}"]
+            code = "store-requested" if problem.keeps_store else "tile-requested"
+            return [Reason(code, f"in the calling process, with {store}")]
         return []
 
-    def _rank_reasons(self, problem: Problem) -> list[str]:
+    def _rank_reasons(self, problem: Problem) -> list[Reason]:
         if settings_of(problem).rank is not None:
-            return [f"a preconditioner of rank {self.rank:,} was requested"]
+            return [Reason("rank-requested", f"a preconditioner of rank {self.rank:,} was requested")]
         if not self.rank:
             return []
-        return [
+        text = (
             f"a preconditioner of rank {self.rank:,}: a higher rank would take longer to build than it saves, or not "
             f"fit in memory; the spectrum found during the fit may end it earlier or raise it to {self.rank_limit:,}"
-        ]
+        )
+        return [Reason("rank-pays", text)]
 
-    def _product_reasons(self, problem: Problem) -> list[str]:
+    def _product_reasons(self, problem: Problem) -> list[Reason]:
         """Why products are in float32, and the tiles of the dual form kept or formed at every pass."""
-        products, reasons = self.products, list[str]()
+        products, reasons = self.products, list[Reason]()
         if isinstance(products, RowPasses):
             return reasons
         if products.precision == "float32":
-            reasons.append("products in float32 take about half the time; the true residual is computed in float64")
+            text = "products in float32 take about half the time; the true residual is computed in float64"
+            reasons.append(Reason("float32-products", text))
         if problem.kernel.is_precomputed or products.kept_fraction(self.place.slots) == 1:
             return reasons
         whole = products.all_tiles * products.tile**2 * products.itemsize
-        reasons.append(
+        text = (
             f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
             f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
         )
-        return reasons
+        return [*reasons, Reason("tiles-formed-again", text)]
 
-    def doubt(self, problem: Problem, direct_seconds: float) -> str:
+    def doubt(self, problem: Problem, direct_seconds: float) -> Reason:
         if direct_seconds <= SMALL_SECONDS:
             return DIRECT_IS_SOON_DONE
         doubt = doubt_of_spectrum(problem, self, direct_seconds, MANY_ITERATIONS)
@@ -200,23 +212,25 @@ def refuse_columns_of_gram(problem: Problem, against_dual: Sequence[str]) -> Non
     raise InputError("; ".join([*against_dual, refusal]))
 
 
-def why_iterative(problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> str:
+def why_iterative(problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> Reason:
     """Reason for conjugate gradient."""
     if isinstance(problem.solver, ConjugateGradient):
-        return "conjugate gradient was requested"
+        return CG_REQUESTED
     direct = [c for c in others if c.for_systems.is_direct and c.form == priced.form]
     possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
     if possible is not None:
-        return (
+        return Reason(
+            "factor-is-slower",
             f"conjugate gradient, since {'factorisations' if problem.loss == 'logistic' else 'a factorisation'} would "
-            f"take about {format_seconds(possible.seconds)} and {format_bytes(possible.disk_bytes)} of disk"
+            f"take about {format_seconds(possible.seconds)} and {format_bytes(possible.disk_bytes)} of disk",
         )
     if direct:
-        return f"conjugate gradient, since a factorisation {direct[0].refused}"
-    return "conjugate gradient, since the matrix is too large for a factorisation"
+        why = direct[0].refused
+        return Reason(f"factor-refused-{why.code}", f"conjugate gradient, since a factorisation {why}")
+    return Reason("factor-is-too-large", "conjugate gradient, since the matrix is too large for a factorisation")
 
 
-def doubt_of_spectrum(problem: Problem, priced: Any, direct_seconds: float, many: int) -> str:
+def doubt_of_spectrum(problem: Problem, priced: Any, direct_seconds: float, many: int) -> Reason:
     """Whether too little is known of the spectrum to compare an iterative solver with a direct one.
 
     Parameters
@@ -229,8 +243,8 @@ def doubt_of_spectrum(problem: Problem, priced: Any, direct_seconds: float, many
     """
     if priced.form == "primal":
         worst = priced.seconds * max(1.0, many / max(priced.for_systems.iterations, 1))
-        return "" if worst <= direct_seconds else SPECTRUM_UNKNOWN
-    return "" if problem.kernel.has_unit_diagonal and min(problem.alphas) > 0 else SPECTRUM_UNKNOWN
+        return Reason() if worst <= direct_seconds else SPECTRUM_UNKNOWN
+    return Reason() if problem.kernel.has_unit_diagonal and min(problem.alphas) > 0 else SPECTRUM_UNKNOWN
 
 
 def dual_iterative(problem: Problem, systems: Systems, resources: Resources) -> list[Iterative]:

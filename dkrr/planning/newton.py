@@ -15,7 +15,7 @@ from dkrr.planning.float32_factor import Float32Factor
 from dkrr.planning.iteration import MANY_ITERATIONS, Iterative, doubt_of_spectrum
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Settings, Strategy
+from dkrr.planning.strategy import Reason, Settings, Strategy
 from dkrr.planning.tilings import tile_reasons
 from dkrr.solvers.newton import SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 
@@ -73,19 +73,19 @@ class Newton(Strategy):
             *([] if self.streams else matrix),
         ]
 
-    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[str]:
+    def reasons(self, problem: Problem, priced: Strategy, others: Sequence[Strategy]) -> list[Reason]:
         if not self.streams:
             return self.inner.reasons(problem, priced, others)
-        streamed = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
-        return [streamed] + ([] if self.place.is_memory else tile_reasons(problem))
+        text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
+        return [Reason("rows-streamed", text)] + ([] if self.place.is_memory else tile_reasons(problem))
 
-    def doubt(self, problem: Problem, direct_seconds: float) -> str:
+    def doubt(self, problem: Problem, direct_seconds: float) -> Reason:
         """See base class.
 
         Steps are estimates for all solvers, and tolerate systems that are not solved well.
         """
         if self.inner.is_direct:
-            return ""
+            return Reason()
         return doubt_of_spectrum(problem, self, direct_seconds, MANY_ITERATIONS * self.n_steps)
 
     def layout(self) -> dict[str, Any]:

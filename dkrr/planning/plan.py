@@ -7,7 +7,7 @@ from typing import Any
 from dkrr.markup import Explained
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Strategy, plural
+from dkrr.planning.strategy import Reason, Strategy, codes_of, plural
 from dkrr.units import format_bytes, format_seconds
 
 ITERATING = "conjugate gradient"
@@ -28,7 +28,8 @@ SIZES: dict[str, Callable[["Plan"], int | None]] = {}
 class Plan(Explained):
     """What will be done, what it should cost, and why.
 
-    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs.
+    ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. Each reason is a sentence with a
+    `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
     """
 
     problem: Problem
@@ -36,7 +37,7 @@ class Plan(Explained):
     chosen: Strategy
     prediction: Form
     """Form in which the model predicts: primal costs O(D) per row, dual O(n d)."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     rejected: tuple[Strategy, ...]
     """The other candidates, best first."""
 
@@ -121,6 +122,7 @@ class Plan(Explained):
             "saved_bytes": self.saved_bytes,
             "saved_bytes_with_uncertainty": self.saved_bytes_with_uncertainty,
             "reasons": list(self.reasons),
+            "reason_codes": codes_of(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
         }
 

@@ -14,7 +14,7 @@ from dkrr.planning.newton import Newton
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Strategy
+from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Reason, Strategy
 from dkrr.solvers import ConjugateGradient
 from dkrr.units import format_bytes, format_count, format_seconds
 
@@ -36,8 +36,8 @@ read."""
 MORE_DISK = 1.25
 """Ratio of disk space below which it counts as equal."""
 
-NOT_SMALL = "a Dask client exists, and the work is not small"
-NOT_SMALL_FOR_CLUSTER = "the plan is for a cluster, and the work is not small"
+NOT_SMALL = Reason("not-small", "a Dask client exists, and the work is not small")
+NOT_SMALL_FOR_CLUSTER = Reason("not-small", "the plan is for a cluster, and the work is not small")
 
 MAX_DIMENSION = 10**12
 """Features of which the coefficients of one target alone would take 8 TB."""
@@ -140,7 +140,7 @@ def prediction_form(problem: Problem) -> Form:
     return "primal" if dimension is not None and dimension <= max(problem.n, problem.d) else "dual"
 
 
-def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
+def _forms(problem: Problem) -> tuple[list[Form], list[Reason]]:
     """Forms that are possible, and why the others are not."""
     dimension = problem.dimension
     wanted = problem.form or (problem.layout.form if problem.layout else None)
@@ -149,18 +149,23 @@ def _forms(problem: Problem) -> tuple[list[Form], list[str]]:
         return [wanted], []
     if dimension is None:
         return ["dual"], []
-    against: dict[Form, str] = {"primal": "", "dual": ""}
+    against: dict[Form, Reason] = {"primal": Reason(), "dual": Reason()}
     n = problem.n if problem.n_counting is None else problem.n_counting
     rank = n - (1 if problem.fit_intercept else 0)  # of centred rows
     is_singular = 0.0 in problem.alphas
     if is_singular and dimension > rank:
-        against["primal"] = (
-            f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}"
+        against["primal"] = Reason(
+            "primal-is-singular",
+            f"primal is impossible: with alpha = 0, ΦᵀΦ has rank ≤ n = {rank:,} < D = {format_count(dimension)}",
         )
     elif dimension > MAX_AUTO_DIMENSION:
-        against["primal"] = f"primal is too large: D = {format_count(dimension)} features"
+        against["primal"] = Reason(
+            "primal-is-too-large", f"primal is too large: D = {format_count(dimension)} features"
+        )
     if is_singular and dimension < n:
-        against["dual"] = f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {n:,}"
+        against["dual"] = Reason(
+            "dual-is-singular", f"dual is impossible: with alpha = 0, K has rank ≤ D = {dimension:,} < n = {n:,}"
+        )
     return [form for form, why in against.items() if not why], [why for why in against.values() if why]
 
 
@@ -193,7 +198,8 @@ def _checked(c: Strategy, resources: Resources) -> Strategy:
     if not c.fits:
         return replace(c, refused=NOT_ENOUGH_MEMORY)
     if free is not None and c.disk_bytes > free:
-        return replace(c, refused=f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free")
+        why = f"needs {format_bytes(c.disk_bytes)} of disk, {format_bytes(free)} are free"
+        return replace(c, refused=Reason("disk", why))
     return c
 
 
@@ -285,20 +291,21 @@ def _best_of_each_kind(candidates: list[Strategy], chosen: Strategy) -> list[Str
     return sorted(kept, key=lambda c: (bool(c.refused), c.seconds))
 
 
-def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidates: list[Strategy]) -> list[str]:
+def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidates: list[Strategy]) -> list[Reason]:
     reasons = _shortages(resources, chosen)
     if problem.layout is not None:
-        reasons.append("the store holds a run that began with this form and these tiles; the run resumes")
+        text = "the store holds a run that began with this form and these tiles; the run resumes"
+        reasons.append(Reason("resumed", text))
     reasons.append(_form_reason(problem, chosen, candidates))
     if resources.confined:
-        reasons.append(resources.confined)
-    reasons += resources.storage_reasons
+        reasons.append(Reason("confined", resources.confined))
+    reasons += [Reason("storage-rates", text) for text in resources.storage_reasons]
     if chosen.form == "dual":
         reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
     return reasons + chosen.reasons(problem, chosen, candidates)
 
 
-def _function_reasons(problem: Problem) -> list[str]:
+def _function_reasons(problem: Problem) -> list[Reason]:
     """Where the costs of users' kernel functions come from."""
     reasons = []
     for function in problem.kernel.functions:
@@ -308,34 +315,34 @@ def _function_reasons(problem: Problem) -> list[str]:
         else:
             each = f"{cost.seconds * 1e9:.3g} ns and {cost.entry_bytes:.0f} bytes of memory for each entry"
             text = f"was measured on a block of {cost.rows:,} × {cost.rows:,} rows: {each}"
-        reasons.append(f"the kernel function {function.name!r} {text}")
+        reasons.append(Reason("kernel-function", f"the kernel function {function.name!r} {text}"))
     return reasons
 
 
-def _form_reason(problem: Problem, chosen: Strategy, candidates: list[Strategy]) -> str:
+def _form_reason(problem: Problem, chosen: Strategy, candidates: list[Strategy]) -> Reason:
     """Why the chosen form."""
     if problem.form is not None:
-        return f"form='{problem.form}' was requested"
+        return Reason("form-requested", f"form='{problem.form}' was requested")
     if problem.dimension is None:
-        return "dual, since the kernel has no finite feature map"
+        return Reason("no-feature-map", "dual, since the kernel has no finite feature map")
     other = "dual" if chosen.form == "primal" else "primal"
     time = min((c.seconds for c in candidates if c.form == other and not c.refused), default=None)
     against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
     features = format_count(problem.dimension)
-    return f"{chosen.form}, since D = {features} features against n = {problem.n:,} rows{against}"
+    text = f"{chosen.form}, since D = {features} features against n = {problem.n:,} rows{against}"
+    return Reason("smaller-matrix", text)
 
 
-def _shortages(resources: Resources, chosen: Strategy) -> list[str]:
+def _shortages(resources: Resources, chosen: Strategy) -> list[Reason]:
     """Disk and memory that this machine lacks now, as a plan may be meant for another machine or another time."""
     reasons, free, limit = [], resources.disk_free_bytes, resources.worker_limit_bytes * resources.n_workers
     if free is not None and chosen.disk_bytes > free:
-        reasons.append(
+        text = (
             f"only {format_bytes(free)} of disk are free here: a fit needs store= or dkrr.temporary-directory elsewhere"
         )
+        reasons.append(Reason("disk-short-here", text))
     here = resources.memory_bytes
     if resources.limit_is_given and here is not None and not resources.cluster_is_running and limit > here:
-        reasons.append(
-            f"memory_limit={format_bytes(limit)} is more than the {format_bytes(here)} that this machine or job can "
-            f"give now"
-        )
+        has = f"the {format_bytes(here)} that this machine or job can give now"
+        reasons.append(Reason("memory-short-here", f"memory_limit={format_bytes(limit)} is more than {has}"))
     return reasons

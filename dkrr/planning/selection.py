@@ -19,7 +19,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Systems, plural
+from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Reason, Systems, codes_of, plural
 from dkrr.solvers import Cholesky, ConjugateGradient
 from dkrr.units import format_bytes, format_seconds
 
@@ -29,9 +29,10 @@ MAX_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
-NOT_THE_REST = (
+NOT_THE_REST = Reason(
+    "not-all-other-rows",
     "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
-    "gradient solves for them"
+    "gradient solves for them",
 )
 
 
@@ -74,8 +75,8 @@ class SelectionPlan(Explained):
     """Projected wall time, without the fit with the chosen λ."""
     peak_bytes: int
     """Projected highest memory of any process that works."""
-    reasons: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
     """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
 
@@ -108,7 +109,9 @@ class SelectionPlan(Explained):
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
             "reasons": list(self.reasons),
+            "reason_codes": codes_of(self.reasons),
             "rejected": list(self.rejected),
+            "rejected_codes": codes_of(self.rejected),
             "plan": self.plan.to_dict(),
         }
 
@@ -158,23 +161,28 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
                 "leave-one-out needs one fit for every row with a kernel or map that is fitted to the training rows; "
                 "expected a number of folds: give cv=5"
             )
-        return _refits(problem, sizes, resources, "the kernel is fitted to the training rows of every fold")
+        learned = Reason("learned-kernel", "the kernel is fitted to the training rows of every fold")
+        return _refits(problem, sizes, resources, learned)
     if one.form == "primal":
         if isinstance(one.chosen, Direct):
             return _primal(one, problem, sizes, resources)
         if not sizes.is_loo:
-            return _refits(problem, sizes, resources, "the normal matrix is too large, and is only multiplied")
-    found, against = list[SelectionPlan](), list[str]()
+            streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
+            return _refits(problem, sizes, resources, streamed)
+    found, against = list[SelectionPlan](), list[Reason]()
     dual = replace(problem, form="dual")
     for make in (plan_sweep, _factors):
         try:
             found.extend(make(dual, sizes, resources))
         except (DiskSpaceError, MemoryLimitError) as error:
-            against.append(str(error))
+            code = NOT_ENOUGH_MEMORY.code if isinstance(error, MemoryLimitError) else "disk"
+            against.append(Reason(code, str(error)))
     if not found:
         raise _none(problem, sizes, against)
     best = min(found, key=lambda plan: plan.seconds)
-    rejected = [f"{p.summary()}: slower (about {format_seconds(p.seconds)})" for p in found if p is not best]
+    rejected = [
+        Reason("slower", f"{p.summary()}: slower (about {format_seconds(p.seconds)})") for p in found if p is not best
+    ]
     return replace(best, rejected=(*rejected, *against))
 
 
@@ -207,15 +215,16 @@ def with_parts(
             )
         one = make_plan(part, resources)
         seconds, peak = seconds + plan.sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
-    reason = (
-        f"parts of the training rows, for the learning curve, have fits of their own, about {format_seconds(seconds)}"
+    reason = Reason(
+        "learning-curve",
+        f"parts of the training rows, for the learning curve, have fits of their own, about {format_seconds(seconds)}",
     )
     return replace(
         plan, curve=fractions, seconds=plan.seconds + seconds, peak_bytes=peak, reasons=(*plan.reasons, reason)
     )
 
 
-def _none(problem: Problem, sizes: FoldSizes, against: list[str]) -> PlanError | InputError:
+def _none(problem: Problem, sizes: FoldSizes, against: list[Reason]) -> PlanError | InputError:
     if against:
         return MemoryLimitError("; ".join(against))
     if sizes.is_loo:
@@ -252,8 +261,9 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
         what = f"the sums of all folds need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
         if sizes.is_loo:
             raise MemoryLimitError(f"{what}that are allowed: increase memory_limit")
-        return _refits(problem, sizes, resources, f"{what}that are allowed")
-    reason = "the features are no more than the rows: a training set has the sums of the other folds"
+        return _refits(problem, sizes, resources, Reason(NOT_ENOUGH_MEMORY.code, f"{what}that are allowed"))
+    text = "the features are no more than the rows: a training set has the sums of the other folds"
+    reason = Reason("sums-of-folds", text)
     return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
@@ -271,7 +281,7 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
 
 
-def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: str) -> SelectionPlan:
+def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> SelectionPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
     return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
@@ -298,7 +308,8 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     if not isinstance(plan.chosen, Iterative):
         return
     seconds = ceil(t / width) * plan.seconds
-    reasons = ["products with K serve all folds and all λ, and hold the predictions of the rows that are left out"]
+    text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
+    reasons = [Reason("products-serve-all", text)]
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)
     peak = max(plan.peak_bytes, own)
@@ -344,9 +355,8 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
             f"the blocks of the inverse need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
             f"that are allowed: increase memory_limit, or use more folds"
         )
-    reason = "errors follow from a factor of all rows" + (
-        ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
-    )
+    blocks_used = ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
+    reason = Reason("factor-serves-all", f"errors follow from a factor of all rows{blocks_used}")
     errors = resources.rates.seconds(_error_cost(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
     seconds = len(problem.alphas) * (one.seconds + inverse + errors)
     yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))

@@ -1,7 +1,7 @@
 """Base of all ways to solve a problem: a price made of named stages, and its description."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,7 +16,30 @@ SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
 ACTIVE_ALPHAS = 2
 """Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
-NOT_ENOUGH_MEMORY = "needs more memory than allowed"
+
+
+class Reason(str):
+    """Sentence of a plan for people, with a code for programs: words may change, a code stays what it is."""
+
+    code: str
+    """A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason."""
+
+    def __new__(cls, code: str = "", text: str = "") -> Self:
+        reason = super().__new__(cls, text)
+        reason.code = code
+        return reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.code, str(self))
+
+
+NO_REASON = Reason()
+NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
+
+
+def codes_of(reasons: Iterable[str]) -> list[str]:
+    """Codes of sentences; empty for one that came back as text only, as from a file of skops."""
+    return [getattr(reason, "code", "") for reason in reasons]
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,7 @@ class Strategy(ABC):
     form: Form
     place: Place
     stages: tuple[Stage, ...]
-    refused: str = ""
+    refused: Reason = NO_REASON
     """Why it cannot be chosen; empty if it can."""
 
     is_direct: ClassVar[bool] = False
@@ -112,7 +135,7 @@ class Strategy(ABC):
         """Lines of the plan: what solves the systems and to what accuracy, where, and how the matrix is kept."""
 
     @abstractmethod
-    def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[str]:
+    def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[Reason]:
         """Why it was chosen among all candidates (`others`).
 
         Compared with them was `priced`: the strategy itself, or the Newton's method around it.
@@ -133,9 +156,9 @@ class Strategy(ABC):
             "solver": self.solver,
         }
 
-    def doubt(self, problem: Problem, direct_seconds: float) -> str:  # noqa: ARG002
+    def doubt(self, problem: Problem, direct_seconds: float) -> Reason:  # noqa: ARG002
         """Why `solver="auto"` must not choose it where a direct solver takes so long; empty if it may."""
-        return ""
+        return NO_REASON
 
     def iteration_doubt(self, problem: Problem) -> tuple[float, float]:  # noqa: ARG002
         """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
@@ -225,7 +248,8 @@ class Strategy(ABC):
         """Strategy as values of JSON."""
         names = ("solver", "execution", "n_workers", "seconds", "read_bytes", "written_bytes", "disk_bytes")
         figures = {name: getattr(self, name) for name in (*names, "peak_bytes", "limit_bytes")}
-        return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self)}
+        (code,) = codes_of([self.refused])
+        return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self), "refused_code": code}
 
 
 def count_of_processes(place: Place) -> str:

@@ -12,7 +12,7 @@ from dkrr.planning.inputs import cache_bytes
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
-from dkrr.planning.strategy import Tiling, count_of_processes
+from dkrr.planning.strategy import Reason, Tiling, count_of_processes
 from dkrr.tiles import TileGrid
 
 
@@ -157,10 +157,11 @@ def tiles_line(tiling: Tiling, form: Form, problem: Problem) -> str:
     )
 
 
-def tile_reasons(problem: Problem) -> list[str]:
+def tile_reasons(problem: Problem) -> list[Reason]:
     """Why the tiles on disk have their size."""
     if problem.layout is not None:
         return []
     if problem.tile is not None:
-        return [f"tile={problem.tile} was requested"]
-    return ["larger tiles read less, smaller ones divide the work more evenly: this size is the fastest"]
+        return [Reason("tile-requested", f"tile={problem.tile} was requested")]
+    text = "larger tiles read less, smaller ones divide the work more evenly: this size is the fastest"
+    return [Reason("tile-is-fastest", text)]

@@ -7,17 +7,18 @@ from typing import Any, Literal
 from dkrr.cost import Cost
 from dkrr.errors import MemoryLimitError, PlanError
 from dkrr.markup import Explained
-from dkrr.planning.iteration import SURELY_FASTER, Iterative
+from dkrr.planning.iteration import CG_REQUESTED, DIRECT_IS_SOON_DONE, NOT_SURELY_FASTER, SURELY_FASTER, Iterative
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import SMALL_SECONDS, plural
+from dkrr.planning.strategy import NO_REASON, SMALL_SECONDS, Reason, codes_of, plural
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.units import format_bytes, format_seconds
 
 MAX_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""
+EXACT = Reason("exact", "exact to rounding, for any number of rows")
 SYSTEM_TOL = 1e-5
 """Relative residual of the rows' systems for which iterations are priced; they end by the width of the bounds."""
 
@@ -36,8 +37,8 @@ class UncertaintyPlan(Explained):
     """Rows whose variances were asked for; 0: only the likelihood."""
     seconds: float
     """Projected wall time."""
-    reasons: tuple[str, ...]
-    rejected: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...]
+    rejected: tuple[Reason, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -59,7 +60,9 @@ class UncertaintyPlan(Explained):
             "seconds": self.seconds,
             "peak_bytes": self.plan.peak_bytes,
             "reasons": list(self.reasons),
+            "reason_codes": codes_of(self.reasons),
             "rejected": list(self.rejected),
+            "rejected_codes": codes_of(self.rejected),
             "plan": self.plan.to_dict(),
         }
 
@@ -108,33 +111,33 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
         factored = error
     is_for_cg = isinstance(problem.solver, ConjugateGradient)
     if is_for_cg and isinstance(problem.solver.preconditioner, Float32Cholesky):  # type: ignore[union-attr]
-        return _or_raise(factored, "the fit was asked to factor the matrix")
+        return _or_raise(factored, Reason("float32-requested", "the fit was asked to factor the matrix"))
     if isinstance(problem.solver, Cholesky):
-        return _or_raise(factored, "a Cholesky factorisation was requested")
+        return _or_raise(factored, Reason("cholesky-requested", "a Cholesky factorisation was requested"))
     if problem.alphas[0] == 0:
-        return _or_raise(factored, "with alpha = 0 residuals bound nothing")
+        return _or_raise(factored, Reason("alpha-is-zero", "with alpha = 0 residuals bound nothing"))
     if isinstance(factored, UncertaintyPlan):
         plan = factored.plan
         if plan.seconds <= SMALL_SECONDS and (plan.chosen.is_whole or not is_for_cg):
-            reason = f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
-            return replace(factored, reasons=(reason,))
+            return replace(factored, reasons=(DIRECT_IS_SOON_DONE,))
     if is_for_cg:
-        return plan_iterations(problem, resources, n_rows, "conjugate gradient was requested")
+        return plan_iterations(problem, resources, n_rows, CG_REQUESTED)
     if isinstance(factored, PlanError):
-        return plan_iterations(problem, resources, n_rows, f"a factor is not affordable: {factored}")
+        unaffordable = Reason("factor-is-unaffordable", f"a factor is not affordable: {factored}")
+        return plan_iterations(problem, resources, n_rows, unaffordable)
     try:
         iterated = plan_iterations(problem, resources, n_rows)
     except PlanError as error:
-        return replace(factored, reasons=("exact to rounding, for any number of rows",), rejected=(str(error),))
+        return replace(factored, reasons=(EXACT,), rejected=(Reason("iterations-are-unaffordable", str(error)),))
     if SURELY_FASTER * iterated.seconds < factored.seconds:
-        reason = f"a factor would take about {format_seconds(factored.seconds)}, more than {SURELY_FASTER:g} × as long"
-        return replace(iterated, reasons=(reason,), rejected=(factored.summary(),))
-    reason = "exact to rounding, for any number of rows"
+        text = f"a factor would take about {format_seconds(factored.seconds)}, more than {SURELY_FASTER:g} × as long"
+        slower = Reason("slower", factored.summary())
+        return replace(iterated, reasons=(Reason("factor-is-slower", text),), rejected=(slower,))
     against = f"{iterated.summary()}: not {SURELY_FASTER:g} × faster (about {format_seconds(iterated.seconds)})"
-    return replace(factored, reasons=(reason,), rejected=(against,))
+    return replace(factored, reasons=(EXACT,), rejected=(Reason(NOT_SURELY_FASTER.code, against),))
 
 
-def _or_raise(factored: "UncertaintyPlan | PlanError", reason: str) -> UncertaintyPlan:
+def _or_raise(factored: "UncertaintyPlan | PlanError", reason: Reason) -> UncertaintyPlan:
     if isinstance(factored, PlanError):
         raise factored
     return replace(factored, reasons=(reason,))
@@ -147,7 +150,7 @@ def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> Uncertain
     return UncertaintyPlan("factor", plan, n_rows, seconds, ())
 
 
-def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason: str = "") -> UncertaintyPlan:
+def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason: Reason = NO_REASON) -> UncertaintyPlan:
     """Conjugate gradient for as many rows at a time as fit in memory."""
     solver = problem.solver if isinstance(problem.solver, ConjugateGradient) else ConjugateGradient()
     width = max(1, min(n_rows or MAX_COLUMNS, MAX_COLUMNS))

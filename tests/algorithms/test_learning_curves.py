@@ -11,8 +11,8 @@ from dkrr.features import Nystroem
 from dkrr.kernels import RBF
 from dkrr.rows.arrays import NpyRows
 from dkrr.selection import Folds, LearningCurve
+from tests.naive_folds import naive_predictions, naive_scores
 from tests.pairs import every_pair
-from tests.selection.naive import naive_predictions, naive_scores
 
 ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT = {"cv_tol": 1e-11, "race": False}

@@ -12,8 +12,8 @@ from dkrr.errors import InputError, NotPositiveDefiniteError, StoreError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.naive_folds import leave_one_out, naive_predictions, naive_scores
 from tests.pairs import every_pair
-from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 

@@ -1,13 +1,18 @@
 """Problems and machines for the planner, by their sizes alone."""
 
 from dkrr.features import feature_map
-from dkrr.kernels import RBF, Linear, Polynomial
+from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.planning import Problem, Rates, Resources
 from dkrr.solvers import Cholesky
 
 MIB, GIB = 2**20, 2**30
 
-KERNELS = {"rbf": RBF(), "linear": Linear(), "poly": Polynomial(degree=2, gamma=0.5, coef0=1.0)}
+KERNELS = {
+    "rbf": RBF(),
+    "laplacian": Laplacian(),
+    "linear": Linear(),
+    "poly": Polynomial(degree=2, gamma=0.5, coef0=1.0),
+}
 
 
 def problem(n, d, kernel="rbf", n_targets=1, **settings):

@@ -1,10 +1,9 @@
 """The closed formula for the time of a factorisation, against a simulation and bounds that hold for any schedule."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulation import SimulatedCluster, simulate_factorisation
@@ -14,27 +13,20 @@ from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_s
 from dkrr.tiles import TileGrid
 
 RATES = Rates()
-COMPUTE_ONLY = replace(Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0), gemm_flops=1e9, syrk_flops=1e9)
-COMPUTE_ONLY = replace(COMPUTE_ONLY, trsm_flops=1e9, potrf_flops=1e9)
 
 
 def step_seconds(step, grid, rates, form_seconds):
     return TaskCosts.of_rates(rates, form_seconds / grid.tile**2).seconds(step, grid)
 
 
-def work(grid, columns_per_task, rates=RATES, form=0.5):
-    return sum(step_seconds(step, grid, rates, form) for step in tile_steps(grid.n_tiles, columns_per_task))
+def work(grid, columns_per_task):
+    return sum(step_seconds(step, grid, RATES, 0.5) for step in tile_steps(grid.n_tiles, columns_per_task))
 
 
-def ideal_seconds(grid, columns_per_task, slots, rates=RATES, form=0.5):
-    costs = TaskCosts.of_rates(rates, form / grid.tile**2)
-    return simulate_factorisation(grid, columns_per_task, costs, SimulatedCluster.ideal(slots)).seconds
-
-
-def longest_chain(grid, columns_per_task, rates=RATES, form=0.5):
+def longest_chain(grid, columns_per_task):
     ends = {}
     for step in tile_steps(grid.n_tiles, columns_per_task):  # column by column: what a step depends on comes before it
-        ends[step.key] = step_seconds(step, grid, rates, form) + max((ends[k] for k in step.depends), default=0.0)
+        ends[step.key] = step_seconds(step, grid, RATES, 0.5) + max((ends[k] for k in step.depends), default=0.0)
     return max(ends.values())
 
 
@@ -45,89 +37,35 @@ def cases(draw):
     return TileGrid(draw(st.integers(1, 14 * tile)), tile, panel), draw(st.sampled_from([0, 1, 2, 5]))
 
 
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_one_slot_is_the_sum_of_all(case):
-    assert factorisation_seconds(*case, 1, RATES, 0.5) == pytest.approx(work(*case))
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases(), st.integers(1, 64))
-def test_bounds_of_list_scheduling(case, slots):
-    time = ideal_seconds(*case, slots)
-    total, chain = work(*case), longest_chain(*case)
-    assert time >= max(total / slots, chain) * (1 - 1e-9)
-    # Graham 1966: no list schedule is worse than this.
-    assert time <= (total / slots + (1 - 1 / slots) * chain) * (1 + 1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(cases(), st.integers(1, 32))
-def test_more_slots_are_not_much_slower(case, slots):
-    # List schedules have anomalies, but small ones.
-    time = ideal_seconds(*case, slots)
-    assert ideal_seconds(*case, slots + 1) <= 1.1 * time
-    assert ideal_seconds(*case, 2 * slots) <= time * (1 + 1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(cases())
-def test_enough_slots_take_the_longest_chain(case):
-    assert ideal_seconds(*case, 10_000) == pytest.approx(longest_chain(*case))
-
-
-@settings(max_examples=30, deadline=None)
-@given(cases(), st.integers(2, 32))
-def test_dask_delays_many_slots_but_not_one(case, slots):
+@given(cases(), st.integers(2, 64))
+def test_the_time_of_one_slot_is_all_work_and_that_of_many_at_least_the_longest_chain(case, slots):
+    grid, columns = case
+    costs, total, chain = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2), work(*case), longest_chain(*case)
+    assert factorisation_seconds(*case, 1, RATES, 0.5) == pytest.approx(total)
+    assert estimated_seconds(*case, costs, SimulatedCluster.ideal(1)) == pytest.approx(total)
     slow = replace(RATES, chain_seconds=0.5)
-    assert factorisation_seconds(*case, slots, slow, 0.5) >= longest_chain(*case) + 2 * 0.499 * (case[0].n_tiles - 1)
+    assert factorisation_seconds(*case, slots, slow, 0.5) >= chain + 2 * 0.499 * (grid.n_tiles - 1)
     assert factorisation_seconds(*case, 1, slow, 0.5) == factorisation_seconds(*case, 1, RATES, 0.5)
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_estimate_counts_all_work(case):
-    grid, columns_per_task = case
-    costs = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2)
-    assert estimated_seconds(grid, columns_per_task, costs, SimulatedCluster.ideal(1)) == pytest.approx(
-        work(grid, columns_per_task)
-    )
+    # The simulation is a list schedule, none of which is worse than this (Graham 1966).
+    simulated = simulate_factorisation(grid, columns, costs, SimulatedCluster.ideal(slots)).seconds
+    assert max(total / slots, chain) * (1 - 1e-9) <= simulated
+    assert simulated <= (total / slots + (1 - 1 / slots) * chain) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("columns_per_task", [0, 1, 3, 8])
-@pytest.mark.parametrize("n_tiles", [12, 25, 48])
-def test_estimate_meets_the_simulation(n_tiles, columns_per_task):
-    """Few and many workers; beyond the shortest matrix two of the four kinds of tiles and kernels in turn."""
-    kinds = list(product((256, 1024), (1e-9, 2e-7)))
+@pytest.mark.parametrize("n_tiles", [12, 25])
+def test_the_estimate_meets_the_simulation(n_tiles, columns_per_task):
+    """Few and many workers, small and large tiles, fast and slow kernels in turn."""
+    kinds = [(256, 1e-9), (1024, 2e-7), (256, 2e-7), (1024, 1e-9)]
     for k, slots in enumerate((2, 4, 16, 128, 1024)):
-        for tile, entry_seconds in kinds if n_tiles < 25 else (kinds[k % 4], kinds[(k + 2) % 4]):
+        for tile, entry_seconds in kinds if n_tiles < 25 else [kinds[k % 4]]:
             grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
             costs, ideal = TaskCosts.of_rates(RATES, entry_seconds), SimulatedCluster.ideal(slots)
             exact = simulate_factorisation(grid, columns_per_task, costs, ideal).seconds
             assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, ideal) <= 1.17 * exact
 
 
-@pytest.mark.parametrize("n_tiles", [12, 40])
-def test_estimate_meets_the_simulation_of_dask(n_tiles):
-    """Tasks of a second, on a scheduler that has time for them, in the order of our priorities."""
-    grid = TileGrid(n_tiles * 2048, 2048, 512)
-    costs = TaskCosts.of_rates(RATES, 1e-8)
-    for columns_per_task in (0, 3, 8):
-        for slots in (2, 8, 64, 512):
-            cluster = SimulatedCluster(slots, queue="priority")
-            exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
-            assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, cluster) <= 1.17 * exact
-
-
-def test_estimate_counts_the_scheduler():
-    grid, costs = TileGrid(30 * 64, 64, 64), TaskCosts.of_rates(RATES, 0.0)
-    n_tasks = len(list(tile_steps(30, 2)))
-    slow = SimulatedCluster(1000, scheduler_seconds=1.0)
-    assert n_tasks <= estimated_seconds(grid, 2, costs, slow) <= 1.2 * n_tasks
-    assert simulate_factorisation(grid, 2, costs, slow).seconds >= n_tasks
-
-
-@pytest.mark.parametrize("n_tiles", [2, 3, 4, 6, 60])
+@pytest.mark.parametrize("n_tiles", [2, 3, 4, 6, 30])
 @pytest.mark.parametrize("chain_seconds", [0.01, 0.05])
 def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
     """Also with few tiles, where delays between the columns are a large part of the time."""
@@ -141,18 +79,15 @@ def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
             assert 0.8 * exact <= factorisation_seconds(grid, columns_per_task, slots, rates, 0.0) <= 1.15 * exact
 
 
-def test_segments_keep_many_workers_busy():
-    """The table of the design: 32 tiles a side and 16 workers, computing only."""
-    grid = TileGrid(32 * 100, 100, 100)
-    efficiency = {
-        s: work(grid, s, COMPUTE_ONLY, 0.0) / ideal_seconds(grid, s, 16, COMPUTE_ONLY, 0.0) / 16 for s in (0, 1, 8)
-    }
-    assert efficiency[1] > 0.93
-    assert efficiency[8] > 0.9
-    assert efficiency[0] < 0.6
+def test_the_estimate_counts_the_scheduler():
+    grid, costs = TileGrid(30 * 64, 64, 64), TaskCosts.of_rates(RATES, 0.0)
+    n_tasks = len(list(tile_steps(30, 2)))
+    slow = SimulatedCluster(1000, scheduler_seconds=1.0)
+    assert n_tasks <= estimated_seconds(grid, 2, costs, slow) <= 1.2 * n_tasks
+    assert simulate_factorisation(grid, 2, costs, slow).seconds >= n_tasks
 
 
-def test_time_is_that_of_its_parts():
+def test_the_time_of_a_task_is_that_of_its_parts():
     grid, step = TileGrid(23 * 7, 23, 23), next(s for s in tile_steps(7, 0) if s.key == "L-4-2")
     tile = 8 * 23**2
     free = Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0).faster(1e30)
@@ -164,9 +99,8 @@ def test_time_is_that_of_its_parts():
     assert step_seconds(step, grid, replace(free, task_seconds=5.0), 3.0) == pytest.approx(8.0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(cases())
-def test_operations_of_every_kind(case):
+def test_the_operations_of_a_task_are_those_of_its_kind(case):
     grid, columns_per_task = case
     for step in tile_steps(grid.n_tiles, columns_per_task):
         gemm, syrk, trsm, potrf = step_flops(step, grid)

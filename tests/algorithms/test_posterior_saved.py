@@ -16,7 +16,10 @@ from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Columns, Linear
 from dkrr.model_description import search_of
 from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.pairs import every_pair
 from tests.stores import edit
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
 def saved(model, folder, uncertainty=True):
@@ -51,17 +54,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("uncertainty", [True, "data"])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_same_bits(data, tmp_path, way, uncertainty, weighted):
+@every_pair(way=list(WAYS), uncertainty=[True, "data"], weighted=[False, True])
+def test_a_loaded_model_has_the_same_bits(data, tmp_path, way, uncertainty, weighted):
     far = 100.0 if WAYS[way].get("fit_intercept") else 0.0  # linear kernels get an origin
     model = KernelRidge(**WAYS[way]).fit(data.X + far, data.y, sample_weight=data.weights if weighted else None)
     same_bits(model, saved(model, tmp_path, uncertainty), data.X_new + far)
 
 
 @pytest.mark.parametrize("fit_intercept", [False, True])
-def test_the_same_bits_by_conjugate_gradient(data, tmp_path, monkeypatch, fit_intercept):
+def test_a_loaded_model_by_conjugate_gradient_has_the_same_bits(data, tmp_path, monkeypatch, fit_intercept):
     monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
     solver = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
     model = KernelRidge(0.5, kernel=RBF(0.1), solver=solver, fit_intercept=fit_intercept).fit(data.X, data.y)
@@ -71,30 +72,30 @@ def test_the_same_bits_by_conjugate_gradient(data, tmp_path, monkeypatch, fit_in
     assert again.uncertainty_plan_.method == "iterations"
 
 
-@pytest.mark.parametrize("kind", ["csr", "dask", "float32", "Fortran"])
-@pytest.mark.parametrize("kernel", ["rbf", "linear"])
-def test_containers(data, tmp_path, monkeypatch, kind, kernel):
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [("csr", "rbf"), ("csr", "linear"), ("dask", "rbf"), ("float32", "linear")]
+)
+def test_rows_of_any_container_are_saved(data, tmp_path, monkeypatch, kind, kernel):
     monkeypatch.setattr("dkrr.fitting.normal_sums.strip_rows", lambda _: 64)
     X = np.where(np.abs(data.X) > 1, data.X, 0.0)
     rows = {
         "csr": sp.csr_array,
         "dask": lambda X: da.from_array(X, chunks=50),
         "float32": np.float32,
-        "Fortran": np.asfortranarray,
     }[kind](X)
     model = KernelRidge(kernel=kernel).fit(rows, data.y[:, 0])
     same_bits(model, saved(model, tmp_path), data.X_new)
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "linear", RandomFourier(RBF(0.1), 20)], ids=str)
-def test_a_table_behind_a_transformer(data, tmp_path, kernel):
+def test_a_model_of_a_table_behind_a_transformer_is_saved(data, tmp_path, kernel):
     table = pd.DataFrame(data.X, columns=list("abcde")).assign(y=data.y[:, 0])
     table.to_parquet(tmp_path / "t.parquet")
     model = KernelRidge(kernel=kernel, transformer="standardize").fit(tmp_path / "t.parquet", "y")
     same_bits(model, saved(model, tmp_path), table[list("abcde")])
 
 
-def test_a_factor_is_read_where_memory_is_short(data, tmp_path, monkeypatch):
+def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
     expected = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
     monkeypatch.setattr("dkrr.posterior.dual.available_bytes", lambda: 0)
@@ -105,14 +106,14 @@ def test_a_factor_is_read_where_memory_is_short(data, tmp_path, monkeypatch):
     assert all(np.allclose(a, b, rtol=1e-10, atol=0) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_factor_on_disk(data, tmp_path, monkeypatch):
+def test_a_factor_on_disk_is_saved(data, tmp_path, monkeypatch):
     monkeypatch.setattr("dkrr.tiles.shards.CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
     model = KernelRidge(kernel=RBF(0.1), tile=48).fit(data.X, data.y)
     same_bits(model, saved(model, tmp_path), data.X_new)
     assert dkrr.verify(tmp_path / "m.zarr").is_whole
 
 
-def test_nothing_is_factored_again(data, tmp_path, monkeypatch):
+def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
     again = saved(model, tmp_path)
     monkeypatch.setattr("dkrr.posterior.dual.direct_gram", None)
@@ -190,10 +191,8 @@ SIZED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("way", SIZED)
-def test_the_size_is_in_the_plan(tmp_path, way, weighted, dtype):
+@every_pair(way=list(SIZED), weighted=[False, True], dtype=[np.float64, np.float32])
+def test_the_size_of_a_saved_model_is_in_the_plan(tmp_path, way, weighted, dtype):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(700, 6)).astype(dtype), rng.normal(size=(700, 3))
     X = RBF(0.1)(X).astype(dtype) if way == "precomputed" else X
@@ -210,12 +209,12 @@ def test_the_size_is_in_the_plan(tmp_path, way, weighted, dtype):
 
 
 @pytest.mark.parametrize("entry", ["params", "columns", "best_params", "search"])
-@pytest.mark.parametrize("value", [None, 5, [5], {"a": 5}, "text", {"a": [[1], [1, 2]]}], ids=str)
+@pytest.mark.parametrize("value", [None, {"a": [[1], [1, 2]]}], ids=str)
 def test_damaged_results_of_a_search_are_refused(data, tmp_path, entry, value):
     search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, data.y[:, 0])
     dkrr.save(search, tmp_path / "m.zarr")
     found = search_of(search)
     edit(tmp_path / "m.zarr", search=value if entry == "search" else found | {entry: value})
-    are_right = {"search": (None,), "best_params": ({"a": 5},)}.get(entry, ())
-    with nullcontext() if value in are_right else pytest.raises(dkrr.errors.StoreError, match="damaged"):
+    is_right = entry == "search" and value is None
+    with nullcontext() if is_right else pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")

@@ -9,7 +9,8 @@ from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, NotPositiveDefiniteError
 from dkrr.selection import primal
-from tests.selection.naive import exact_errors, exact_scores, leave_one_out, naive_scores
+from tests.naive_folds import exact_errors, exact_scores, leave_one_out, naive_scores
+from tests.pairs import every_pair
 
 ALPHAS = [100.0, 1.0, 1e-3]
 N = 1100
@@ -68,9 +69,8 @@ def test_sums_that_cancel_are_not_taken(rows, predicted):
     assert predicted == [2], "with a large λ errors are large, too"
 
 
-@pytest.mark.parametrize("folds", ["overlapping", "partial", "growing"])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_folds_that_are_not_a_partition(rows, monkeypatch, folds, parts):
+@every_pair(folds=["overlapping", "partial", "growing"], parts=[1, 2])
+def test_folds_that_are_not_a_partition_have_the_scores_of_fits(rows, monkeypatch, folds, parts):
     monkeypatch.setattr(primal, "parts_for_folds", lambda *_: parts)
     X, Y, weights = rows
     everything = np.arange(N)
@@ -117,9 +117,7 @@ DOMINATING = {
 """Sizes of rows, and weights, of which the first fold has the largest."""
 
 
-@pytest.mark.parametrize("case", DOMINATING)
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("overlapping", [False, True])
+@every_pair(case=list(DOMINATING), fit_intercept=[False, True], overlapping=[False, True])
 def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_intercept, overlapping):
     rng, (sizes, weights) = np.random.default_rng(1), DOMINATING[case]
     X = rng.standard_normal((60, 3)) * sizes[:, None]
@@ -181,7 +179,7 @@ def with_leverages_of_1(case):
 
 @pytest.mark.parametrize("case", ["alone", "several", "weight", "square"])
 @pytest.mark.parametrize("fit_intercept", [False, True])
-def test_rows_with_a_leverage_near_1(case, fit_intercept, monkeypatch):
+def test_rows_with_a_leverage_near_1_have_the_errors_of_models_without_them(case, fit_intercept, monkeypatch):
     X, Y, weights, near = with_leverages_of_1(case)
     alphas, settings, searches = [1.0, 1e-6], {"fit_intercept": fit_intercept}, []
     for parts, keeps in ((1, True), (1, False), (3, False)):

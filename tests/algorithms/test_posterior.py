@@ -1,0 +1,488 @@
+"""Standard deviations, likelihoods, leave-one-out residuals and intervals, from factors and by conjugate gradient.
+
+Against scikit-learn's Gaussian process, dense formulas, arithmetic of 180 digits, and fits without the rows.
+"""
+
+import pickle
+import warnings
+from contextlib import nullcontext
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from flint import arb, arb_mat
+from numpy.testing import assert_allclose
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import kernels as sk_kernels
+from sklearn.gaussian_process.kernels import ConstantKernel
+from sklearn.model_selection import KFold, ShuffleSplit
+
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.features import Nystroem, whitened
+from dkrr.kernels import RBF, BagOfWords, Linear
+from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.naive_folds import leave_one_out, naive_predictions
+from tests.pairs import every_pair
+from tests.precise import matrix, precision, ridge
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+ALPHA, LENGTH = 0.3, 1.7
+GAMMA = 0.5 / LENGTH**2
+KERNEL = RBF(gamma=0.17)
+
+
+@pytest.fixture
+def iterates(monkeypatch):
+    """No factor is soon made: conjugate gradient that was requested is used."""
+    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", -1.0)
+
+
+def dense_posterior(kernel, X, y, w, alpha, X_new, fit_intercept):
+    """Mean, variance for s = 1, s² and the logarithm of the (restricted) likelihood, by dense formulas."""
+    keep = w > 0
+    X, y, w = X[keep], y[keep], w[keep]
+    A = kernel(X) + alpha * np.diag(1 / w)
+    k, prior, n = kernel(X, X_new), np.diag(kernel(X_new)), len(y)
+    inverse = np.linalg.inv(A)
+    P, more, degrees, constant = inverse, 0.0, n, 0.0
+    if fit_intercept:
+        v = inverse.sum(axis=1)
+        P = inverse - np.outer(v, v) / v.sum()
+        more, degrees, constant = (1 - v @ k) ** 2 / v.sum(), n - 1, np.log(v.sum())
+    variance = prior - np.einsum("ij,ij->j", k, inverse @ k) + more
+    s2 = y @ P @ y / degrees
+    log_det = np.linalg.slogdet(A)[1] + constant
+    return variance, s2, -0.5 * degrees * (1 + np.log(2 * np.pi * s2)) - 0.5 * log_det
+
+
+# Standard deviations and likelihoods
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "cg"}, {"tile": 40}], ids=str)
+def test_deviations_and_likelihood_are_those_of_scikit_learn(data, settings):
+    y = data.y[:, 0]
+    model = KernelRidge(alpha=ALPHA, kernel="rbf", gamma=GAMMA, **settings).fit(data.X, y)
+    peer = GaussianProcessRegressor(sk_kernels.RBF(LENGTH), alpha=ALPHA, optimizer=None).fit(data.X, y)
+    mean, std = model.predict(data.X_new, return_std=True, scale=1.0)
+    expected_mean, expected = peer.predict(data.X_new, return_std=True)
+    assert_allclose(mean, expected_mean, rtol=1e-6)
+    assert_allclose(std, expected, rtol=1e-9)
+    s2 = float((model.predict(data.X_new, return_std=True)[1][0] / std[0]) ** 2)
+
+    def likelihood(s2):
+        kernel = ConstantKernel(s2) * sk_kernels.RBF(LENGTH)
+        return (
+            GaussianProcessRegressor(kernel, alpha=s2 * ALPHA, optimizer=None).fit(data.X, y).log_marginal_likelihood()
+        )
+
+    assert model.log_marginal_likelihood_ == pytest.approx(likelihood(s2), rel=1e-10)
+    assert isinstance(model.log_marginal_likelihood_std_, float) and model.log_marginal_likelihood_std_ == 0.0
+    assert max(likelihood(0.9 * s2), likelihood(1.1 * s2)) < likelihood(s2)
+
+
+@every_pair(kernel=[KERNEL, "linear"], fit_intercept=[False, True], weighted=[False, True], ids=str)
+def test_deviations_and_likelihoods_are_those_of_dense_formulas(data, kernel, fit_intercept, weighted):
+    weights = data.weights if weighted else None
+    w = np.ones(211) if weights is None else weights
+    model = KernelRidge(alpha=[ALPHA, ALPHA, 2.0], kernel=kernel, fit_intercept=fit_intercept)
+    model.fit(data.X, data.y, sample_weight=weights)
+    _, std = model.predict(data.X_new, return_std=True)
+    likelihoods, function = model.log_marginal_likelihood_, Linear() if kernel == "linear" else kernel
+    lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+    assert (model.log_marginal_likelihood_std_ == 0).all()
+    for j, alpha in enumerate([ALPHA, ALPHA, 2.0]):
+        variance, s2, likelihood = dense_posterior(function, data.X, data.y[:, j], w, alpha, data.X_new, fit_intercept)
+        assert_allclose(std[:, j], np.sqrt(s2 * variance), rtol=1e-7)
+        assert (lower[:, j] <= variance * (1 + 1e-9)).all() and (variance * (1 - 1e-9) <= upper[:, j]).all()
+        assert_allclose(upper[:, j], lower[:, j], rtol=1e-5)  # 3 × 40,000 roundings of K over λ are 4e-6
+        assert likelihoods[j] == pytest.approx(likelihood, rel=1e-9)
+
+
+def test_a_primal_fit_by_conjugate_gradient_has_the_factor_of_features(data):
+    """The factor of all rows has 0.1 % of this variance's digits left."""
+    by_cg, direct = (KernelRidge(1e-13, kernel="linear", form="primal", solver=s) for s in ("cg", "cholesky"))
+    for model in (by_cg, direct):
+        model.fit(data.X, data.y)
+    assert_allclose(by_cg.loo_residuals_, direct.loo_residuals_, rtol=1e-12)
+    found, expected = (model.predict(data.X_new, return_std=True, scale=1.0)[1] for model in (by_cg, direct))
+    assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_blocks_of_rows_have_the_same_deviations(data, monkeypatch):
+    model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y)
+    _, expected = model.predict(data.X_new, return_std=True)
+    monkeypatch.setattr("dkrr.posterior.base.CROSS_BYTES", 8 * 211 * 5)
+    mean, std = model.predict(data.X_new.astype(np.float32), return_std=True)
+    assert std.shape == np.asarray(mean).shape == (37, 3)
+    assert_allclose(std, expected, rtol=1e-5)
+
+
+def test_a_new_fit_and_a_copy_have_deviations_of_their_own(data):
+    model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y[:, 0])
+    before = model.predict(data.X_new, return_std=True)[1]
+    copy = pickle.loads(pickle.dumps(model))
+    assert_allclose(copy.predict(data.X_new, return_std=True)[1], before)
+    model.fit(data.X[:100], data.y[:100, 0])
+    assert not np.allclose(model.predict(data.X_new, return_std=True)[1], before)
+    search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, data.y[:, 0])
+    plain = KernelRidge(alpha=search.alpha_, kernel="rbf").fit(data.X, data.y[:, 0])
+    for found, expected in zip(search.predict(data.X_new, True), plain.predict(data.X_new, True), strict=True):
+        assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1e-13, 1e-9, 1e-3])
+def test_variances_are_never_negative(data, alpha):
+    X = np.repeat(data.X[:40], 3, axis=0)
+    model = KernelRidge(alpha=alpha, kernel="rbf", gamma=0.01).fit(X, np.repeat(data.y[:40, 0], 3))
+    said = pytest.warns(ConvergenceWarning, match="too small for the digits") if alpha < 1e-8 else nullcontext()
+    with said:
+        assert (model.predict(X, return_std=True, scale=1.0)[1] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda m, d: m.predict(d.X_new, return_std=True, scale=0.0), "scale is .*expected a finite number above 0"),
+        (lambda m, d: m.predict(d.X_new, return_std=True, scale="one"), "scale is .*expected a real number"),
+        (lambda m, d: m.predict_interval(d.X_new, cv=ShuffleSplit(3)), "cv=.*does not hold out every row once.*cv=10"),
+        (lambda m, d: m.predict_interval(d.X_new, 90), "coverage is 90; expected a probability"),
+        (lambda m, d: m.uncertainty_plan_, "predict"),
+    ],
+)
+def test_bad_questions_are_refused(data, call, match):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y[:, 0])
+    with pytest.raises((InputError, AttributeError), match=match):
+        call(model, data)
+
+
+def test_targets_that_were_changed_and_kernels_without_variances_are_refused(data, iterates):
+    y = data.y.copy()
+    model = KernelRidge(kernel="rbf").fit(data.X, y)
+    y[3, 0] += 1.0
+    with pytest.raises(InputError, match=r"y was changed.*call fit"):
+        model.predict(data.X_new, return_std=True)
+    model = KernelRidge(alpha=30.0, kernel="sigmoid", solver="cg").fit(data.X, data.y[:, 0])
+    with pytest.raises(InputError, match=r"kernel is Sigmoid.*positive semidefinite.*solver='cholesky'"):
+        model.predict_variance_bounds(data.X_new)
+    model = KernelRidge(kernel="rbf", fit_intercept=True).fit(data.X[:1], data.y[:1, 0])
+    assert np.isfinite(model.log_marginal_likelihood_)
+    assert (model.predict(data.X_new, return_std=True, scale=1.0)[1] > 0).all()
+    with pytest.raises(InputError, match="scale is None.*expected a number > 0"):
+        model.predict(data.X_new, return_std=True)
+
+
+# Bounds of variances
+
+
+def exact_variances(K, k, prior, alpha, w, fit_intercept):
+    """Variances for s = 1 in 180 digits, of matrices taken as the exact numbers that they are."""
+    with precision():
+        n, ones = len(K), matrix(np.ones(len(K)))
+        A = matrix(K)
+        for i in range(n):
+            A[i, i] += arb(alpha) / arb(float(w[i]))
+        cross = matrix(k)
+        x = A.solve(arb_mat([[*a, *b] for a, b in zip(cross.tolist(), ones.tolist(), strict=True)]))
+        found = []
+        for j, own in enumerate(prior):
+            value = arb(float(own)) - sum((cross[i, j] * x[i, j] for i in range(n)), arb(0))
+            if fit_intercept:
+                total = sum((x[i, len(prior)] for i in range(n)), arb(0))
+                value += (1 - sum((x[i, j] for i in range(n)), arb(0))) ** 2 / total
+            found.append(float(value.mid()))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-8, 1e-10, 1e-13])
+@every_pair(fit_intercept=[False, True], weighted=[False, True], settings=[{}, {"tile": 16}])
+def test_bounds_from_a_factor_hold_and_are_tight_or_say_so(alpha, fit_intercept, weighted, settings):
+    rng, kernel, n = np.random.default_rng(1), RBF(0.5), 30
+    X = rng.normal(size=(n, 2))
+    X_new = np.vstack([X[:5], X[:3] + 1e-4, rng.normal(size=(4, 2)), [[9.0, 9.0]]])
+    w = 10 ** rng.uniform(-2, 2, n) if weighted else np.ones(n)
+    expected = exact_variances(kernel(X), kernel(X, X_new), np.ones(len(X_new)), alpha, w, fit_intercept)
+    model = KernelRidge(alpha, kernel=kernel, solver="cholesky", fit_intercept=fit_intercept, **settings)
+    model.fit(X, X[:, 0], sample_weight=w if weighted else None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+        _, std = model.predict(X_new, return_std=True, scale=1.0)
+    assert (lower <= expected * (1 + 1e-12)).all() and (expected * (1 - 1e-12) <= upper).all()
+    assert ((lower <= std**2 * (1 + 1e-12)) & (std**2 <= upper * (1 + 1e-12))).all()
+    said = [str(w.message) for w in caught if "bounds of the variances" in str(w.message)]
+    if said:
+        assert len(said) == 2 and f"alpha = {alpha:g} is too small for the digits" in said[0] and alpha < 1e-5
+        assert all(issubclass(w.category, ConvergenceWarning) for w in caught)
+    else:
+        assert (upper - lower <= 1e-3 * expected * (1 + 1e-9)).all()
+        assert_allclose(std**2, expected, rtol=1e-3)
+    assert bool(said) == (alpha < 1e-12) or 1e-12 < alpha < 1e-5
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_bounds_of_a_factor_without_digits_are_those_of_nothing_known(data, fit_intercept):
+    model = KernelRidge(alpha=1e-13, kernel=KERNEL, solver="cholesky", fit_intercept=fit_intercept)
+    model.fit(np.repeat(data.X[:40], 2, axis=0), np.repeat(data.y[:40, 0], 2))
+    with pytest.warns(ConvergenceWarning, match="alpha = 1e-13 is too small for the digits of a factor"):
+        lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+    assert (lower == 0).all()
+    assert_allclose(upper, np.inf if fit_intercept else 1.0, rtol=1e-12)
+
+
+def test_primal_bounds_are_tight_in_any_units_or_say_so():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 4))
+    lower, upper = KernelRidge(1e-3, kernel="linear").fit(X, X[:, 0]).predict_variance_bounds(X[:9], scale=1.0)
+    assert (upper - lower <= 1e-3 * lower).all()
+    X[:, 3] = X[:, 2] + 1e-9 * X[:, 3]
+    model = KernelRidge(1e-12, kernel="linear", form="primal").fit(X, X[:, 0])
+    with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
+        model.predict(X[:9], return_std=True)
+    X, y, units = rng.normal(size=(30, 3)), rng.normal(size=30), 2.0 ** np.array([-20, 0, 20])
+    bounds = KernelRidge(1e-2, kernel="linear", form="primal").fit(X * units, y).predict_variance_bounds(X[:5], scale=1)
+    assert (bounds[1] - bounds[0] <= 1e-6 * bounds[0]).all()
+    X[4] *= 3e7
+    model = KernelRidge(1.0, kernel="linear", form="primal").fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="no digits of the log marginal likelihood are certain"):
+        model.log_marginal_likelihood_  # noqa: B018
+
+
+SOLVERS = {
+    "auto": "cg",
+    "low rank": ConjugateGradient(RPCholesky(12), precision="mixed"),
+    "none": ConjugateGradient(None),
+}
+
+
+def iterated(data, solver="cg", alpha=ALPHA, weighted=False, **settings):
+    model = KernelRidge(alpha=alpha, kernel=KERNEL, solver=solver, **settings)
+    return model.fit(data.X, data.y, sample_weight=data.weights if weighted else None)
+
+
+@every_pair(solver=list(SOLVERS), fit_intercept=[False, True], weighted=[False, True])
+def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solver, fit_intercept, weighted):
+    X_new, alphas = np.vstack([data.X_new, data.X[:5], np.full((1, 5), 100.0)]), [0.3, 0.3, 0.02]
+    model = iterated(data, SOLVERS[solver], alphas, weighted, fit_intercept=fit_intercept)
+    lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+    _, std = model.predict(X_new, return_std=True)
+    assert model.uncertainty_plan_.method == "iterations"
+    likelihoods, errors = model.log_marginal_likelihood_, model.log_marginal_likelihood_std_
+    w = data.weights if weighted else np.ones(211)
+    for j, alpha in enumerate(alphas):
+        variance, s2, likelihood = dense_posterior(KERNEL, data.X, data.y[:, j], w, alpha, X_new, fit_intercept)
+        assert (lower[:, j] <= variance * (1 + 1e-12)).all() and (variance * (1 - 1e-12) <= upper[:, j]).all()
+        assert (upper[:, j] - lower[:, j] <= 1.001e-3 * variance).all()
+        assert_allclose(std[:, j], np.sqrt(s2 * variance), rtol=5e-4)
+        assert 0 < errors[j] < 10 and abs(likelihoods[j] - likelihood) < 4 * errors[j]
+
+
+def test_a_better_preconditioner_makes_the_likelihood_surer(data, iterates):
+    models = [iterated(data, ConjugateGradient(RPCholesky(rank))) for rank in (5, 60, 150)]
+    errors = [model.log_marginal_likelihood_std_[0] for model in models]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+    _, _, exact = dense_posterior(KERNEL, data.X, data.y[:, 0], np.ones(211), ALPHA, data.X_new, False)
+    assert models[-1].log_marginal_likelihood_[0] == pytest.approx(exact, abs=0.5)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_too_few_iterations_leave_wide_bounds_that_hold(data, iterates, fit_intercept):
+    solver = ConjugateGradient(RPCholesky(3), max_iter=6)
+    with pytest.warns(ConvergenceWarning, match="where 1.0e-08 was asked"):
+        model = iterated(data, solver, 1e-3, fit_intercept=fit_intercept)
+    with pytest.warns(ConvergenceWarning):
+        lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+    with pytest.warns(ConvergenceWarning, match=r"variances of .* of 37 rows are up to .* apart.*max_iter"):
+        _, std = model.predict(data.X_new, return_std=True, scale=1.0)
+    variance, *_ = dense_posterior(KERNEL, data.X, data.y[:, 0], np.ones(211), 1e-3, data.X_new, fit_intercept)
+    assert (lower[:, 0] <= variance).all() and (variance <= upper[:, 0]).all()
+    assert (lower >= 0).all() and (std >= 0).all() and (upper > 1.1 * lower).any()
+
+
+@pytest.mark.parametrize("method", ["factor", "iterations"])
+def test_lazy_rows_have_lazy_deviations_bounds_and_intervals(data, tmp_path, monkeypatch, method):
+    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 3.0 if method == "factor" else -1.0)
+    model = iterated(data)
+    _, expected = model.predict(data.X_new, return_std=True)
+    bounds = model.predict_variance_bounds(data.X_new)
+    assert model.uncertainty_plan_.method == method
+    stored = zarr.create_array(str(tmp_path / "x.zarr"), data=data.X_new, chunks=(7, 5))
+    for rows in (da.from_array(data.X_new, chunks=(20, 2)), stored):
+        mean, std = model.predict(rows, return_std=True)
+        lower, upper = model.predict_variance_bounds(rows)
+        assert all(isinstance(part, da.Array) and part.shape == (37, 3) for part in (mean, std, lower, upper))
+        assert_allclose(std.compute(), expected, rtol=1e-3)
+        assert_allclose(np.stack(da.compute(lower, upper)), np.stack(bounds), rtol=1.1e-3)
+    interval = model.predict_interval(rows)
+    assert_allclose(np.stack(da.compute(*interval)), np.stack(model.predict_interval(data.X_new)), rtol=1e-9)
+    bad = data.X_new.copy()
+    bad[31, 2] = np.nan
+    _, std = model.predict(da.from_array(bad, chunks=(20, 5)), return_std=True)
+    with pytest.raises(InputError, match="row 31"):
+        std.compute()
+
+
+@pytest.mark.parametrize("settings", [{"solver": "auto"}, {"solver": "cg"}], ids=str)
+def test_lazy_deviations_and_intervals_are_computed_on_workers(data, workers, monkeypatch, settings):
+    if settings["solver"] == "cg":
+        monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", -1.0)
+    model, lazy = iterated(data, **settings), da.from_array(data.X_new, chunks=(20, 5))
+    _, expected = model.predict(data.X_new, return_std=True)
+    _, std = model.predict(lazy, return_std=True)
+    assert_allclose(workers.compute(std).result(), expected, rtol=1e-3)
+    upper = workers.compute(model.predict_interval(lazy)[1]).result()
+    assert_allclose(upper, model.predict_interval(data.X_new)[1], rtol=1e-9)
+
+
+# Residuals and intervals of models without the row, or without the fold
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_residuals_are_those_of_models_without_the_row(data, kernel, fit_intercept):
+    X, Y, weights = data.X[:50], data.y[:50], data.weights[:50]
+    settings = {"kernel": kernel, "fit_intercept": fit_intercept}
+    model = KernelRidge(alpha=ALPHA, **settings).fit(X, Y, sample_weight=weights)
+    expected = Y - np.vstack(naive_predictions(X, Y, leave_one_out(50), ALPHA, weights, **settings))
+    assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [2.0**-270, 2.0**330], ids=["tiny", "huge"])
+def test_residuals_do_not_depend_on_units(data, size):
+    """K and its inverse are about 1e±163 and 1e±199: their squares leave float64."""
+    X, y = data.X[:30], data.y[:30]
+    expected, found = (
+        KernelRidge(s * s, kernel="linear", form="dual", fit_intercept=True).fit(X * s, y) for s in (1.0, size)
+    )
+    assert_allclose(found.loo_residuals_, expected.loo_residuals_, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("weight", "heavy"), [(1e16, [7]), (1e18, [7]), (1e18, [3, 4])], ids=str)
+def test_a_dominating_weight_costs_no_digits(weight, heavy):
+    rng, n, alpha, kernel = np.random.default_rng(3), 12, 0.5, Linear()
+    X, y, w = rng.normal(size=(n, 3)), rng.normal(size=n) + 3, np.ones(n)
+    w[heavy] = weight
+
+    def exact(folds):
+        pairs = [(np.setdiff1d(np.arange(n), test), test) for test in folds]
+        fits = (ridge(kernel, X[a], y[a], alpha, sample_weight=w[a], fit_intercept=True, X_new=X[b]) for a, b in pairs)
+        return np.vstack([fit.predictions for fit in fits])[:, 0]
+
+    settings = {"kernel": kernel, "fit_intercept": True, "form": "dual", "solver": "cholesky"}
+    model = KernelRidge(alpha=alpha, **settings).fit(X, y, sample_weight=w)
+    assert_allclose(model.loo_residuals_, y - exact(np.arange(n)[:, None]), rtol=1e-6)
+    search = KernelRidgeCV([alpha], cv=4, store_cv_predictions=True, **settings).fit(X, y, sample_weight=w)
+    folds = np.split(np.arange(n), 4)
+    expected = exact(folds)
+    assert_allclose(search.cv_predictions_, expected, rtol=1e-6)
+    found = model._processes().factored()[0][1].fold_models(folds)
+    assert_allclose(np.vstack(found.errors)[:, 0], y - expected, rtol=1e-6)
+    for k, fold in enumerate(folds):
+        assert_allclose(found.predict(X)[k, fold, 0], expected[fold], rtol=1e-6)
+
+
+def by_fits(kernel, X, y, X_new, folds, coverage=0.8, weights=None, **settings):
+    """Intervals of CV+ from a fit for every fold."""
+    below, above = [], []
+    for train, test in folds:
+        w = None if weights is None else weights[train]
+        one = KernelRidge(kernel=kernel, **settings).fit(X[train], y[train], sample_weight=w)
+        errors = np.abs(y[test] - one.predict(X[test]))
+        errors = errors if weights is None else errors[weights[test] > 0]
+        new = one.predict(X_new)
+        below += [new - error for error in errors]
+        above += [new + error for error in errors]
+    n, k = len(below), int(np.ceil(coverage * (len(below) + 1)))
+    return np.sort(below, axis=0)[n - k], np.sort(above, axis=0)[k - 1]
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_intervals_are_those_of_separate_fits(data, kernel, fit_intercept):
+    settings, weights = {"alpha": ALPHA, "fit_intercept": fit_intercept}, data.weights
+    model = KernelRidge(kernel=kernel, **settings).fit(data.X, data.y, sample_weight=weights)
+    folds = KFold(4, shuffle=True, random_state=0)
+    found = model.predict_interval(data.X_new, 0.8, cv=folds)
+    expected = by_fits(kernel, data.X, data.y, data.X_new, folds.split(data.X), weights=weights, **settings)
+    assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_intervals_of_folds_one_of_which_dominates():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((60, 3))
+    X[:6] *= 1e8
+    y = X @ [1e-8, 1e-8, 2e-8] + rng.standard_normal(60)
+    found = KernelRidge(kernel="linear", fit_intercept=True).fit(X, y).predict_interval(X[20:23], cv=KFold(10))
+    expected = by_fits("linear", X, y, X[20:23], KFold(10).split(X), 0.9, fit_intercept=True)
+    assert_allclose(found, expected, rtol=1e-7)
+
+
+def test_intervals_hold_new_targets():
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-3, 3, (1200, 1))
+    y = np.sin(X[:, 0]) + (0.1 + 0.3 * (X[:, 0] > 0)) * rng.standard_t(4, 1200)
+    search = KernelRidgeCV(np.geomspace(1e-3, 10, 6), gamma=1.0, cv=5).fit(X[:400], y[:400])
+    for coverage in (0.5, 0.9):
+        lower, upper = search.predict_interval(X[400:], coverage)
+        assert np.mean((lower <= y[400:]) & (y[400:] <= upper)) == pytest.approx(coverage, abs=0.05)
+    wide = search.predict_interval(X[:3], 0.999)
+    assert np.isinf(wide[0]).all() and np.isinf(wide[1]).all(), "400 rows say nothing of one in a thousand"
+
+
+@every_pair(settings=[{}, {"fit_intercept": True}, {"solver": "cg"}, {"tile": 40}], weighted=[False, True], ids=str)
+def test_a_gram_matrix_has_everything_but_variances(data, settings, weighted):
+    kernel, weights = RBF(gamma=0.2), data.weights if weighted else None
+    K, K_new = kernel(data.X), kernel(data.X_new, data.X)
+    model = KernelRidge(kernel="precomputed", **settings).fit(K, data.y, sample_weight=weights)
+    plain = KernelRidge(kernel=kernel, **settings).fit(data.X, data.y, sample_weight=weights)
+    assert_allclose(model.loo_residuals_, plain.loo_residuals_, rtol=1e-7)
+    assert_allclose(model.log_marginal_likelihood_, plain.log_marginal_likelihood_, rtol=1e-9)
+    for found, expected in zip(model.predict_interval(K_new), plain.predict_interval(data.X_new), strict=True):
+        assert_allclose(found, expected, rtol=1e-7)
+    for call in (lambda: model.predict(K_new, return_std=True), lambda: model.predict_variance_bounds(K_new)):
+        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals_"):
+            call()
+
+
+DOCUMENTS = [" ".join(np.random.default_rng(i).choice(list("abcdefghijklmnopqrstuvwxyz"), 6)) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Nystroem(RBF(2.0), 15),
+        BagOfWords(token_pattern="[a-z]"),
+        BagOfWords(token_pattern="[a-z]", n_hashed=64) + BagOfWords("counts", token_pattern="[a-z]"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folds_of_kernels_that_learn_have_kernels_that_have_not_seen_them(kernel, weighted):
+    rng, n, new = np.random.default_rng(0), 30, slice(30, 40)
+    X = rng.normal(size=(40, 2)) if isinstance(kernel, Nystroem) else np.array(DOCUMENTS, object)
+    y = np.column_stack([np.sin(np.arange(40)), rng.normal(size=40)])
+    w = rng.uniform(0.5, 2.0, n) if weighted else None
+    model = KernelRidge([1e-4, 0.3], kernel=kernel).fit(X[:n], y[:n], sample_weight=w)
+    found = model.predict_interval(X[new], 0.8, cv=4)
+    folds = KFold(4).split(X[:n])
+    assert_allclose(found, by_fits(kernel, X, y, X[new], folds, weights=w, alpha=[1e-4, 0.3]), rtol=1e-7, atol=1e-9)
+    if isinstance(kernel, Nystroem):
+        assert_allclose(pickle.loads(pickle.dumps(model)).predict_interval(X[new], 0.8, cv=4)[0], found[0])
+    else:
+        with pytest.raises(InputError, match="pickled or saved without the data that its kernel learns from.*call fit"):
+            pickle.loads(pickle.dumps(model)).predict_interval(X[new])
+    with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
+        model.loo_residuals_  # noqa: B018
+
+
+def test_kernels_that_have_learned_elsewhere_have_residuals():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30.0)
+    documents = np.array(DOCUMENTS[:30], object)
+    fixed = BagOfWords(token_pattern="[a-z]").fitted(DOCUMENTS[:30])
+    for kernel, rows in ((whitened(RBF(2.0), X[:12]), X), (fixed, documents)):
+        expected = [
+            y[i] - KernelRidge(kernel=kernel).fit(rows[a], y[a]).predict(rows[[i]])[0] for a, (i,) in leave_one_out(30)
+        ]
+        assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals_, expected, rtol=1e-7)

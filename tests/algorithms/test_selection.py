@@ -1,0 +1,371 @@
+"""What selections have for themselves: parts of training sets, gradients of the error, targets out of range."""
+
+from contextlib import nullcontext
+from functools import cache
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.model_selection import GroupKFold, KFold, LeaveOneGroupOut, TimeSeriesSplit
+
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.features import Nystroem
+from dkrr.fitting.context import open_context
+from dkrr.fitting.data import shared_fields
+from dkrr.kernels import RBF, BagOfWords, Laplacian, Matern
+from dkrr.machine import detect
+from dkrr.planning.gradients import plan_gradient
+from dkrr.planning.selection import FoldSizes
+from dkrr.requests import FitRequest, Settings, Targets
+from dkrr.rows import MemoryRows
+from dkrr.runtime import Progress
+from dkrr.selection import Folds, LearningCurve, gain_of
+from dkrr.selection.gradients import EvaluatedData, HeldOutError
+from dkrr.solvers import ConjugateGradient
+from tests.pairs import every_pair
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+# Parts of training sets, for learning curves
+
+
+def parts(splitter, sizes, n=97, weights=None, groups=None, seed=0):
+    pairs = list(splitter.split(np.zeros((n, 1)), groups=groups))
+    curve = LearningCurve.of(Folds.of_pairs(n, pairs), np.array(sizes), weights, groups, seed)
+    return [(train, [curve.training(s, f) for s in range(len(curve))]) for f, (train, _) in enumerate(pairs)]
+
+
+def test_parts_are_nested_random_rows_of_the_training_sets():
+    found = parts(KFold(4), [0.5, 0.1, 1.0])
+    for train, (small, large) in found:
+        assert len(small) == int(0.1 * len(train)) and len(large) == int(0.5 * len(train))
+        assert set(small) < set(large) < set(train)
+        assert small.min() < 40 and large.max() > 60  # not the first rows
+    assert not np.array_equal(parts(KFold(4), [0.5], seed=1)[0][1][0], found[0][1][1])
+
+
+def test_parts_have_no_row_of_weight_zero_whole_groups_and_the_latest_rows_of_a_history():
+    rng = np.random.default_rng(0)
+    weights, groups = rng.integers(0, 2, 97).astype(float), rng.integers(0, 20, 97).astype(str)
+    for train, (part,) in parts(KFold(4), [0.5], weights=weights):
+        assert weights[part].all() and len(part) == int(0.5 * weights[train].sum())
+    for train, (part,) in parts(GroupKFold(4), [0.5], groups=groups):
+        whole = [np.isin(np.flatnonzero(groups == g), part) for g in np.unique(groups[train])]
+        assert sum(0 < rows.sum() < len(rows) for rows in whole) <= 1  # the last one
+        assert sum(not rows.any() for rows in whole) >= 5
+    for train, (seven, eleven) in parts(TimeSeriesSplit(3), [7, 11]):
+        assert_array_equal(seven, train[-7:])
+        assert_array_equal(eleven, train[-11:])
+
+
+def test_the_gain_of_more_rows_allows_for_those_that_folds_share():
+    sizes = np.array([[100, 100], [400, 400]])
+    gain = gain_of(sizes, np.array([[1.0, 2.0], [3.0, 6.0]]), 0.5)
+    assert gain.per_doubling == 1.5 and gain.standard_error == pytest.approx((1.0 * 0.5) ** 0.5)
+    assert gain.margin == pytest.approx(12.706 * gain.standard_error, rel=1e-4)
+    alone = gain_of(sizes[:, :1], np.array([[1.0], [3.0]]), 0.5)
+    assert alone.per_doubling == 1.0 and np.isnan(alone.standard_error) and np.isnan(alone.margin)
+
+
+# Gradients of the cross-validated error, and the search by them
+
+
+LENGTHS = np.array([1.0, 2.0, 3.0, 2.0])
+
+
+def problem(n=150, t=2, d=4):
+    """Rows far from the origin, and targets with a mean."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, d)) + 3
+    Y = np.stack([np.sin((k + 1) * X[:, 0]) + 0.3 * X[:, 1] for k in range(t)], axis=1)
+    return X, Y + 0.1 * rng.standard_normal((n, t)) + 2
+
+
+def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
+    """Error of all folds by one dense system each, with a border for a free constant."""
+    total, w = 0.0, np.ones(len(X)) if weights is None else weights
+    for train, test in pairs:
+        rows = train[w[train] > 0]
+        n = len(rows)
+        A = np.eye(n + 1)
+        A[:n, :n] = kernel(X[rows]) + alpha * np.diag(1 / w[rows])
+        if fit_intercept:
+            A[:n, n], A[n, :n], A[n, n] = 1, 1, 0
+        found = np.linalg.solve(A, np.vstack([Y[rows], np.zeros((1, Y.shape[1]))]))
+        errors = Y[test] - kernel(X[test], X[rows]) @ found[:n] - fit_intercept * found[n]
+        total += np.average((errors**2).mean(axis=1), weights=w[test])
+    return total / len(pairs)
+
+
+def evaluated(X, Y, weights, kernel, alpha, pairs, *, fit_intercept=False, tol=1e-12, tile=None, width=None):
+    """Error and gradient by conjugate gradient."""
+    common = {"form": "auto", "solver": "auto", "memory_limit": "4GiB", "store": None}
+    settings = Settings.checked(kernel=kernel, fit_intercept=fit_intercept, tol=tol, tile=tile, **common)
+    request = FitRequest(settings, MemoryRows(X), Targets(Y, np.full(Y.shape[1], alpha)), weights)
+    fields = request.problem().__dict__ | {"n_targets": width or Y.shape[1]}
+    plan = plan_gradient(type(request.problem())(**fields), FoldSizes(len(pairs)), detect("4GiB", None)).plan
+    data = EvaluatedData.of(request.outputs, shared_fields(request, plan.problem))
+    with open_context(plan, None, Progress()) as context:
+        error = HeldOutError(data, Folds.of_pairs(len(X), pairs), plan, context)
+        first = error(alpha, kernel, of_lengths=True)
+        if tile is not None:  # another kernel in between, in the same run
+            error(2 * alpha, RBF(0.3), of_lengths=True)
+            again = error(alpha, kernel, of_lengths=True)
+            assert again.value == first.value
+            assert_array_equal(again.by_log_lengths, first.by_log_lengths)
+    return first
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"t": 1},
+        {"weighted": True, "fit_intercept": True, "kernel": Matern(1.5, LENGTHS)},
+        {"weighted": True, "fit_intercept": True, "t": 3, "width": 2},  # targets one after the other
+        {"weighted": True, "fit_intercept": True, "tile": 40},
+        {"fit_intercept": True, "kernel": Matern(2.5, 1.5)},
+        {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},  # that leave out more
+    ],
+    ids=str,
+)
+def test_gradients_agree_with_dense_systems_and_differences(case):
+    case = {"kernel": RBF(0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
+    X, Y = problem(t=case["t"])
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) * (np.arange(len(X)) % 7 > 0)
+    weights = weights if "weighted" in case else None
+    pairs, kernel, alpha, step = list(case["folds"].split(X)), case["kernel"], 0.1, 1e-4
+    fit_intercept, more = case.get("fit_intercept", False), {k: case[k] for k in ("tile", "width") if k in case}
+    found = evaluated(X, Y, weights, kernel, alpha, pairs, fit_intercept=fit_intercept, **more)
+
+    def error(log_changes):
+        lengths = kernel.lengths(4) * np.exp(log_changes[1:])
+        changed = kernel if not log_changes[1:].any() else kernel.with_lengths(lengths)
+        scaled = alpha * np.exp(log_changes[0])
+        return dense_error(X, Y, weights, changed, scaled, pairs, fit_intercept=fit_intercept)
+
+    differences = [(error(step * unit) - error(-step * unit)) / (2 * step) for unit in np.eye(5)]
+    assert_allclose(found.value, error(np.zeros(5)), rtol=1e-10)
+    gradient = [found.by_log_alpha, *found.by_log_lengths]
+    assert_allclose(gradient, differences, rtol=1e-5, atol=1e-6 * np.abs(differences).max())
+    assert found.excess <= 1
+
+
+def test_errors_of_residuals_are_of_second_order():
+    X, Y = problem()
+    pairs = list(KFold(4).split(X))
+    exact, loose = (evaluated(X, Y, None, RBF(0.2), 0.1, pairs, tol=tol) for tol in (1e-12, 1e-3))
+    assert abs(loose.value / exact.value - 1) < 2e-5
+    assert_allclose(loose.by_log_alpha, exact.by_log_alpha, rtol=2e-2)
+
+
+def test_lengths_of_columns_that_do_not_matter_grow():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 5))
+    y = np.sin(2 * X[:, 0]) + np.cos(2 * X[:, 1]) + 0.1 * rng.standard_normal(300)
+    search = KernelRidgeCV([0.01, 0.1, 1.0], kernel="rbf", gamma=[0.05, 0.2], optimize="lengths", cv=4)
+    search.fit(X[:200], y[:200])
+    optimum, lengths = search.optimum_, search.optimum_.kernel.lengths(5)
+    assert optimum.converged and lengths[2:].min() > 5 * lengths[:2].max()
+    grid = search.cv_results_["mean_test_score"]
+    assert grid.shape == (6,) and search.best_index_ == np.argmax(grid)
+    assert search.best_score_ == optimum.score > 0.5 * grid.max()  # they are negative
+    assert_allclose(optimum.scores[0], grid.max(), rtol=1e-4)
+    assert search.best_params_ == {"alpha": optimum.alpha, "kernel": optimum.kernel}
+    assert np.mean((search.predict(X[200:]) - y[200:]) ** 2) < 0.05
+    assert search.as_saved().kernel == optimum.kernel
+
+
+def test_alpha_alone_is_that_of_a_fine_grid():
+    X, Y = problem(t=1)
+    y = Y[:, 0] + np.random.default_rng(2).standard_normal(len(Y))
+    kernel, pairs = Laplacian(0.2), list(KFold(5).split(X))
+    search = KernelRidgeCV([0.01, 10.0], kernel=kernel, optimize="alpha", store_cv_predictions=True).fit(X, y)
+    alphas = np.geomspace(0.01, 10, 31)
+    errors = [dense_error(X, y[:, None], None, kernel, a, pairs, fit_intercept=False) for a in alphas]
+    assert -search.best_score_ < min(errors) * (1 + 1e-3)
+    assert_allclose(np.mean((search.cv_predictions_ - y) ** 2), -search.best_score_, rtol=1e-4)
+
+
+def test_one_length_is_for_all_columns_or_times_those_of_each():
+    X, Y = problem(n=80)
+    search = KernelRidgeCV([0.01, 0.1], optimize="length").fit(X, Y)
+    assert isinstance(search.optimum_.kernel.gamma, float)
+    assert search.optimum_.lengths.shape == (search.optimum_.n_evaluations, 1)
+    again = KernelRidgeCV([search.alpha_], kernel=search.optimum_.kernel).fit(X, Y)
+    assert_allclose(again.best_score_, search.best_score_, rtol=1e-4)
+    found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="length").fit(X, Y).optimum_.kernel.length_scale
+    assert_allclose(np.array(found) / LENGTHS, found[0] / LENGTHS[0])
+
+
+def test_a_search_stops_after_its_evaluations_and_resumes_them(tmp_path):
+    X, Y = problem(n=80)
+    settings = {"alphas": [0.1], "optimize": "lengths", "store": str(tmp_path / "run")}
+    first, second = (
+        _warned(f"stopped after {k} evaluations", X, Y, max_evaluations=k, refit=k == 3, **settings) for k in (3, 5)
+    )
+    assert (first.n_evaluations, first.converged, first.score) == (3, False, first.scores.max())
+    assert_array_equal(second.scores[:3], first.scores)
+    assert_array_equal(second.gradients[:3], first.gradients)
+
+
+def _warned(match, X, Y, **settings):
+    with pytest.warns(ConvergenceWarning, match=match):
+        return KernelRidgeCV(**settings).fit(X, Y).optimum_
+
+
+def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
+    X, Y = problem(n=80)
+    settings = {"alphas": [0.3], "tol": 1e-3, "optimize": "lengths", "refit": False}
+    few = ConjugateGradient(preconditioner=None, max_iter=30)
+    found = _warned("an evaluation, with alpha = .* not solved; the best of its", X, Y, solver=few, **settings)
+    assert found.alphas.min() > 0.1, "that of 0.03 is none of its evaluations"
+    with pytest.raises(InputError, match="the systems of the first evaluation, with alpha = 0.3, were solved to"):
+        KernelRidgeCV(solver=ConjugateGradient(preconditioner=None, max_iter=15), **settings).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cv": "loo"}, "cv is leave-one-out"),
+        ({"alphas": [0.0, 1.0]}, "alphas has 0"),
+        ({"scoring": "r2"}, "scoring is given"),
+        ({"alpha_per_target": True}, "alpha_per_target is True"),
+        ({"solver": "cholesky"}, "solver is Cholesky"),
+        ({"kernel": "laplacian"}, "not of squared differences"),
+        ({"kernel": "linear"}, "asks for derivatives by lengths"),
+        ({"kernel": "linear", "optimize": "alpha"}, "the plan is the primal form"),
+        ({"kernel": Nystroem(RBF(1.0), 10), "optimize": "alpha"}, "fitted to the training rows"),
+        ({}, "X is sparse"),
+    ],
+    ids=str,
+)
+def test_what_has_no_gradient_is_refused(settings, message):
+    X, Y = problem(n=30)
+    X = sp.csr_array(X) if message == "X is sparse" else X
+    with pytest.raises(InputError, match=message):
+        KernelRidgeCV(**{"alphas": [0.1], "optimize": "lengths"} | settings).fit(X, Y)
+
+
+def test_groups_make_folds_and_sparse_rows_have_gradients_by_alpha():
+    X, Y = problem(n=60)
+    search = KernelRidgeCV([0.1], optimize="length", cv=LeaveOneGroupOut()).fit(X, Y, groups=np.arange(60) // 20)
+    assert search.n_splits_ == 3
+    assert KernelRidgeCV([0.1], optimize="alpha").fit(sp.csr_array(X), Y).optimum_.converged
+
+
+def test_a_search_that_ends_at_a_bound_says_so():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 3)), rng.normal(size=80)
+    with pytest.warns(ConvergenceWarning, match=r"ended at the bound .* alpha = 10, and .*; expected .* start there"):
+        search = KernelRidgeCV([1e-2], kernel="rbf", cv=4, optimize="alpha").fit(X, y)
+    assert not search.optimum_.converged and search.alpha_ == pytest.approx(10)
+    assert KernelRidgeCV([10.0], kernel="rbf", cv=4, optimize="alpha").fit(X, y).optimum_.converged
+
+
+# Targets whose squares float64 does not hold: everything is as for targets near 1, times a power of two
+
+
+HUGE, TINY, MODERATE = 2.0**531, 2.0**-1000, 2.0**420
+ALPHAS = [100.0, 1.0, 0.1, 0.01, 1e-6]
+WAYS = {
+    "sums": {"kernel": "poly", "form": "primal"},
+    "rows": {"kernel": "linear", "gamma": None, "cv": "loo", "fit_intercept": True},
+    "factors": {"solver": "cholesky", "fit_intercept": True},
+    "loo": {"cv": "loo"},
+    "sweep": {"solver": "cg"},
+    "no race": {"solver": "cg", "race": False, "alpha_per_target": True},
+    "gradients": {"optimize": "length", "max_evaluations": 3},
+    "kernels": {"gamma": [0.1, 1.0], "train_sizes": [0.5]},
+    "other scores": {"scoring": "neg_mean_absolute_error"},
+}
+
+
+@cache
+def samples():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, size=(60, 2))
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(60)
+    return X, np.column_stack([y, y**2])
+
+
+@cache
+def search_of(way, size):
+    """Search that keeps predictions; its warnings but for the one of scores out of range are errors."""
+    X, Y = samples()
+    settings = {"kernel": "rbf", "gamma": 1.0, "cv": 3, "store_cv_predictions": True} | WAYS[way]
+    is_out = size in (HUGE, TINY) and way != "other scores"
+    warned = pytest.warns(RuntimeWarning, match="scores are 0 or -inf.*scale y") if is_out else nullcontext()
+    unfinished = pytest.warns(match="max_evaluations") if way == "gradients" else nullcontext()
+    with unfinished, warned:
+        return KernelRidgeCV(ALPHAS, **settings).fit(X, size * Y)
+
+
+@pytest.mark.parametrize(
+    ("way", "size"), [(way, HUGE) for way in WAYS] + [(way, s) for way in list(WAYS)[::2] for s in (TINY, MODERATE)]
+)
+def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
+    X, _ = samples()
+    expected, found = search_of(way, 1.0), search_of(way, size)
+    assert np.all(found.alpha_ == expected.alpha_) and found.plan_.form == expected.plan_.form
+    assert str(found.best_params_) == str(expected.best_params_)
+    order = size if way == "other scores" else size**2 if size == MODERATE else np.inf if size == HUGE else 0.0
+    assert_allclose(found.best_score_, np.multiply(order, expected.best_score_))
+    for name in ("rank_test_score", "stopped"):
+        assert found.cv_results_[name].tolist() == expected.cv_results_[name].tolist()
+    if order not in (0.0, np.inf):
+        for name in ("mean_test_score", "std_test_score"):
+            assert_allclose(found.cv_results_[name], order * expected.cv_results_[name])
+    if way == "kernels":
+        assert found.learning_curve_["alpha"].tolist() == expected.learning_curve_["alpha"].tolist()
+    if size == MODERATE and way == "gradients":
+        assert_allclose(found.optimum_.gradients, order * expected.optimum_.gradients)
+    assert_allclose(found.cv_predictions_ / size, expected.cv_predictions_, rtol=1e-9)
+    assert_allclose(found.predict(X) / size, expected.predict(X), rtol=1e-4)
+
+
+def test_targets_of_different_sizes_are_scaled_each_by_itself():
+    X, Y = samples()
+    search = KernelRidgeCV(ALPHAS, kernel="rbf", gamma=1.0, alpha_per_target=True, scoring="r2")
+    with np.errstate(over="ignore"):
+        expected = search.fit(X, Y).cv_results_["mean_test_score"]
+        found = search.fit(X, Y * [2.0**420, 2.0**-430]).cv_results_["mean_test_score"]
+    assert_allclose(found, expected)
+    search = KernelRidgeCV(ALPHAS, kernel="rbf", gamma=1.0, alpha_per_target=True)
+    alphas = search.fit(X, Y).alpha_
+    with pytest.warns(RuntimeWarning, match="scores are 0 or -inf"):
+        assert np.all(search.fit(X, Y * [HUGE, TINY]).alpha_ == alphas)
+
+
+def test_targets_of_kernels_that_learn_are_scaled():
+    texts, y = ["aa bb", "bb cc cc", "aa cc", "cc dd dd", "aa aa bb", "dd bb"] * 5, np.tile(samples()[1][:6, 0], 5)
+    search = KernelRidgeCV([10.0, 1e-3], kernel=BagOfWords(), cv=3)
+    expected = search.fit(texts, y).alpha_
+    with pytest.warns(RuntimeWarning, match="scores are 0 or -inf"):
+        assert search.fit(texts, HUGE * y).alpha_ == expected
+
+
+@every_pair(
+    settings=[{"kernel": "linear"}, {"kernel": "rbf"}, {"kernel": "rbf", "solver": "cg"}],
+    fit_intercept=[False, True],
+    size=[HUGE, TINY, MODERATE],
+    ids=str,
+)
+def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_intercept, size):
+    X, Y = samples()
+    sizes, degrees = np.array([size, 1.0]), 60 - fit_intercept
+    plain, scaled = (KernelRidge(0.1, fit_intercept=fit_intercept, **settings).fit(X, Y * s) for s in (1.0, sizes))
+    likelihood = plain.log_marginal_likelihood_ - degrees * np.log(sizes)
+    assert_allclose(scaled.log_marginal_likelihood_, likelihood, rtol=1e-12)
+    for of in (
+        lambda model: model.predict(X[:5], return_std=True)[1],
+        lambda model: model.loo_residuals_,
+        lambda model: np.array(model.predict_interval(X[:5])),
+    ):
+        assert_allclose(of(scaled) / sizes, of(plain), rtol=1e-9)
+    of_s = [one.predict(X[:5], return_std=True, scale=2.0)[1] for one in (plain, scaled)]
+    assert_allclose(*of_s, rtol=1e-9), "a given s² does not depend on the targets"
+    for found, expected in zip(*(one.predict_variance_bounds(X[:5]) for one in (scaled, plain)), strict=True):
+        order = sizes * sizes if size == MODERATE else np.array([np.inf if size == HUGE else 0.0, 1.0])
+        assert_allclose(found, expected * order, rtol=1e-6)

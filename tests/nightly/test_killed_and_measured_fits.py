@@ -1,0 +1,304 @@
+"""Fits whose processes or workers are killed or asked to end at some moment, and fits whose memory is measured."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.testing import assert_allclose
+
+from benchmarks.local_client import local_client
+from dkrr import KernelRidge, blas
+from dkrr.errors import ConvergenceWarning, MemoryLimitError
+from dkrr.fitting.context import open_context
+from dkrr.kernels import RBF
+from dkrr.linalg import TASK_MODULES
+from dkrr.planning import make_plan
+from dkrr.planning.resources import WORKER_BASELINE_BYTES
+from dkrr.runtime import Progress, Task
+from dkrr.runtime.dask_client import held_when_ready
+from dkrr.runtime.dask_watch import Watch
+from dkrr.runtime.folders import private_folder
+from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.planning.problems import GIB, MIB, cluster, direct
+from tests.processes import gone
+from tests.programs import (
+    ON_WORKERS,
+    case,
+    fit_here,
+    fit_in_forks,
+    iteration,
+    kill_everything,
+    problem,
+    start,
+    tiles,
+    wait_for_iteration,
+    wait_for_tiles,
+)
+
+KERNEL = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01}
+OFTEN = {"dkrr.checkpoint-seconds": 0}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_blas_thread():
+    with blas.one_thread():
+        yield
+
+
+# Killed
+
+
+KILLED = {
+    "factorisation on workers": (1600, "dask", {"solver": "cholesky", "tile": 200}),
+    "conjugate gradient": (1009, "serial", {"alpha": 0.3, "cg": {"rank": None}, "config": OFTEN}),
+    "preconditioned": (1009, "serial", {"alpha": 0.1, "cg": {"rank": 53, "precision": "mixed"}, "config": OFTEN}),
+    "softmax": (200, "serial", {"solver": "cholesky", "tile": 110, "classes": 3, "alpha": 1e-2}),
+    "one class against the rest": (
+        800, "serial", {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr", "config": OFTEN},
+    ),
+    "classes on workers": (240, "dask", {"solver": "cholesky", "tile": 120, "classes": 2, "alpha": 1e-3}),
+}  # fmt: skip
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_fit_resumes_with_the_same_answer(tmp_path, name, request):
+    n, place, settings = KILLED[name]
+    store, settings = tmp_path / "run.zarr", {**KERNEL, **settings}
+    process = start(n, 5, store, **settings, **(ON_WORKERS if place == "dask" else {}))
+    if name == "factorisation on workers":
+        wait_for_tiles(process, store, 18)
+    else:
+        wait_for_iteration(process, store, 3 if "classes" in settings else 20)
+    kill_everything(process)
+    reached, before = iteration(store), tiles(store)
+    whole, expected = fit_here(n, 5, tmp_path / "whole.zarr", **settings)
+    if place == "dask":
+        request.getfixturevalue("ambient_workers")
+    resumed, facts = fit_here(n, 5, store, **settings)
+    assert (facts["status"], facts["execution"]) == (expected["status"], place)
+    # A factor that is recomputed from its pivots, and sums by other workers, are the same but for rounding.
+    assert_allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    assert name not in ("conjugate gradient", "softmax") or np.array_equal(resumed, whole)
+    if "classes" in settings:  # what an earlier process found is part of the history, and no step is done twice
+        assert facts["iterations"] == len(facts["history"])
+        assert_allclose(facts["objectives"][:reached], expected["objectives"][:reached], rtol=1e-5)
+        assert not list(store.glob("newton-*"))  # factors belong to their step
+    elif "cg" in settings:
+        assert 20 <= reached < expected["iterations"]
+        assert [h[0] for h in facts["history"] if not h[2]] == list(range(1, facts["iterations"] + 1))
+        assert facts["tasks"].count("multiply-0") <= facts["iterations"] - reached + 10, "iterations are not repeated"
+    else:
+        assert all(tiles(store)[chunk] == when for chunk, when in before.items())
+    again, facts = fit_here(n, 5, store, **settings)
+    assert np.array_equal(again, resumed) and facts["tasks"].count("multiply-0") <= 2
+
+
+@pytest.mark.guard
+def test_what_a_killed_worker_had_is_computed_again(tmp_path, ambient_workers):
+    """Its tiles and its rows of the factor, on the other one or on the one that follows."""
+    X, y = problem(601, 5)
+    store, killed = tmp_path / "run.zarr", []
+    with dask.config.set(OFTEN):
+        before = ambient_workers.run(os.getpid)
+
+        def kill():
+            while iteration(store) < 5:
+                time.sleep(0.005)
+            killed.append(iteration(store))
+            os.kill(sorted(before.values())[0], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill, daemon=True)
+        thread.start()
+        settings = {**KERNEL, "alpha": 0.1, "solver": ConjugateGradient(RPCholesky(53))}
+        model = KernelRidge(**settings, store=str(store)).fit(X, y)
+        thread.join(timeout=10)
+        ambient_workers.wait_for_workers(2, timeout=60)
+        assert set(ambient_workers.run(os.getpid).values()) != set(before.values()), "no worker died"
+    result = model.solve_result_
+    assert model.plan_.execution == "dask" and result.status.name == "CONVERGED"
+    assert 5 <= killed[0] < result.iterations
+    expected = KernelRidge(**settings | {"solver": "cholesky"}).fit(X, y).dual_coef_
+    assert np.abs(model.dual_coef_ - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_preconditioner_that_grew_is_resumed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(400, 5))
+    settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.1, "tol": 1e-7, "store": str(tmp_path / "run.zarr")}
+    with dask.config.set({"dkrr.checkpoint-seconds": 60}), pytest.warns(ConvergenceWarning, match="after 130"):
+        first = KernelRidge(**settings, solver=ConjugateGradient(max_iter=130)).fit(X, np.sin(X[:, 0])).solve_result_
+    assert any("rank grows" in m for m in first.messages)
+    again = KernelRidge(**settings, solver="cg").fit(X, np.sin(X[:, 0])).solve_result_
+    assert again.status.name == "CONVERGED" and again.rank >= first.rank
+    assert again.messages[: len(first.messages)] == first.messages
+
+
+# Asked to end: no process, no temporary folder and no shared memory stays
+
+
+def started(tmp_path, place):
+    """A run with tiles in its temporary folder."""
+    more = {"workers": 2} if place == "dask" else {}
+    config = {"dkrr.temporary-directory": str(tmp_path)} | (ON_WORKERS["config"] if place == "dask" else {})
+    process = start(4000, 6, None, **KERNEL, solver="cholesky", tile=100, **more, config=config)
+    wait_for_tiles(process, tmp_path, 20)
+    return process
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize(
+    ("place", "number", "whom"),
+    [
+        ("serial", signal.SIGTERM, "process"),
+        ("serial", signal.SIGINT, "process"),
+        ("dask", signal.SIGTERM, "group"),
+        ("dask", signal.SIGHUP, "process"),
+    ],
+)
+def test_a_run_that_is_asked_to_end_leaves_nothing_behind(tmp_path, place, number, whom, capfd):
+    process = started(tmp_path, place)
+    (os.killpg if whom == "group" else os.kill)(process.pid, number)
+    assert process.wait(60) == -number
+    assert gone(process.pid), "a process is left behind"
+    assert not list(tmp_path.rglob("*"))
+    assert number == signal.SIGINT or "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.guard
+def test_workers_of_a_killed_process_end_and_the_next_run_deletes_its_folder(tmp_path):
+    process = started(tmp_path, "dask")
+    process.kill()
+    process.wait()
+    assert gone(process.pid), "a process is left behind"
+    assert len(list(tmp_path.glob("dkrr-*/run.zarr"))) == 1
+    with private_folder("next", str(tmp_path)) as path:
+        assert [p for p in tmp_path.iterdir() if p.is_dir()] == [Path(path)]
+    assert not list(tmp_path.rglob("*"))
+
+
+# Measured
+
+
+TIGHT = {"kernel": "rbf", "memory_limit": "250MiB"}
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "settings"),
+    [
+        (5000, 8, TIGHT),
+        (2300, 300, {"kernel": "laplacian", "memory_limit": "500MiB", "tile": 800}),
+        (4000, 8, {"kernel": "rbf", "memory_limit": "3GiB", "tile": 2000}),
+        (3000, 60, {"kernel": "polynomial", "degree": 2, "form": "primal", "memory_limit": "450MiB", "tile": 500}),
+        (6000, 8, {"targets": 1200, "fit_intercept": True, "memory_limit": "550MiB", "tile": 8}),
+        # Many columns of a slow kernel, a factor of a rank that was asked for; more workers than there are cores.
+        (1201, 211, {**KERNEL, "kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "workers": 3,
+                     "cg": {"rank": 401}, "memory_limit": "1500MiB", "config": ON_WORKERS["config"]}),
+        (600, 6, {**KERNEL, "alpha": 1.0, "solver": "cholesky", "tile": 300, "classes": 3, "tol": 0.01}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_workers_keep_the_promise_of_the_plan(n, d, settings):
+    facts = fit_here(n, d, None, **{"workers": 2, "solver": "cholesky"} | settings)[1]
+    assert facts["execution"] == "dask" and 1 <= len(facts["peaks"]) <= settings.get("workers", 2)
+    assert facts["residual"] < (0.01 if "classes" in settings else 1e-8)
+    assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
+    if facts["solver"] == "cholesky" and "classes" not in settings:
+        assert facts["written"] <= 1.01 * facts["planned_written"]
+
+
+def test_memory_does_not_grow_with_n():
+    """The tiles of 5,000 rows take 100 MiB, those of 2,600 a third of it."""
+    on_workers = {"workers": 2, "solver": "cholesky", **TIGHT}
+    _, large = fit_here(5000, 8, None, **on_workers)
+    _, small = fit_here(2600, 8, None, tile=large["tile"], **on_workers)
+    assert small["execution"] == large["execution"] == "dask" and small["tile"] == large["tile"]
+    assert max(large["peaks"].values()) < max(small["peaks"].values()) + 30 * 2**20
+
+
+MEASURED = [
+    (3001, 8, {"memory_limit": "290MiB"}, "run.zarr"),
+    (5003, 8, {"memory_limit": "375MiB", "cg": {"precision": "float64"}}, None),
+    (4001, 8, {"memory_limit": "3GiB"}, None),
+    (3001, 211, {"memory_limit": "600MiB", "kernel": "laplacian", "gamma": 0.01}, None),
+    (8009, 8, {"memory_limit": "395MiB"}, None),
+    (5003, 8, {"memory_limit": "700MiB", "solver": "cholesky"}, None),
+    (600, 6, {"solver": "cg", "classes": 3, "tol": 0.01}, "cg.zarr"),
+    (8000, 6, {"kernel": "polynomial", "degree": 2, "form": "primal", "classes": 3, "tol": 0.01}, "primal.zarr"),
+    (
+        20_000,
+        6,
+        {"kernel": "polynomial", "degree": 2, "form": "primal", "classes": 3, "tol": 0.01, "solver": "cholesky"},
+        "factor.zarr",
+    ),
+    (3001, 8, {"memory_limit": "360MiB", "cg": {"rank": 1009}}, None),
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder, settings = tmp_path_factory.mktemp("measured"), {**KERNEL, "alpha": 1.0, "solver": "cg"}
+    return fit_in_forks(
+        [case(n, d, store and folder / store, **{**settings, **more}) for n, d, more, store in MEASURED]
+    )
+
+
+@pytest.mark.parametrize("number", range(len(MEASURED)), ids=[str(p) for p in MEASURED])
+def test_the_calling_process_keeps_the_promise_of_the_plan(number, measured):
+    facts = measured[number]
+    assert facts["execution"] == ("serial" if MEASURED[number][-1] else "memory")
+    assert max([facts["peak"], *facts["peaks"].values()]) <= facts["projected"] <= facts["limit"]
+
+
+# Workers are asked what they hold before work starts, and a plan without room for it is refused
+
+
+class Heavy(RBF):
+    """A kernel whose module imports a large library."""
+
+    def __reduce__(self):
+        return _arrive, ()
+
+
+def _arrive():
+    sys.ballast = b"\1" * 200 * MIB
+    return RBF(gamma=1.0)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with (
+        local_client(1, GIB, str(tmp_path_factory.mktemp("scratch")), TASK_MODULES) as client,
+        Client(client.scheduler.address, security=client.security) as mine,
+    ):
+        yield mine
+
+
+def test_workers_import_only_what_plans_count(client, tmp_path):
+    held = held_when_ready(Watch(client), RBF(), [str(tmp_path)], TASK_MODULES)
+    assert 40 * MIB < held.environment < WORKER_BASELINE_BYTES, "what dkrr imports itself is planned for"
+    assert held.ready - held.environment < 8 * MIB
+    (large,) = client.run(lambda: [m for m in ("dask.array", "pandas", "sklearn") if m in sys.modules]).values()
+    assert large == []
+
+
+def test_a_kernel_that_leaves_no_room_on_the_workers_is_refused_before_any_task(client, tmp_path):
+    plan = make_plan(direct(3000, 5, tile=512, form="dual"), cluster(worker_limit=GIB, workers=1))
+    with open_context(plan, str(tmp_path / "a"), Progress()) as context:
+        assert context.client is client
+    tight = int(1.05 * plan.peak_bytes / 0.7)
+    heavy = replace(plan.problem, kernel=Heavy(gamma=1.0))
+    plan = make_plan(heavy, cluster(worker_limit=tight, workers=1))
+    with (
+        pytest.raises(MemoryLimitError, match=r"holds \d+ MiB before its first task.*allowed for 160 MiB.*at least"),
+        open_context(plan, str(tmp_path / "b"), Progress()) as context,
+    ):
+        context.executor.run([Task("a", int)], Progress())
+    assert not (tmp_path / "b" / "system-0").exists()

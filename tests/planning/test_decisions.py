@@ -1,0 +1,179 @@
+"""Golden files: what is chosen for some forty problems, and why, by codes; what every candidate of a few should cost.
+
+A change of the planner shows as a change of these lines, which are for people to judge.
+"""
+
+from dataclasses import replace
+
+from dkrr.errors import DkrrError
+from dkrr.features import feature_map
+from dkrr.kernels import Laplacian, Polynomial, Precomputed
+from dkrr.planning import Float32Factor, Layout, Rates, make_plan
+from dkrr.planning.problem import Spectrum
+from dkrr.planning.resources import Share
+from dkrr.planning.selection import FoldSizes, plan_selection, with_parts
+from dkrr.planning.strategy import codes_of
+from dkrr.planning.uncertainty import plan_uncertainty
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
+
+CG = ConjugateGradient()
+FLOAT32 = ConjugateGradient(Float32Cholesky())
+WIDE = {"is_sparse": True, "row_bytes": 2416, "x_bytes": 60_013 * 2416}
+
+
+def with_kernel(kernel, n, d, **settings):
+    """Problem with a kernel that is not in the table of `problems`."""
+    return replace(problem(n, d, **settings), kernel=kernel.resolved(d), feature_map=feature_map(kernel, d))
+
+
+def decisions():
+    """Problems and machines by a name that says what is special of them."""
+    laptop, desk, large = machine(4 * GIB), machine(), machine(64 * GIB, 7)
+    logistic = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}
+    alone = {"confined": "in the calling process, since it is a test"}
+    return {
+        # RBF, by size and place
+        "one row": (problem(1, 1), desk),
+        "few rows": (problem(211, 13), desk),
+        "2,003 rows": (problem(2003, 13), desk),
+        "20,011 rows": (problem(20_011, 13), desk),
+        "20,011 rows, 5 targets, wide": (problem(20_011, 457, n_targets=5), desk),
+        "60,013 rows, 4 GiB": (problem(60_013, 13), laptop),
+        "60,013 rows, 64 GiB": (problem(60_013, 13), large),
+        "a million rows": (problem(1_000_003, 13), machine(8 * GIB)),
+        "ten million rows": (problem(10**7, 5), machine(8 * GIB)),
+        "too many for tiles": (direct(50_000_000, 13), desk),
+        "known spectrum": (problem(60_013, 13, spectrum=Spectrum(decay=2.1)), laptop),
+        "a cluster": (problem(100_003, 13), cluster()),
+        "a cluster, small work": (problem(2003, 13), cluster()),
+        "a cluster with little memory": (problem(30_011, 13), cluster(256 * MIB, disk_free_bytes=100 * GIB)),
+        "no memory": (problem(20_011, 13), machine(90 * MIB)),
+        "no disk": (direct(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB)),
+        "no disk, any solver": (problem(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB)),
+        "no disk, but another machine": (
+            direct(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB, enforce_disk=False, memory_bytes=2 * GIB),
+        ),
+        "confined, tiles": (direct(20_011, 13), machine(GIB, **alone)),
+        "confined, a share of a worker": (
+            direct(20_011, 13), machine(2 * GIB, share=Share(2, 0.7), local_baseline_bytes=100 * MIB, **alone),
+        ),
+        # Requests
+        "Cholesky requested": (direct(60_013, 13), laptop),
+        "cg requested": (problem(2003, 13, solver=CG), desk),
+        "cg requested, in a store": (problem(20_011, 13, solver=CG, keeps_store=True), desk),
+        "cg of rank 701 in float64": (
+            problem(60_013, 13, solver=ConjugateGradient(RPCholesky(701), "float64")), laptop,
+        ),
+        "cg without a factor": (problem(60_013, 13, solver=ConjugateGradient(None)), laptop),
+        "float32 requested": (problem(20_011, 13, solver=FLOAT32), desk),
+        "a store": (direct(20_011, 13, keeps_store=True), desk),
+        "a tile": (direct(20_011, 13, tile=1300), desk),
+        "fewer workers": (direct(20_011, 13, keeps_store=True), machine(700 * MIB, 4, local_threads=1)),
+        "resumed": (problem(20_011, 13, keeps_store=True, layout=Layout("dual", 700, 350, 2, 1)), desk),
+        "resumed, cg": (problem(20_011, 13, keeps_store=True, layout=Layout("dual", 701, 701, 0, 1, "cg")), desk),
+        "resumed with another solver": (
+            direct(20_011, 13, keeps_store=True, layout=Layout("dual", 701, 701, 0, 1, "cg")), desk,
+        ),
+        # Many targets and values of λ
+        "many targets": (problem(20_011, 13, n_targets=1009, alphas=(1e-4,)), desk),
+        "batches of targets": (problem(20_011, 13, n_targets=100_003, y_is_mapped=True), laptop),
+        "three λ, weights of 0": (problem(20_011, 13, alphas=(0.1, 1.0, 10.0), n_counting=19_001), desk),
+        "λ = 0": (problem(60_013, 13, alphas=(0.0, 1.0)), laptop),
+        "small λ": (problem(60_013, 13, alphas=(1e-7,)), large),
+        # Other kernels
+        "a slow kernel": (with_kernel(Laplacian(), 60_013, 211), laptop),
+        "precomputed": (with_kernel(Precomputed(), 30_011, 30_011, x_in_memory=False, x_is_shared=True), large),
+        "linear, many rows": (problem(300_007, 211, "linear", fit_intercept=True), desk),
+        "linear, many columns": (problem(307, 20_011, "linear"), desk),
+        "linear, as many": (problem(5003, 5003, "linear"), desk),
+        "linear, dual requested": (problem(5003, 20, "linear", form="dual"), desk),
+        "linear, more columns than memory": (problem(40_009, 30_011, "linear", form="primal"), laptop),
+        "linear, cg in primal form": (problem(10**6, 3001, "linear", solver=CG, form="primal"), desk),
+        "linear, λ = 0, many rows": (problem(5003, 20, "linear", alphas=(0.0,)), desk),
+        "linear, λ = 0, many columns": (problem(200, 201, "linear", alphas=(0.0,)), desk),
+        "linear, columns of K do not precondition": (
+            problem(5003, 20, "linear", solver=ConjugateGradient(RPCholesky()), form="primal"), desk,
+        ),
+        "linear, targets in a file": (problem(10**6, 11, "linear", 10_007, y_is_mapped=True), machine(8 * GIB)),
+        "polynomial": (problem(50, 61, "poly"), desk),
+        "polynomial, too many features": (problem(503, 3001, "poly"), desk),
+        "polynomial, streamed": (problem(11, 3001, "poly", form="primal"), desk),
+        "polynomial, beyond all bounds": (with_kernel(Polynomial(degree=120), 100, 300, form="primal"), desk),
+        "primal of RBF": (problem(100, 3, form="primal"), desk),
+        "wide sparse rows": (problem(60_013, 50_021, "linear", **WIDE), laptop),
+        # Logistic regression
+        "logistic, many rows": (problem(10**6, 53, "linear", **logistic), machine(GIB)),
+        "logistic, RBF": (problem(20_011, 13, n_targets=5, is_coupled=True, **logistic), laptop),
+        "logistic, Cholesky in tiles": (direct(20_011, 13, n_targets=3, is_coupled=True, **logistic), machine(GIB)),
+        "logistic, cg": (problem(50_021, 13, solver=CG, **logistic), machine(2 * GIB)),
+        "logistic, too wide for a curvature": (
+            direct(10**6, 20_011, "linear", 3, form="primal", is_coupled=True, **logistic), desk,
+        ),
+    }  # fmt: skip
+
+
+def kind(c):
+    """Form, solver, place and precision of a candidate."""
+    inner = c.for_systems
+    products = getattr(inner, "products", None)
+    precision = "float32" if isinstance(inner, Float32Factor) else getattr(products, "precision", "float64")
+    return f"{c.form} {c.solver} {c.execution} {precision}"
+
+
+def decision(what, where):
+    """Lines about one problem."""
+    try:
+        plan = make_plan(what, where)
+    except DkrrError as error:
+        return [f"  refused: {type(error).__name__}"]
+    c = plan.chosen
+    return [
+        f"  {kind(c)}, {c.n_workers} × {c.place.slots // c.n_workers}, tile {c.tile}, predicts {plan.prediction}",
+        f"  because {', '.join(codes_of(plan.reasons))}",
+        *(f"  not {kind(other)}: {other.refused.code or 'slower'}" for other in plan.rejected),
+    ]
+
+
+def test_decisions_are_those_of_the_golden_file(golden):
+    lines = []
+    for name, (what, where) in decisions().items():
+        lines += [name, *decision(what, where)]
+    golden("decisions.txt", "\n".join(lines) + "\n")
+
+
+PRICED = [
+    "20,011 rows, 5 targets, wide", "60,013 rows, 4 GiB", "a cluster", "a store", "cg requested, in a store",
+    "batches of targets", "float32 requested", "three λ, weights of 0", "precomputed", "linear, many rows",
+    "linear, cg in primal form", "linear, more columns than memory", "linear, targets in a file", "wide sparse rows",
+    "logistic, many rows", "logistic, RBF", "logistic, Cholesky in tiles", "logistic, cg",
+]  # fmt: skip
+
+
+def test_prices_are_those_of_the_golden_file(golden):
+    """Seconds, bytes read, written and on disk, and the peak, of every stage of the best candidates of each kind."""
+    lines, every = [], decisions()
+    slow = Rates(read_bytes=2e9, cold_read_bytes=0.3e9, write_bytes=0.5e9, fresh_bytes=3e9, network_bytes=0.2e9)
+    for name in PRICED:
+        what, where = every[name]
+        plan = make_plan(what, replace(where, rates=slow, memory_bytes=80 * GIB, row_rates=slow.faster(2.0)))
+        lines.append(name)
+        for c in (plan.chosen, *plan.rejected[:4]):
+            lines.append(f"  {c.summary()}")
+            for s in c.stages:
+                figures = (s.seconds, s.read_bytes, s.written_bytes, s.disk_bytes, s.peak_bytes)
+                lines.append(f"    {s.name:22}" + "".join(f"{figure:11.3g}" for figure in figures))
+    golden("prices.txt", "\n".join(lines) + "\n")
+
+
+def test_texts_of_plans_are_those_of_the_golden_file(golden):
+    """Plans of fits, one for a cluster that does not exist; a selection with a learning curve; variances."""
+    every, laptop = decisions(), machine(4 * GIB)
+    fits = [make_plan(*every[name]) for name in ("60,013 rows, 4 GiB", "linear, many rows", "a store")]
+    elsewhere = make_plan(problem(300_007, 79), cluster(workers=64, assumed="64 Dask workers of one thread"))
+    folds, alphas = FoldSizes(5, refit=True), tuple(0.1 * 2.0**k for k in range(10))
+    search = problem(20_011, 13, n_targets=2, alphas=alphas)
+    selection = with_parts(plan_selection(search, folds, laptop), search, (0.25, 0.5), laptop)
+    variances = plan_uncertainty(problem(100_003, 13), machine(disk_free_bytes=1000 * GIB), 10)
+    found = [*fits, elsewhere, selection, variances]
+    golden("plans.txt", "\n\n".join(map(str, found)) + "\n\n" + "\n".join(map(repr, found)) + "\n")

@@ -1,0 +1,367 @@
+"""A run that is stopped anywhere resumes from what its store holds: the answer is that of a run that was not stopped.
+
+Here runs are stopped in this process, before or after any task, and one is killed. Kills of workers and of everything,
+at any moment, are in tests/nightly.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import dkrr
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, blas
+from dkrr.errors import ConvergenceWarning, StoreError
+from dkrr.features import Nystroem
+from dkrr.fitting.gram import FactoredGram
+from dkrr.kernels import RBF, Polynomial
+from dkrr.runtime import serial
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.tiles.lock import LOCK_NAME
+from tests import programs
+
+N, D = 147, 3
+RBF_KERNEL = {"kernel": "rbf", "gamma": 0.2}
+POLYNOMIAL = {"kernel": "polynomial", "degree": 2, "gamma": 0.5, "coef0": 1.0}
+CG = ConjugateGradient(RPCholesky(21))
+SCORES = ["mean_test_score", "std_test_score"]
+
+
+def sample():
+    """Rows, two targets, labels of three classes, and weights some of which are 0."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(N, D))
+    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2]) + 0.1 * rng.normal(size=(N, 2)) + 1.0
+    return X, Y, np.digitize(Y[:, 0], [0.7, 1.3]), rng.integers(0, 3, N).astype(float)
+
+
+def ridge(store, *, lazy=False, weighted=False, alpha=0.1, **more):
+    X, Y, _, weights = sample()
+    rows = da.from_array(X, chunks=(50, D)) if lazy else X  # lazy rows are copied into the store
+    model = KernelRidge(alpha, **more, store=store).fit(rows, Y, sample_weight=weights if weighted else None)
+    return [model.predict(X), model.norm_, model.intercept_]
+
+
+def logistic(store, **more):
+    X, _, labels, _ = sample()
+    model = KernelLogisticRegression(0.1, **RBF_KERNEL, tol=1e-4, **more, store=store).fit(X[:90], labels[:90])
+    return [model.predict_proba(X)]
+
+
+def path(store, kernel=RBF_KERNEL, **more):
+    X, _, labels, _ = sample()
+    models = KernelLogisticRegression(**kernel, tol=1e-4, **more, store=store).fit_path(X, labels > 0, (1.0, 0.1))
+    return [model.predict_proba(X) for model in models]
+
+
+def search(store, **more):
+    X, Y, _, _ = sample()
+    found = KernelRidgeCV(**{"alphas": (1e-2, 1.0), "cv": 3, "race": False} | more, store=store).fit(X, Y)
+    return [found.predict(X), found.best_score_, *(found.cv_results_[name] for name in SCORES)]
+
+
+def optimize(store):
+    X, Y, _, _ = sample()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # of the few evaluations
+        found = KernelRidgeCV((0.1,), optimize="lengths", cv=3, max_evaluations=4, store=store).fit(X, Y)
+    return [found.optimum_.scores, found.optimum_.gradients, found.predict(X)]
+
+
+def gram(store):
+    return [np.asarray(dkrr.gram(sample()[0], **RBF_KERNEL, chunks=40, store=store))]
+
+
+EXACT = {
+    "Cholesky in tiles": lambda s: ridge(s, **RBF_KERNEL, solver="cholesky", tile=40),
+    "three λ, weights, a free constant, lazy rows": lambda s: ridge(
+        s, **RBF_KERNEL, solver="cholesky", tile=40, alpha=[0.1, 0.2], fit_intercept=True, weighted=True, lazy=True
+    ),
+    "primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", tile=4, fit_intercept=True, lazy=True),
+    "centres that are drawn": lambda s: ridge(s, kernel=Nystroem(RBF(0.2), 30), form="primal", tile=8),
+    "Gram matrix": gram,
+}
+WITHIN_TOLERANCE = {
+    "float32 in tiles": lambda s: ridge(s, **RBF_KERNEL, solver=ConjugateGradient(Float32Cholesky()), tile=40),
+    "conjugate gradient": lambda s: ridge(s, **RBF_KERNEL, solver=CG, tile=40, tol=1e-10),
+    "conjugate gradient alone": lambda s: ridge(s, **RBF_KERNEL, solver=ConjugateGradient(None), alpha=3.0),
+    "conjugate gradient, primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", solver="cg", tol=1e-10, lazy=True),
+    "logistic, Cholesky in tiles": lambda s: logistic(s, solver="cholesky", tile=50),
+    "logistic, conjugate gradient": lambda s: logistic(s, solver="cg", multi_class="ovr"),
+    "logistic, primal": lambda s: path(s, POLYNOMIAL, solver="cg", form="primal"),
+    "path": lambda s: path(s, solver="cg"),
+    "search by factors": lambda s: search(s, gamma=0.3, solver="cholesky", tile=40),
+    "search of two kernels": lambda s: search(s, gamma=[0.1, 0.3], solver="cholesky", train_sizes=(0.5,)),
+    "search by conjugate gradient": lambda s: search(s, gamma=0.3, solver=CG, alphas=(0.1, 1.0), cv_tol=1e-6),
+    "search in primal form": lambda s: search(s, **POLYNOMIAL, form="primal"),
+    "search by gradients": optimize,
+}
+WAYS = EXACT | WITHIN_TOLERANCE
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _saves_every_iteration_and_has_one_blas_thread():
+    with dask.config.set({"dkrr.checkpoint-seconds": 0}), blas.one_thread():
+        yield
+
+
+def run(way, store, stop=None, *, after=False):
+    """Results of a run and the number of its tasks; it is stopped before or after task number `stop`."""
+    execute, numbers = serial.execute, count()
+
+    def stopping(*arguments, **more):
+        number = next(numbers)
+        if number == stop and not after:
+            raise KeyboardInterrupt
+        record = execute(*arguments, **more)
+        if number == stop:
+            raise KeyboardInterrupt
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serial, "execute", stopping)
+        return WAYS[way](str(store)), next(numbers)
+
+
+@cache
+def whole(way):
+    """The same of a run that is not stopped."""
+    with tempfile.TemporaryDirectory() as folder, dask.config.set({"dkrr.checkpoint-seconds": 0}):
+        return run(way, Path(folder) / "run.zarr")
+
+
+def check(way, found):
+    for one, expected in zip(found, whole(way)[0], strict=True):
+        if way in EXACT:
+            np.testing.assert_array_equal(one, expected)
+        else:
+            assert_allclose(one, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("at", "after"), [(0.3, False), (0.75, True)])
+@every_way
+def test_a_run_that_is_stopped_at_any_task_resumes_to_the_same_answer(way, at, after, tmp_path):
+    n_tasks, store = whole(way)[1], tmp_path / "run.zarr"
+    stop = int(at * n_tasks)
+    with pytest.raises(KeyboardInterrupt):
+        run(way, store, stop, after=after)
+    assert not list(store.rglob(LOCK_NAME)), "the store is free again"
+    found, n_left = run(way, store)
+    check(way, found)
+    again, n_more = run(way, store)
+    for one, other in zip(again, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # What was done is not done again, but for what every run does, and the step of an iteration that was stopped.
+    assert stop + n_left <= n_tasks + n_more + (0 if way in EXACT else n_tasks // 4), (stop, n_left, n_more, n_tasks)
+
+
+# What is missing or damaged
+
+
+def test_of_missing_or_truncated_tiles_only_these_are_computed_again(tmp_path):
+    X, y = programs.problem(700, 4)
+    store = tmp_path / "run.zarr"
+    settings = {**RBF_KERNEL, "alpha": 0.01, "solver": "cholesky", "tile": 100, "store": str(store)}
+    whole = KernelRidge(**settings).fit(X, y).dual_coef_
+    folder = store / "system-0"
+    for name in ("factor/c.3.1", "forward/c.6.0", "factor/c.2.2"):
+        (folder / name).unlink()
+    chunk = folder / "factor/c.5.0"
+    chunk.write_bytes(chunk.read_bytes()[:-100])
+    shutil.rmtree(folder / "solution")
+    again = KernelRidge(**settings).fit(X, y)
+    np.testing.assert_array_equal(again.dual_coef_, whole)
+    computed = {t.key for t in again.solve_result_.record.tasks if t.key.startswith("L-")}
+    assert computed == {"L-3-1", "L-6-6", "L-2-2", "L-5-0"}
+    # A flipped bit keeps its length: the checksum finds it where it is read.
+    flip(chunk, 1234)
+    shutil.rmtree(folder / "solution")
+    shutil.rmtree(folder / "partial")
+    last = KernelRidge(**settings).fit(X, y)
+    np.testing.assert_array_equal(last.dual_coef_, whole)
+    assert last.solve_result_.messages[0].endswith("computed again: c.5.0 of system-0/factor")
+
+
+def test_of_missing_tiles_of_the_normal_matrix_only_these_are_computed_again(tmp_path):
+    X, y = programs.problem(500, 9)
+    store = tmp_path / "run.zarr"
+    settings = {**POLYNOMIAL, "tile": 16, "form": "primal", "fit_intercept": True, "store": str(store)}
+    whole = KernelRidge(**settings).fit(X, y)
+    shutil.rmtree(store / "system-0")
+    for chunk in sorted((store / "normal" / "part-0").glob("c.*"))[::3]:
+        chunk.unlink()
+    again = KernelRidge(**settings).fit(X, y)
+    np.testing.assert_array_equal(again.coef_, whole.coef_)
+    assert 0 < len([t.key for t in again.solve_result_.record.tasks if t.key.startswith("normal")]) < 10
+
+
+def flip(path, at):
+    """Change a bit of a file."""
+    raw = bytearray(path.read_bytes())
+    raw[at % len(raw)] ^= 4
+    path.write_bytes(bytes(raw))
+
+
+DAMAGED = {
+    "dual, Cholesky": lambda s: ridge(s, **POLYNOMIAL, tile=50, form="dual", solver="cholesky", lazy=True),
+    "dual, conjugate gradient": lambda s: ridge(s, **POLYNOMIAL, tile=50, form="dual", solver=CG, lazy=True),
+    "primal, Cholesky": lambda s: ridge(s, **POLYNOMIAL, tile=5, form="primal", solver="cholesky", lazy=True),
+    "primal, conjugate gradient": lambda s: ridge(s, **POLYNOMIAL, form="primal", solver="cg", lazy=True),
+    "logistic": WAYS["path"],
+    "search by factors": WAYS["search by factors"],
+    "search by conjugate gradient": WAYS["search by conjugate gradient"],
+    "search by gradients": optimize,
+}
+
+
+RUNS = [f"{part}zarr.json" for part in ("", "kernel-0/", "fit/", "optimum/")]
+"""Descriptions of runs, and of the runs of a search."""
+
+
+@pytest.mark.parametrize("way", DAMAGED)
+def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, monkeypatch):
+    """One file of each folder at a time, or any for a fit: the run that resumes finds what was found before."""
+    monkeypatch.setattr(FactoredGram, "release", lambda *_: None)  # the store of a run that is killed just before
+    fit, store = DAMAGED[way], tmp_path / "run.zarr"
+    whole = fit(str(store))
+    shutil.copytree(store, tmp_path / "whole")
+    files = [file.relative_to(store) for file in sorted(store.rglob("*")) if file.is_file()]
+    if "search" in way:
+        files = list({file.parent: file for file in files}.values())
+    assert len(files) >= 5
+    for number, file in enumerate(files):
+        shutil.rmtree(store)
+        shutil.copytree(tmp_path / "whole", store)
+        flip(store / file, 7 * number)
+        if str(file) in RUNS:  # what it belongs to is not known any more
+            with pytest.raises(StoreError, match="is damaged"):
+                fit(str(store))
+            continue
+        for one, expected in zip(fit(str(store)), whole, strict=True):
+            assert_allclose(one, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max(), err_msg=str(file))
+
+
+# Settings that a run keeps, and others that it may change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"solver": ConjugateGradient(RPCholesky(21), "mixed")},
+        {"solver": ConjugateGradient(RPCholesky(71))},
+        {"solver": ConjugateGradient(None)},
+        {"solver": "auto", "tol": 1e-11},
+        {"solver": "cg", "tol": 1e-4},
+        {"solver": "cg", "tile": 53, "memory_limit": "4GiB"},
+    ],
+    ids=str,
+)
+def test_an_iteration_resumes_with_other_settings(tmp_path, change):
+    X, y, _, _ = sample()
+    settings = {**RBF_KERNEL, "alpha": 0.01, "store": str(tmp_path / "run.zarr")}
+    with pytest.warns(ConvergenceWarning, match="after 7 iterations"):
+        KernelRidge(**settings, solver=ConjugateGradient(RPCholesky(21), max_iter=7)).fit(X, y)
+    model = KernelRidge(**settings | change).fit(X, y)
+    result, tol = model.solve_result_, change.get("tol", 1e-8)
+    assert result.status.name == "CONVERGED" and result.residual <= tol and result.iterations >= 7
+    expected = KernelRidge(**settings | {"store": None, "solver": "cholesky"}).fit(X, y).dual_coef_
+    assert np.abs(model.dual_coef_ - expected).max() <= 1e3 * tol * np.abs(expected).max()
+    if change["solver"] == ConjugateGradient(RPCholesky(71)):
+        assert result.rank == 71, "a larger given rank is reached"
+
+
+@pytest.mark.parametrize(
+    ("began", "wanted", "message"),
+    [
+        ({"solver": "cg"}, {"solver": "cholesky"}, "began with solver='cg'.*give the same solver, or another store="),
+        ({"solver": "cholesky"}, {"solver": "cg"}, "began with solver='cholesky'.*another store="),
+        ({"form": "dual"}, {"form": "primal"}, "holds a run in dual form"),
+        ({"form": "primal"}, {"form": "dual"}, "holds a run in primal form"),
+        ({"form": "primal"}, {"kernel": RBF(0.5)}, "holds a run in primal form"),
+        ({}, {"alpha": 2.0}, "another problem"),
+        ({}, {"kernel": Polynomial(2, 0.7, 1.0)}, "another problem.*kernel"),
+        ({}, {"y": 1.0}, "another problem"),
+        (
+            {"kernel": Nystroem(RBF(0.2), 30)},
+            {"kernel": Nystroem(RBF(0.2), 30, random_state=1)},
+            "another problem.*kernel",
+        ),
+    ],
+    ids=str,
+)
+def test_the_run_of_another_problem_is_refused_and_stays(tmp_path, began, wanted, message):
+    X, y, _, _ = sample()
+    settings, store = {"kernel": Polynomial(2, 0.5, 1.0)} | began, tmp_path / "run.zarr"
+    whole = KernelRidge(**settings, store=str(store)).fit(X, y)
+    other = {name: value for name, value in wanted.items() if name != "y"}
+    with pytest.raises(StoreError, match=message) as caught:
+        KernelRidge(**settings | {"form": "auto"} | other, store=str(store)).fit(X, y + wanted.get("y", 0.0))
+    assert str(store) in str(caught.value)
+    np.testing.assert_array_equal(KernelRidge(**settings, store=str(store)).fit(X, y).predict(X), whole.predict(X))
+
+
+def test_a_store_keeps_its_tiles(tmp_path):
+    X, y, _, _ = sample()
+    store = str(tmp_path / "run.zarr")
+    KernelRidge(form="dual", tile=20, store=store).fit(X, y)
+    again = KernelRidge(tile=30, store=store).fit(X, y)
+    assert again.plan_.form == "dual" and again.plan_.chosen.tile == 20 and "tile=30" not in str(again.plan_)
+
+
+def test_a_fit_of_classes_that_met_its_limit_is_resumed(tmp_path):
+    X, _, labels, _ = sample()
+    settings = {**RBF_KERNEL, "alpha": 0.01, "store": str(tmp_path / "run.zarr")}
+    with pytest.warns(ConvergenceWarning, match="stopped at max_iter"):
+        KernelLogisticRegression(max_iter=3, **settings).fit(X, labels)
+    again = KernelLogisticRegression(**settings).fit(X, labels)
+    assert again.solve_result_.status.name == "CONVERGED" and again.n_iter_ > 3
+    done = KernelLogisticRegression(**settings).fit(X, labels)
+    np.testing.assert_array_equal(done.dual_coef_, again.dual_coef_)
+    assert not [t.key for t in done.solve_result_.record.tasks if not t.key.startswith("scan")]
+    sharper = KernelLogisticRegression(tol=1e-11, **settings).fit(X, labels)
+    assert sharper.solve_result_.residual <= 1e-11 and sharper.n_iter_ > again.n_iter_
+
+
+# Processes that are killed or asked to end
+
+
+def test_a_killed_process_leaves_tiles_from_which_the_same_call_resumes(tmp_path):
+    settings = {**RBF_KERNEL, "alpha": 0.01, "solver": "cholesky", "tile": 100}
+    store, n_chunks = tmp_path / "run.zarr", 20 * 21 // 2
+    process = programs.start(2000, 6, store, **settings)
+    programs.wait_for_tiles(process, store, n_chunks // 2)
+    programs.kill_everything(process)
+    before = programs.tiles(store)
+    expected, _ = programs.fit_here(2000, 6, None, **settings)
+    resumed, facts = programs.fit_here(2000, 6, store, **settings)
+    after = programs.tiles(store)
+    np.testing.assert_array_equal(resumed, expected)
+    assert len(after) == n_chunks and all(after[name] == when for name, when in before.items()), "tiles are kept"
+    assert len([key for key in facts["tasks"] if key.startswith("L-")]) == n_chunks - len(before)
+
+
+def test_a_process_that_is_asked_to_end_leaves_no_temporary_folder_and_frees_its_store(tmp_path):
+    settings = {**RBF_KERNEL, "alpha": 0.01, "solver": "cholesky", "tile": 100}
+    config, store = {"dkrr.temporary-directory": str(tmp_path / "temporary")}, tmp_path / "run.zarr"
+    (tmp_path / "temporary").mkdir()
+    with_store = programs.start(3000, 6, store, **settings)
+    without = programs.start(3000, 6, None, **settings, config=config)
+    programs.wait_for_tiles(with_store, store, 20)
+    programs.wait_for_tiles(without, tmp_path / "temporary", 20)
+    assert (store / LOCK_NAME).exists()
+    for process in (with_store, without):
+        os.kill(process.pid, signal.SIGTERM)
+    assert with_store.wait(60) == without.wait(60) == -signal.SIGTERM
+    assert not (store / LOCK_NAME).exists(), "another machine would wait for its heartbeat"
+    assert not list((tmp_path / "temporary").iterdir())
