@@ -27,7 +27,7 @@ blocks, another case of the same test later). So a mutant does not change worker
 was computed at import, and what was cached then; that is so for each suite. A failure counts if it is repeated in a
 second process, and does not occur without the mutant in a third. A mutant is also noticed (*hung*) if a test takes far
 longer than without it. ``--seconds`` limits the tests of a mutant, by their seconds without it; a survivor says how
-many tests were left, and a later run with more seconds tries it again. Results are appended: a stopped run resumes.
+many tests were left, and a later run with more seconds runs those. Results are appended: a stopped run resumes.
 """
 
 import ast
@@ -70,8 +70,8 @@ import pytest
 AT_LEAST = 8
 """Mutants of a package."""
 CPU, WALL = (5.0, 10.0), (10.0, 60.0)
-"""A test hangs after so many times its seconds without a mutant, and so many more (the clock: thrice that, or as the
-load of the machine is)."""
+"""A test hangs after so many times its seconds without a mutant, and so many more; the clock is not that of a machine
+which others use, too."""
 MEMORY_BYTES = 8 * 2**30
 """A mutant may ask for any size."""
 LOG = os.dup(2)
@@ -283,7 +283,7 @@ class Child:
         return not found
 
     def is_hung(self, seconds: tuple[float, float]) -> bool:
-        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) * 3
+        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 3)
         is_late = time.monotonic() - self.wall > (WALL[0] * seconds[1] + WALL[1]) * load
         return is_late or self.cpu_seconds() - self.cpu > CPU[0] * seconds[0] + CPU[1]
 
@@ -499,7 +499,7 @@ class Server:
         for number in [one for one in order if not only or one in only][: self.options["limit"]]:
             known = results.get(number)
             if known is None or (known["left"] and known["seconds"] < self.options["seconds"]):
-                yield self.judged(number, mutants[number])
+                yield self.judged(number, mutants[number], known["ran"] if known and not self.options["matrix"] else 0)
 
     def chosen(self, mutant: Mutant) -> list[str] | None:
         """Tests that enter the changed block, in order; None if dkrr has not the function."""
@@ -519,13 +519,14 @@ class Server:
             ordered.append((cost * rank[test.partition("[")[0]], test))
         return [test for _, test in sorted(ordered)]
 
-    def judged(self, number: int, mutant: Mutant) -> Job:
+    def judged(self, number: int, mutant: Mutant, n_done: int) -> Job:
         start, tests, is_matrix = time.monotonic(), self.chosen(mutant), self.options["matrix"]
         used = np.cumsum([self.seconds[test][0] for test in tests or ()])
-        rest = (tests or [])[: int(np.searchsorted(used, self.options["seconds"])) + 1]
+        stop = int(np.searchsorted(used, self.options["seconds"])) + 1
+        rest, left = (tests or [])[n_done:stop], len((tests or [])[stop:])
         record: dict[str, Any] = {
-            "mutant": number, "outcome": "survived", "killers": [], "why": "", "doubtful": [], "ran": 0,
-            "left": len(tests or []) - len(rest), "seconds": self.options["seconds"],
+            "mutant": number, "outcome": "survived", "killers": [], "why": "", "doubtful": [], "ran": n_done,
+            "left": left, "seconds": self.options["seconds"],
         }  # fmt: skip
         while rest and (is_matrix or not record["killers"]):
             ended = yield Task(rest, mutant, not is_matrix)
@@ -545,7 +546,7 @@ class Server:
                     record["killers"].append(one["test"])
                     record["why"] = record["why"] or one["why"]
         if record["killers"]:
-            record |= {"outcome": "hung" if record["why"] == "hung" else "killed", "left": 0}
+            record |= {"outcome": "hung" if record["why"] == "hung" else "killed", "left": left if is_matrix else 0}
         if tests is None:
             record["outcome"] = "not applicable"
         took = time.monotonic() - start
@@ -725,10 +726,11 @@ def compare(before: Path, after: Path, mutants: Path, write: Path | None) -> Non
 def cover_set(matrix: Path, cover: Path) -> None:
     """Print for each file how many of its tests are needed to notice what the suite notices."""
     kills: dict[str, set[int]] = defaultdict(set)
-    for one in read_lines(matrix):
-        for test in one["killers"]:
-            kills[test].add(one["mutant"])
-    only = Counter(one["killers"][0] for one in read_lines(matrix) if len(one["killers"]) == 1)
+    killers = {one["mutant"]: one["killers"] for one in read_lines(matrix)}
+    for number, tests in killers.items():
+        for test in tests:
+            kills[test].add(number)
+    only = Counter(tests[0] for tests in killers.values() if len(tests) == 1)
     open_mutants, needed = set().union(*kills.values()), set()
     while open_mutants:
         best = max(sorted(kills), key=lambda test: len(kills[test] & open_mutants))
