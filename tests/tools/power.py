@@ -72,7 +72,7 @@ AT_LEAST = 8
 CPU, WALL = (5.0, 10.0), (10.0, 60.0)
 """A test hangs after so many times its seconds without a mutant, and so many more; the clock is not that of a machine
 which others use, too."""
-MEMORY_BYTES = 8 * 2**30
+MEMORY_BYTES = 16 * 2**30
 """A mutant may ask for any size."""
 LOG = os.dup(2)
 HITS = bytearray(2**16)
