@@ -32,6 +32,7 @@ many tests were left, and a later run with more seconds runs those. Results are 
 
 import ast
 import base64
+import ctypes
 import difflib
 import gc
 import hashlib
@@ -123,13 +124,11 @@ def described(path: Path, module: str, parsed: Any, mutation: Any) -> Mutant | N
         first, last = node.lineno - 1, node.end_lineno or 0
         if node.body[0].lineno - 1 <= same < last:
             before, after = source[first:last], changed[first : last + len(changed) - len(source)]
-            diff = [
-                line for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[:2] not in ("--", "++")
-            ]
+            diff = list(difflib.unified_diff(before, after, lineterm="", n=0))[3:]
             size = max(1, sum(line.startswith("-") for line in diff))
             return {
                 "module": module, "function": name, "line": same + 1, "lines": [same - first, same - first + size - 1],
-                "diff": "\n".join(diff[1:]), "before": "\n".join(before), "after": "\n".join(after),
+                "diff": "\n".join(diff), "before": "\n".join(before), "after": "\n".join(after),
             }  # fmt: skip
     return None
 
@@ -282,7 +281,8 @@ class Child:
             self.cpu, self.wall = self.cpu_seconds(), time.monotonic()
         return not found
 
-    def is_hung(self, seconds: tuple[float, float]) -> bool:
+    def is_hung(self, clean: dict[str, tuple[float, float]]) -> bool:
+        seconds = clean.get(self.task.tests[min(len(self.ended), len(self.task.tests) - 1)], (20.0, 20.0))
         load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 3)
         is_late = time.monotonic() - self.wall > (WALL[0] * seconds[1] + WALL[1]) * load
         return is_late or self.cpu_seconds() - self.cpu > CPU[0] * seconds[0] + CPU[1]
@@ -356,9 +356,7 @@ class Server:
             for one in list(active):
                 if one.pipe in ready and one.read():
                     what = "died"
-                elif one.is_hung(
-                    self.seconds.get(one.task.tests[min(len(one.ended), len(one.task.tests) - 1)], (20, 20))
-                ):
+                elif one.is_hung(self.seconds):
                     what = "hung"
                 else:
                     continue
@@ -407,6 +405,7 @@ class Server:
     def be_child(self, task: Task, pipe: int, scratch: str) -> None:
         with suppress(OSError):
             os.setpgid(0, 0)
+        control(1, signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
@@ -559,10 +558,14 @@ def note(text: str) -> None:
     os.write(LOG, f"{time.strftime('%H:%M:%S')} {text}\n".encode())
 
 
+def control(what: int, value: int) -> None:
+    """Set the signal when the parent ends (1), or adopt the children of those that end (36)."""
+    ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
+
+
 def checksums() -> dict[str, str]:
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in sorted(Path("dkrr").rglob("*.py"))
-    }
+    files = sorted(Path("dkrr").rglob("*.py"))
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -598,15 +601,12 @@ def main() -> None:
 @click.argument("options", type=json.loads)
 @click.argument("pytest_arguments")
 def inside(command: str, options: dict[str, Any], pytest_arguments: str) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(
-        36, 1, 0, 0, 0
-    )  # a subreaper: processes whose parents have ended become children of this one
+    control(36, 1)  # processes whose parents have ended become children of this one
+    control(1, signal.SIGKILL)
     if command == "cover":
         sys.meta_path.insert(0, Probes)  # type: ignore[arg-type]
     given = ["-c", "pyproject.toml", "--rootdir", ".", "-qq", "-s", "--tb=native", "-p", "no:cacheprovider"]
-    given += ["-p", "no:randomly", "-o", "timeout=0", *shlex.split(pytest_arguments)]
+    given += ["-p", "no:randomly", "-p", "no:faulthandler", "-o", "timeout=0", *shlex.split(pytest_arguments)]
     sys.exit(pytest.main(given, plugins=[Server(command, options)]))
 
 
@@ -706,15 +706,15 @@ def compare(before: Path, after: Path, mutants: Path, write: Path | None) -> Non
         rows.append(f"| {name} | {len(found)} | {' | '.join(shares)} | {only[0]} | {only[1]} | {p_value(*only):.2g} |")
     table = "\n".join(rows)
     click.echo(table)
+    for title, k in (("before", 1), ("after", 2)):
+        click.echo(f"{title}: {sum(pair[k]['left'] > 0 for pair in pairs)} survivors met a part of their tests only")
     for title, one, other in (("before", 1, 2), ("after", 2, 1)):
         click.echo(f"\nNoticed {title} only:")
         for pair in pairs:
             if pair[one]["outcome"] in NOTICED and pair[other]["outcome"] not in NOTICED:
                 mutant = descriptions[pair[0]]
                 click.echo(f"\n{pair[0]}: {mutant['module']}:{mutant['line']} {mutant['function']}\n{mutant['diff']}")
-                click.echo(
-                    f"  {pair[one]['killers'][0]}: {pair[one]['why'][:200]!r}; the other ran {pair[other]['ran']}"
-                )
+                click.echo(f"{pair[one]['killers'][0]}: {pair[one]['why']!r}; the other ran {pair[other]['ran']}")
     if write is not None:
         start, rest = write.read_text().split(BEGIN, 1)
         write.write_text(f"{start}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}")
