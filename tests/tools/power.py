@@ -352,8 +352,11 @@ class Server:
                 advance(job, None)
             if not active:
                 return
+            before = time.monotonic()
             ready = select.select([one.pipe for one in active], [], [], 0.25)[0]
+            paused = max(0.0, time.monotonic() - before - 5.0)  # nobody hangs while all are stopped
             for one in list(active):
+                one.wall += paused
                 if one.pipe in ready and one.read():
                     what = "died"
                 elif one.is_hung(self.seconds):
